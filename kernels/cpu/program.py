@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_GROUPS = 16
-"""With so many groups a lane computes one; with fewer a product multiplies zeros between them."""
+"""A branch whose convolutions have at least this many groups is computed with one group in each lane. With fewer groups
+lanes would stay idle, so a product computes them, with zeros between the groups."""
 
 Floats = NDArray[np.floating[Any]]
 Places = NDArray[np.int64]

@@ -32,7 +32,7 @@ GELU_LEAST, SILU_LEAST = 0.17, 0.28
 """They are never below its negative."""
 
 ALPHAS = {0.0: ALPHA, GELU_LEAST: 0.1, SILU_LEAST: 0.3}
-"""By the least that inputs can be."""
+"""The exponent alpha for inputs of any kind, of GELU and of SiLU. A key is the negative of the least value."""
 
 LEVELS = 127
 
@@ -81,7 +81,7 @@ def quantised(program: Program, maxima: Maxima, levels: int = LEVELS) -> Program
 
     Args:
         levels: the largest magnitude of a weight: those of the instruction set that will run it, if that is known.
-            What is rounded to more is rounded again where it runs, which doubled DeiT-Tiny's KL.
+            A program that was rounded to more levels is rounded again where it runs, and loses more by it.
     """
     found = {
         each.factor.name: _quantised(each, maxima[each.factor.name].astype(np.float64), levels)
