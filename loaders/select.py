@@ -5,11 +5,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
-import torch
-
 from .base import Loader
 from .decode.cpu import CpuLoader
-from .decode.dali_graph import DEFAULT_DALI, DaliOptions
+from .decode.dali_options import DEFAULT_DALI, DaliOptions
 from .decode.pillow import PillowLoader
 from .errors import LoaderError
 from .headers.limits import DEFAULT_LIMITS, Limits
@@ -30,6 +28,7 @@ def create_loader(
     device: Literal["cpu", "gpu"] = "cpu",
     device_id: int = 0,
     dali: DaliOptions = DEFAULT_DALI,
+    torch_resize: bool = True,
     sandbox: Sandbox | None = None,
 ) -> Loader:
     """Create a loader; its `description` says what was chosen, and why.
@@ -39,6 +38,7 @@ def create_loader(
             a GPU and DALI can be built for it, else the fast loader.
         num_threads: threads of the fast loader and of DALI's pool.
         device: where DALI decodes and puts its pixels; other loaders' pixels are on the CPU.
+        torch_resize: let the fast loader on a CPU resize by torch, which is quicker than Pillow but has to be there.
         sandbox: decodes the images that are `sandboxed`; several loaders can share one. None makes one.
 
     Raises:
@@ -47,7 +47,13 @@ def create_loader(
     """
     if name == "auto":
         name, why = fastest(device)
-        given: dict[str, Any] = {"device": device, "device_id": device_id, "dali": dali, "sandbox": sandbox}
+        given: dict[str, Any] = {
+            "device": device,
+            "device_id": device_id,
+            "dali": dali,
+            "torch_resize": torch_resize,
+            "sandbox": sandbox,
+        }
         try:
             loader = create_loader(name, spec, limits, num_threads, **given)
         except LoaderError as error:
@@ -58,12 +64,15 @@ def create_loader(
     if name == "dali":
         from .decode.dali import DaliLoader
 
-        options = dali if device == "gpu" else replace(dali, dtype=torch.float32)
+        options = dali if device == "gpu" else replace(dali, dtype="float32")
         return DaliLoader(spec, limits, num_threads, options, device=device, device_id=device_id, sandbox=sandbox)
     if name == "pillow":
         return PillowLoader(spec, limits, sandbox=sandbox)
     if name == "cpu":
-        return CpuLoader(spec, limits, num_threads, pin_memory=device == "gpu", sandbox=sandbox)
+        pinned = device == "gpu"
+        return CpuLoader(
+            spec, limits, num_threads, pin_memory=pinned, torch_resize=torch_resize or pinned, sandbox=sandbox
+        )
     raise ValueError(f"loader is {name!r}: expected {', '.join(LOADERS)}")
 
 

@@ -1,23 +1,26 @@
-"""The fast loader: simplejpeg or Pillow decodes, torch's antialiased kernel resizes 8-bit levels, on a few threads.
+"""The fast loader: simplejpeg or Pillow decodes, torch's kernel or Pillow resizes 8-bit levels, on a few threads.
 
-torch's kernel has Pillow's filters with 16-bit fixed-point weights; against the reference it is off by 0.004
-levels in the mean and 7 at most. Decoding a large JPEG at 1/2 or 1/4 size would save a third of its time but
-is off by 0.16 levels in the mean, three times what the equality contract allows, so it is not done.
+torch's antialiased kernel has Pillow's filters with 16-bit fixed-point weights; against the reference it is off by
+0.004 levels in the mean and 7 at most, and takes 0.6 ms for a photograph of 500x375 px. Pillow takes 3.4 ms and is the
+reference itself, bit for bit: where nothing else needs torch, importing it would cost seconds and 550 MB.
+
+Decoding a large JPEG at 1/2 or 1/4 size would save a third of its time but is off by 0.16 levels in the mean, three
+times what the equality contract allows, so it is not done.
 """
 
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from PIL import Image
 
 from ..headers.info import ImageInfo
 from ..headers.limits import DEFAULT_LIMITS, Limits
-from ..preprocess.crop import to_rgb
-from ..preprocess.orientation import upright_crop
+from ..preprocess.crop import cut, to_rgb
+from ..preprocess.orientation import pillow_crop, upright_crop
 from ..preprocess.spec import PreprocessSpec
 from ..sandbox.sandbox import Sandbox
 from .batch import BatchLoader, R, Stopwatch, T, spread
@@ -35,7 +38,11 @@ _SMALL_COSTS = ("npy", "jpeg", "png")
 
 
 class CpuLoader(BatchLoader):
-    """Spreads the images of a batch over `num_threads` threads of its own, each with one torch thread."""
+    """Spreads the images of a batch over `num_threads` threads of its own, each with one torch thread.
+
+    Args:
+        torch_resize: resize by torch, else by Pillow, which needs no torch.
+    """
 
     name = "cpu"
     pool: Executor
@@ -47,14 +54,16 @@ class CpuLoader(BatchLoader):
         num_threads: int = 1,
         *,
         pin_memory: bool = False,
+        torch_resize: bool = True,
         sandbox: Sandbox | None = None,
     ) -> None:
         if num_threads < 1:
             raise ValueError(f"num_threads is {num_threads}: expected at least 1")
         super().__init__(spec, limits, pin_memory=pin_memory, sandbox=sandbox)
-        self.num_threads = num_threads
-        self.description = f"cpu: simplejpeg or Pillow decode, torch uint8 resize, {num_threads} threads"
-        self.pool = _start_pool(num_threads)
+        self.num_threads, self._torch_resize = num_threads, torch_resize
+        resize = "torch uint8 resize" if torch_resize else "Pillow resize"
+        self.description = f"cpu: simplejpeg or Pillow decode, {resize}, {num_threads} threads"
+        self.pool = _torch_pool(num_threads) if torch_resize else _pool(num_threads)
 
     def spread(self, run: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Call `run` for every item on this loader's threads; what `run` raises is raised here too."""
@@ -69,11 +78,14 @@ class CpuLoader(BatchLoader):
         pixels = max(info.pixels * max(info.scans, 1), self.spec.size**2)
         return pixels <= _SMALL_PIXELS and len(data) <= _SMALL_BYTES and info.cost in _SMALL_COSTS
 
-    def crop(self, data: bytes, info: ImageInfo, orientation: int, watch: Stopwatch) -> Tensor:
+    def crop(self, data: bytes, info: ImageInfo, orientation: int, watch: Stopwatch) -> NDArray[np.uint8]:
         with watch.stage("decode"):
             pixels = rgb_pixels(data, info)
         with watch.stage("resize"):
-            return upright_crop(pixels, orientation, self.spec)
+            if self._torch_resize:
+                return upright_crop(pixels, orientation, self.spec)
+            upright = info.upright_size(self.spec.orientation == "apply")
+            return np.asarray(cut(Image.fromarray(pixels), pillow_crop(self.spec, *upright, orientation)))
 
 
 def rgb_pixels(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
@@ -96,8 +108,14 @@ def _decode_with_pillow(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
         return pixels
 
 
-def _start_pool(num_threads: int) -> ThreadPoolExecutor:
+def _pool(num_threads: int, **options: Any) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(num_threads, thread_name_prefix="milkweed-load", **options)
+
+
+def _torch_pool(num_threads: int) -> ThreadPoolExecutor:
     """Threads that each run torch single-threaded, without changing what other threads will get."""
+    import torch
+
     started = threading.Barrier(num_threads + 1)
 
     def start() -> None:
@@ -106,7 +124,7 @@ def _start_pool(num_threads: int) -> ThreadPoolExecutor:
         started.wait()
 
     default = torch.get_num_threads()
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="milkweed-load", initializer=start)
+    pool = _pool(num_threads, initializer=start)
     for _ in range(num_threads):
         pool.submit(int)
     started.wait()

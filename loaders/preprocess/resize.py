@@ -16,7 +16,7 @@ _ONE_CALL_EXCESS = 4
 _PART_PIXELS = 1 << 24
 
 
-def resize_crop(pixels: NDArray[np.uint8], target: Geometry, interpolation: str) -> Tensor:
+def resize_crop(pixels: NDArray[np.uint8], target: Geometry, interpolation: str) -> NDArray[np.uint8]:
     """Resize and crop.
 
     Args:
@@ -36,7 +36,8 @@ def resize_crop(pixels: NDArray[np.uint8], target: Geometry, interpolation: str)
         crop = _two_passes(image, across, down, interpolation)
     else:
         crop = across.cut(down.cut(_interpolate(image, [down.length, across.length], interpolation)))
-    return _padded(crop, across, down)[0].permute(1, 2, 0)
+    levels: NDArray[np.uint8] = _padded(crop, across, down)[0].permute(1, 2, 0).numpy()
+    return levels
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def test_normalise_is_torchvisions_to_the_bit(encoded):
     spec = PreprocessSpec(size=16, crop_pct=1.0)
     expected = transforms.Normalize(spec.mean, spec.std)(transforms.ToTensor()(Image.fromarray(every)))
     for loader in (PillowLoader(spec), CpuLoader(spec)):
-        assert torch.equal(loader.load([body]).pixels[0], expected)
+        assert np.array_equal(loader.load([body]).pixels[0], expected)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -133,8 +133,8 @@ def test_threads_do_not_change_a_bit(num_threads, picture, encoded):
     result = loader.load(bodies)
     loader.close()
     assert torch.get_num_threads() == before
-    assert result.pixels.is_contiguous()
-    assert torch.equal(result.pixels, torch.stack(alone))
+    assert result.pixels.flags.c_contiguous
+    assert np.array_equal(result.pixels, np.stack(alone))
 
 
 def test_small_images_stay_in_the_calling_thread(picture, encoded, monkeypatch):
@@ -157,12 +157,12 @@ def test_small_images_stay_in_the_calling_thread(picture, encoded, monkeypatch):
     assert found.ok == reference.ok == list(range(8))
     assert {place: error.code for place, error in found.errors.items()} == {8: "undecodable", 9: "undecodable"}
     step = 1 / 255 / min(spec.std)
-    assert (found.pixels - reference.pixels).abs().max() <= 8 * step
+    assert abs(found.pixels - reference.pixels).max() <= 8 * step
     alone = [
         CpuLoader(spec, num_threads=2).load([body], [info]).pixels
         for body, info in zip(bodies[:8], infos[:8], strict=True)
     ]
-    assert torch.equal(found.pixels, torch.cat(alone))
+    assert np.array_equal(found.pixels, np.concatenate(alone))
 
 
 def test_threads_run_torch_single_threaded_and_leave_others_alone():
@@ -191,7 +191,7 @@ def test_truncated_and_corrupt_are_refused_everywhere(name, picture, encoded):
             result = loader.load([good, body[: int(len(body) * share)], good])
             assert result.ok == [0, 2], (format, share)
             assert result.errors[1].code == "undecodable"
-            assert torch.equal(result.pixels[0], result.pixels[1])
+            assert np.array_equal(result.pixels[0], result.pixels[1])
 
 
 def test_png_with_a_flipped_byte_is_refused(picture, encoded):
@@ -227,7 +227,7 @@ def test_unexpected_error_stays_in_its_slot_and_is_logged_once(error, picture, e
     assert result.ok == [0, 2]
     assert result.errors[1].code == "undecodable"
     assert "secret" not in result.errors[1].message
-    assert torch.equal(result.pixels, expected)
+    assert np.array_equal(result.pixels, expected)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert error.__name__ in caplog.text
 
