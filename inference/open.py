@@ -253,7 +253,6 @@ def _loader(options: InferenceOptions, device: Device, candidates: Sequence[Cand
         num_threads=options.decode_threads or usable_cores(),
         device="gpu" if device.type == "cuda" else "cpu",
         device_id=device.index or 0,
-        torch_resize=any(each.backend == "torch" for each in candidates),
         # On a CPU it is the forward that rounds: by then it is chosen what to.
         dali=replace(
             options.dali,

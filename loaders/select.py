@@ -28,7 +28,6 @@ def create_loader(
     device: Literal["cpu", "gpu"] = "cpu",
     device_id: int = 0,
     dali: DaliOptions = DEFAULT_DALI,
-    torch_resize: bool = True,
     sandbox: Sandbox | None = None,
 ) -> Loader:
     """Create a loader; its `description` says what was chosen, and why.
@@ -38,7 +37,6 @@ def create_loader(
             a GPU and DALI can be built for it, else the fast loader.
         num_threads: threads of the fast loader and of DALI's pool.
         device: where DALI decodes and puts its pixels; other loaders' pixels are on the CPU.
-        torch_resize: let the fast loader on a CPU resize by torch, which is quicker than Pillow but has to be there.
         sandbox: decodes the images that are `sandboxed`; several loaders can share one. None makes one.
 
     Raises:
@@ -51,7 +49,6 @@ def create_loader(
             "device": device,
             "device_id": device_id,
             "dali": dali,
-            "torch_resize": torch_resize,
             "sandbox": sandbox,
         }
         try:
@@ -69,10 +66,7 @@ def create_loader(
     if name == "pillow":
         return PillowLoader(spec, limits, sandbox=sandbox)
     if name == "cpu":
-        pinned = device == "gpu"
-        return CpuLoader(
-            spec, limits, num_threads, pin_memory=pinned, torch_resize=torch_resize or pinned, sandbox=sandbox
-        )
+        return CpuLoader(spec, limits, num_threads, pin_memory=device == "gpu", sandbox=sandbox)
     raise ValueError(f"loader is {name!r}: expected {', '.join(LOADERS)}")
 
 

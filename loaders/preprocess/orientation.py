@@ -2,8 +2,11 @@
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from .crop import TURNS, Crop
+from ...kernels.images.resize import resize_refusal
+from .crop import TURNS, Crop, cut
+from .resize import resize_crop
 from .spec import Geometry, PreprocessSpec, geometry
 
 
@@ -29,16 +32,17 @@ def stored_geometry(upright: Geometry, orientation: int) -> Geometry:
 
 
 def upright_crop(pixels: NDArray[np.uint8], orientation: int, spec: PreprocessSpec) -> NDArray[np.uint8]:
-    """Resize by torch, crop and turn upright a stored picture, RGB (height, width, 3), writable; as (size, size, 3).
+    """Resize, crop and turn upright a stored picture, RGB (height, width, 3); as (size, size, 3).
 
-    The crop is turned, not the picture: turning 12 megapixels costs more than decoding them.
+    The crop is turned, not the picture: turning 12 megapixels costs more than decoding them. Pillow resizes where the
+    CPU kernels are not built: four times as long, to the same bits.
     """
-    from .resize import resize_crop
-
     height, width = pixels.shape[:2]
-    upright = geometry(spec, *((height, width) if orientation >= 5 else (width, height)))
-    crop = resize_crop(pixels, stored_geometry(upright, orientation), spec.interpolation)
-    return upright_levels(crop, orientation)
+    upright = (height, width) if orientation >= 5 else (width, height)
+    if resize_refusal() is not None:
+        return np.asarray(cut(Image.fromarray(pixels), pillow_crop(spec, *upright, orientation)))
+    target = stored_geometry(geometry(spec, *upright), orientation)
+    return upright_levels(resize_crop(pixels, target, spec.interpolation), orientation)
 
 
 def pillow_crop(spec: PreprocessSpec, width: int, height: int, orientation: int) -> Crop:

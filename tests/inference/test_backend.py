@@ -52,8 +52,7 @@ def test_every_backend_answers_as_torch_does(colour_bundle: Path) -> None:
         expected = expected or answers
         for ours, theirs in zip(expected[:-1], answers[:-1], strict=True):
             assert ours.index == theirs.index
-            # torch resizes for itself, Pillow for the others: off by 0.004 levels in the mean.
-            assert ours.score == pytest.approx(theirs.score, abs=3e-3)
+            assert ours.score == pytest.approx(theirs.score, abs=1e-5)
 
 
 SESSIONS = {
@@ -208,7 +207,6 @@ def test_photographs_have_the_class_that_torch_gives_them(shared: Path, tmp_path
         assert found[3:5] == other.classify(photos[3:5])  # to the bit, in other company
         assert [each.index for each in found] == [each.index for each in expected], name
         for ours, theirs in zip(found, expected, strict=True):
-            # torch resizes for itself, Pillow for the others: off by 0.004 levels in the mean.
-            assert ours.score == pytest.approx(theirs.score, abs=3e-3)
+            assert ours.score == pytest.approx(theirs.score, abs=1e-5)
         forward.close()
     pipeline.close()
