@@ -70,7 +70,7 @@ def resolve_device(name: str) -> Device:
 
 def gpu_count() -> int:
     """The GPUs that torch can use. Where there is no driver, torch is not imported to say so."""
-    if "torch" not in sys.modules and (find_spec("torch") is None or not _has_driver()):
+    if sys.modules.get("torch") is None and (find_spec("torch") is None or not _has_driver()):
         return 0
     import torch
 
