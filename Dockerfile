@@ -1,6 +1,7 @@
 # milkweed in a container: built in some stages, run in one without compiler, pip, shell scripts or root.
 #   docker build --tag milkweed:cuda .                              # CUDA kernels, DALI
 #   docker build --build-arg VARIANT=cpu --tag milkweed:cpu .
+#   docker build --build-arg VARIANT=light --tag milkweed:light .   # no PyTorch: graphs, and bundles for our CPU kernels
 #   docker build --target sbom --output type=local,dest=. .         # sbom.cdx.json, CycloneDX
 ARG VARIANT=cuda
 ARG PYTHON=3.11
@@ -42,6 +43,8 @@ RUN PYTHONPATH=/src python -m milkweed.kernels.native.build ${ARCH:+--arch ${ARC
 # The one C file that Triton would compile at its first launch: with it, nothing is compiled for the CPU at run time.
 RUN PYTHONPATH=/src python -m milkweed.kernels.triton.driver_module && mv milkweed/kernels/_native /native
 
+FROM kernels-cpu AS kernels-light
+
 FROM kernels-${VARIANT} AS kernels
 
 FROM packages AS wheel
@@ -74,6 +77,7 @@ RUN pip install /wheels/*.whl && pip uninstall --yes pip \
         openvino/libs/libopenvino_gguf* openvino/libs/libopenvino_jax* openvino/libs/libopenvino_paddle* \
         openvino/libs/libopenvino_pytorch* openvino/libs/libopenvino_tensorflow* \
     && find . \( -name '*.a' -o -name '*.bc' ! -path './triton/*' -o -name '*.cpython-*.so' ! -name "*${suffix}" \) -delete
+RUN if [ "${VARIANT}" = light ]; then rm -rf /opt/milkweed/lib/python3*/site-packages/setuptools*; fi
 RUN if [ "${VARIANT}" = cuda ]; then \
         apt-get update && apt-get install --yes --no-install-recommends binutils \
         && strip /opt/milkweed/lib/python3*/site-packages/triton/_C/libtriton.so; \

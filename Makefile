@@ -48,14 +48,14 @@ bench: .venv/.installed-bench
 
 # The CPU kernels, for all instruction sets: needs a C++ compiler. Without them, as on a CPU that is no x86-64, PyTorch or OpenVINO
 # computes.
-$(CPU_KERNELS): .venv/.installed $(wildcard kernels/cpu/csrc/*) kernels/cpu/instruction_sets.py kernels/cpu/sources.py
+$(CPU_KERNELS): .venv/.installed $(wildcard kernels/cpu/csrc/*) kernels/images/resize.h kernels/cpu/instruction_sets.py kernels/cpu/sources.py
 	-$(BIN)/python -m milkweed.kernels.cpu.build
 
 # And the CUDA kernels: needs nvcc, no GPU. ARCH="90a" builds for one kind of GPU in a fraction of the time.
 kernels: $(CPU_KERNELS)
 	$(BIN)/python -m milkweed.kernels.native.build $(if $(ARCH),--arch $(ARCH))
 
-# VARIANT=cpu for PyTorch's CPU build: no CUDA, no DALI.
+# VARIANT=cpu for PyTorch's CPU build: no CUDA, no DALI. VARIANT=light for no PyTorch at all.
 VARIANT ?= cuda
 image:
 	docker build --build-arg VARIANT=$(VARIANT) --tag milkweed:$(VARIANT) .
@@ -81,7 +81,8 @@ lock: .venv/.installed-test .venv/.installed-check .venv/.installed-bench
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.5,<1"
 	$(COMPILE) pyproject.toml --extra dali --extra grpc --extra otel --extra nvml --output-file deploy/image/cuda.txt
-	$(COMPILE) pyproject.toml --extra grpc --extra openvino --extra otel --output-file deploy/image/cpu.txt \
+	$(COMPILE) pyproject.toml deploy/image/build.in --extra serve --output-file deploy/image/light.txt
+	$(COMPILE) pyproject.toml --extra grpc --extra openvino --extra otel --extra torch --output-file deploy/image/cpu.txt \
 		$$(grep -oE '^(nvidia|cuda)[a-z0-9-]*|^torch(vision)?|^triton' deploy/image/cuda.txt | sed 's/^/--no-emit-package /')
 	$(COMPILE) deploy/image/nvcc.in --no-emit-package nvidia-cuda-runtime --output-file deploy/image/nvcc.txt
 

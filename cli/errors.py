@@ -8,6 +8,10 @@ _USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 """The UsageError of click, wherever this version of typer keeps its click."""
 
 
+NEEDS_TORCH = {"torch": "PyTorch", "timm": "timm", "safetensors": "safetensors", "huggingface_hub": "huggingface-hub"}
+"""Packages of the extra `torch`, which a light server does without, and their names in words."""
+
+
 class CommandError(Exception):
     """Ends the command with one line and an exit code.
 
@@ -23,14 +27,16 @@ class CommandError(Exception):
 
 def explain(error: Exception) -> tuple[str, int]:
     """Return the one line that says what went wrong, and the exit code."""
-    from ..server.config.sources import SettingsError
-
     if isinstance(error, CommandError):
         return one_line(str(error)), error.exit_code
     if isinstance(error, _USAGE_ERROR):
         return one_line(_usage(error)), WRONG_USAGE
+    from ..server.config.sources import SettingsError
+
     if isinstance(error, SettingsError):
         return one_line(str(error)), WRONG_USAGE
+    if isinstance(error, ModuleNotFoundError) and error.name in NEEDS_TORCH:
+        return f"this needs {NEEDS_TORCH[error.name]}: pip install 'milkweed[torch]'", FAILED
     if isinstance(error, OSError) and error.strerror:
         return one_line(f"{error.filename}: {error.strerror}" if error.filename else error.strerror), FAILED
     if isinstance(error, ValueError | OSError | ImportError) and str(error):

@@ -71,7 +71,7 @@ def storage_option(help: str) -> Any:
     """Make an option that takes one of the precisions of a bundle's weights."""
 
     def parse(text: str) -> str:
-        from ..models.bundle.storage import STORAGES
+        from ..models.bundle.config import STORAGES
 
         if text not in STORAGES:
             raise typer.BadParameter(f"{text!r}: must be one of {', '.join(STORAGES)}")

@@ -6,16 +6,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Literal, get_args
-
-import torch
 
 from ..models.bundle.graph_record import GraphRecord
 from ..models.bundle.program_record import ProgramRecord
 from ..models.errors import BundleError
 from ..models.onnx.session import runtime_version
 from ..models.programs.session import instruction_set, kernels_refusal
-from .device import computes_in_bfloat16, dtype_name, resolve_dtypes
+from .device import Device, computes_in_bfloat16, resolve_dtypes
 from .forward import Forward
 
 logger = logging.getLogger("milkweed.backend")
@@ -29,7 +28,9 @@ RUNTIMES = {
     "onnxruntime": "ONNX Runtime",
     "openvino": "OpenVINO",
 }
-EXTRAS = {"onnxruntime": "onnx", "openvino": "openvino"}
+NO_TORCH = "PyTorch is not installed: pip install 'milkweed[torch]'"
+
+EXTRAS = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
 
 MIN_SPEEDUP = 1.05
 """A candidate is taken in place of one before it where it is so many times as fast: below, noise would decide."""
@@ -46,10 +47,10 @@ class Candidate:
     """A backend, and the number type that it would compute in."""
 
     backend: Backend = "torch"
-    dtype: torch.dtype = torch.float32
+    dtype: str = "float32"
 
     def __str__(self) -> str:
-        return f"{self.backend} {dtype_name(self.dtype)}"
+        return f"{self.backend} {self.dtype}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def runtime_name(backend: Backend) -> str:
 def find_candidates(
     backend: BackendSetting,
     dtype: str,
-    device: torch.device,
+    device: Device,
     graph: GraphRecord | None = None,
     program: ProgramRecord | None = None,
     *,
@@ -100,15 +101,16 @@ def find_candidates(
         BackendError: nothing can compute as it is asked for.
     """
     # Our kernels compute in it on every CPU.
-    dtypes = (torch.bfloat16,) if (backend, dtype) == ("milkweed", "auto") else resolve_dtypes(dtype, device)
+    dtypes: Sequence[str] = ("bfloat16",) if (backend, dtype) == ("milkweed", "auto") else resolve_dtypes(dtype, device)
     own = _own_program(backend, dtype, device, program)
     if isinstance(own, Candidate):
         return (own,), {}
     reasons = {name: _refusal(name, device, dtypes, graph, weights) for name in _asked_for(backend, dtypes, graph)}
     refused: dict[str, str] = {name: why for name, why in reasons.items() if why is not None} | own
     usable = [name for name in reasons if name not in refused]
-    if not usable and weights and backend in ("default", "auto"):
-        usable = ["torch"]
+    if not usable and weights and backend in ("default", "auto") and "torch" not in refused:
+        usable = ["torch"] if has_torch() else []
+        refused |= {} if usable else {"torch": NO_TORCH}
     found = tuple(Candidate(name, each) for name in usable for each in dtypes if each in _dtypes(name, device))
     if not found:
         raise BackendError(f"backend {backend}: {'; '.join(dict.fromkeys(refused.values()))}")
@@ -181,7 +183,7 @@ def _usable(
 
 
 def _own_program(
-    backend: BackendSetting, dtype: str, device: torch.device, program: ProgramRecord | None
+    backend: BackendSetting, dtype: str, device: Device, program: ProgramRecord | None
 ) -> Candidate | dict[str, str]:
     """The candidate of a bundle that was made for our CPU kernels, or why they do not compute it, if it was."""
     if program is None or device.type != "cpu" or backend not in ("default", "auto", "milkweed"):
@@ -190,10 +192,10 @@ def _own_program(
         why = f"its kernels compute the bundle in {program.precision}, not in {dtype}, as is set"
         return {} if backend == "milkweed" else {"milkweed": why}
     refusal = kernels_refusal()
-    return Candidate("milkweed", getattr(torch, program.precision)) if refusal is None else {"milkweed": refusal}
+    return Candidate("milkweed", program.precision) if refusal is None else {"milkweed": refusal}
 
 
-def _asked_for(backend: BackendSetting, dtypes: Sequence[torch.dtype], graph: GraphRecord | None) -> Sequence[Backend]:
+def _asked_for(backend: BackendSetting, dtypes: Sequence[str], graph: GraphRecord | None) -> Sequence[Backend]:
     """The backends that the settings mean for a bundle with or without a graph."""
     if backend != "default" and backend != "auto":
         return (backend,)
@@ -201,11 +203,11 @@ def _asked_for(backend: BackendSetting, dtypes: Sequence[torch.dtype], graph: Gr
         return tuple(name for name in get_args(Backend) if name in graph.backends)
     if backend == "default":
         return ("torch",)
-    return tuple(name for name in get_args(Backend) if name != "milkweed" or torch.bfloat16 in dtypes)
+    return tuple(name for name in get_args(Backend) if name != "milkweed" or "bfloat16" in dtypes)
 
 
 def _refusal(
-    backend: Backend, device: torch.device, dtypes: Sequence[torch.dtype], graph: GraphRecord | None, weights: bool
+    backend: Backend, device: Device, dtypes: Sequence[str], graph: GraphRecord | None, weights: bool
 ) -> str | None:
     """Why a backend computes nothing here, before a model is tried; None where it may."""
     runtime = RUNTIMES[backend]
@@ -213,7 +215,7 @@ def _refusal(
         whose = "torch" if backend == "torch" else runtime
         return f"the bundle holds a graph alone, without the weights that {whose} would compute"
     if backend == "torch":
-        return None
+        return None if has_torch() else NO_TORCH
     if device.type != "cpu":
         where = "where torch computes it" if weights else "and a graph alone runs on a CPU: set --device cpu"
         return f"the model is on {device}, {where}"
@@ -223,8 +225,8 @@ def _refusal(
     if not set(dtypes) & set(_dtypes(backend, device)):
         where = "a CPU" if backend == "onnxruntime" else "this CPU"
         if backend == "milkweed":
-            return f"the model computes in {dtype_name(dtypes[0])}, {runtime} in bfloat16 or int8"
-        return f"the model computes in {dtype_name(dtypes[0])}, which {runtime} does not on {where}"
+            return f"the model computes in {dtypes[0]}, {runtime} in bfloat16 or int8"
+        return f"the model computes in {dtypes[0]}, which {runtime} does not on {where}"
     if backend == "milkweed":
         return kernels_refusal()
     if runtime_version(backend) is None:
@@ -232,15 +234,20 @@ def _refusal(
     return None
 
 
-def _dtypes(backend: Backend, device: torch.device) -> Sequence[torch.dtype]:
+def _dtypes(backend: Backend, device: Device) -> Sequence[str]:
     """The number types that a backend computes in."""
     if backend == "torch":
-        return (torch.float32, torch.bfloat16, torch.float16)
+        return ("float32", "bfloat16", "float16")
     if backend == "milkweed":
-        return (torch.bfloat16,)
+        return ("bfloat16",)
     if backend == "openvino" and computes_in_bfloat16(device):
-        return (torch.float32, torch.bfloat16)
-    return (torch.float32,)
+        return ("float32", "bfloat16")
+    return ("float32",)
+
+
+def has_torch() -> bool:
+    """Whether torch is installed; nothing is imported."""
+    return find_spec("torch") is not None
 
 
 def _named(error: ValueError, candidate: Candidate) -> ValueError:
@@ -281,7 +288,7 @@ def _speeds(forwards: Mapping[Candidate, Forward], batch_sizes: Sequence[int]) -
 def _reference(candidates: Iterable[Candidate]) -> Candidate:
     """What the others are compared with: the first in float32, or the first."""
     found = list(candidates)
-    return next((each for each in found if each.dtype is torch.float32), found[0])
+    return next((each for each in found if each.dtype == "float32"), found[0])
 
 
 def _medians(forwards: Sequence[Forward], batch_size: int) -> list[float]:

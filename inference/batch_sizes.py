@@ -6,16 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+import numpy as np
+from numpy.typing import NDArray
 
-from ..models.bundle.golden import golden_images
+from ..models.bundle.golden import golden_images, softmax
 from ..models.errors import ExportError
 from ..models.onnx.session import GraphSession
 from .forward import LanePlan
 
 logger = logging.getLogger("milkweed.backend")
+
+Images = NDArray[np.float32]
 
 LARGE = 4
 """Images of a large forward. DeiT-Tiny in OpenVINO takes as long an image in batches of 4 as of 8, and each size takes
@@ -33,7 +34,6 @@ class SizedSession(GraphSession):
     """
 
     def __init__(self, by_size: dict[int, GraphSession]) -> None:
-        super().__init__()
         self._by_size = by_size
         first = next(iter(by_size.values()))
         self.runtime, self.computes_elsewhere = first.runtime, first.computes_elsewhere
@@ -82,26 +82,36 @@ def with_equal_size(
     return SizedSession({own: session, other: added}), replace(plan, seconds=measured)
 
 
-def _answers(session: GraphSession, images: Tensor, count: int) -> tuple[Tensor, float]:
+def _answers(session: GraphSession, images: Images, count: int) -> tuple[Images, float]:
     """Logits and probabilities (n, count, 2 * classes) of n images in each place of a batch; its least seconds."""
     rows, seconds = [], []
     for first in range(len(images)):
-        batch = images.roll(-first, 0).repeat(-(-count // len(images)), 1, 1, 1)[:count]
+        batch = images[(first + np.arange(count)) % len(images)]
         started = time.perf_counter()
         logits = session(batch)
         seconds.append(time.perf_counter() - started)
-        rows.append(torch.cat([logits, logits.softmax(-1)], 1))
-    answers = torch.stack(rows)
-    turned = [answers[:, place].roll(place, 0) for place in range(count)]  # place p of batch i has image i + p
-    return torch.stack(turned, 1), min(seconds)
+        rows.append(np.concatenate([logits, softmax(logits)], 1))
+    answers = np.stack(rows)
+    turned = [np.roll(answers[:, place], place, 0) for place in range(count)]  # place p of batch i has image i + p
+    return np.stack(turned, 1), min(seconds)
 
 
-def _images(size: int) -> Tensor:
+def _images(size: int) -> Images:
     """Five images: the golden ones, noise, and two of large and small shapes with edges, as photographs have."""
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(1, 3, size, size, generator=generator)
-    shapes = [
-        F.interpolate(torch.randn(2, 3, cells, cells, generator=generator), size=(size, size), mode=mode)
-        for cells, mode in ((2, "bilinear"), (5, "nearest"), (11, "bilinear"))
-    ]
-    return torch.cat([golden_images(size), noise, torch.stack(shapes).sum(0)])
+    random = np.random.default_rng(0)
+    noise = random.standard_normal((1, 3, size, size), np.float32)
+    shapes = np.zeros((2, 3, size, size), np.float32)
+    for cells, smooth in ((2, True), (5, False), (11, True)):
+        shapes += _enlarged(random.standard_normal((2, 3, cells, cells), np.float32), size, smooth)
+    return np.concatenate([golden_images(size), noise, shapes])
+
+
+def _enlarged(cells: Images, size: int, smooth: bool) -> Images:
+    """Images of few pixels, (n, 3, c, c), enlarged: linearly, or with edges."""
+    count = cells.shape[-1]
+    places = (np.arange(size) + 0.5) * count / size
+    distance = np.abs(places[:, None] - np.arange(count) - 0.5)
+    weight = np.maximum(0, 1 - distance) if smooth else (places.astype(int)[:, None] == np.arange(count))
+    weight = weight / weight.sum(1, keepdims=True)
+    enlarged: Images = (weight @ cells @ weight.T).astype(np.float32)
+    return enlarged

@@ -4,14 +4,21 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from ..loaders.base import Loader, LoadResult
 from ..loaders.errors import InputError
 from ..loaders.headers.info import ImageInfo
+from .device import Device
 from .results import ImageResult
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.cuda import Event
+
+    from ..loaders.base import Pixels
 
 logger = logging.getLogger("milkweed.loading")
 
@@ -31,13 +38,13 @@ class DecodedBatch:
     """
 
     outcomes: list[ImageResult | None]
-    pixels: Tensor
+    pixels: "Pixels"
     ok: list[int]
     decoders: list[str | None]
     cpu_seconds: float
     started: float
     decoded: float
-    ready: torch.cuda.Event | None = None
+    ready: "Event | None" = None
 
 
 class DecodeStage:
@@ -49,11 +56,11 @@ class DecodeStage:
         size: side of the model's input, px.
     """
 
-    def __init__(self, loader: Loader, device: torch.device, size: int) -> None:
+    def __init__(self, loader: Loader, device: Device, size: int) -> None:
         self.loader = loader
         self._device = device
         self._size = size
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = None if device.type == "cpu" else _stream(device)
 
     def run(
         self, images: Sequence[bytes], infos: Sequence[ImageInfo | None], sources: Sequence[str | None] | None = None
@@ -70,7 +77,7 @@ class DecodeStage:
             result, ready = self._load(images, infos, sources), None
             pixels = result.pixels
         else:
-            with torch.cuda.stream(self._stream):
+            with self._stream:
                 result = self._load(images, infos, sources)
                 pixels = self._moved(result.pixels)
                 ready = self._stream.record_event()
@@ -84,11 +91,14 @@ class DecodeStage:
         cpu_seconds = sum(result.cpu_seconds.values())
         return DecodedBatch(outcomes, pixels, result.ok, decoders, cpu_seconds, started, time.perf_counter(), ready)
 
-    def _moved(self, pixels: Tensor) -> Tensor:
+    def _moved(self, loaded: "Pixels") -> "Tensor":
         """On the device; from page-locked memory, since any other copy would hold this thread up."""
+        import torch
+
+        pixels = torch.as_tensor(loaded)
         if pixels.device.type == "cpu" and not pixels.is_pinned():
             pixels = pixels.pin_memory()
-        return pixels.to(self._device, non_blocking=True)
+        return pixels.to(self._device.for_torch, non_blocking=True)
 
     def _load(
         self, images: Sequence[bytes], infos: Sequence[ImageInfo | None], sources: Sequence[str | None] | None
@@ -101,7 +111,7 @@ class DecodeStage:
 
     def _load_one_by_one(self, images: Sequence[bytes], infos: Sequence[ImageInfo | None]) -> LoadResult:
         """A loader that raises must not take neighbours with it: only images that raise have no result."""
-        pixels: list[Tensor] = []
+        pixels: list[Any] = []
         ok: list[int] = []
         errors: dict[int, InputError] = {}
         for place, (image, info) in enumerate(zip(images, infos, strict=True)):
@@ -115,5 +125,20 @@ class DecodeStage:
                 ok.append(place)
             else:
                 errors[place] = one.errors[0]
-        stacked = torch.cat(pixels) if pixels else torch.empty(0, 3, self._size, self._size)
-        return LoadResult(pixels=stacked, ok=ok, errors=errors)
+        return LoadResult(pixels=self._stacked(pixels), ok=ok, errors=errors)
+
+    def _stacked(self, pixels: list[Any]) -> "Pixels":
+        if not pixels:
+            return np.empty((0, 3, self._size, self._size), np.float32)
+        if isinstance(pixels[0], np.ndarray):
+            return np.concatenate(pixels)
+        import torch
+
+        return torch.cat(pixels)
+
+
+def _stream(device: Device) -> Any:
+    """A stream of the device, on which what is launched within a `with` of it runs."""
+    import torch
+
+    return torch.cuda.Stream(device.for_torch)

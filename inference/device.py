@@ -1,69 +1,121 @@
 """The device, number type and CPU cores that inference uses, decided once from settings and machine."""
 
+import ctypes
 import math
 import os
 import platform
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_CPU_INFO = Path("/proc/cpuinfo")
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+"""The bytes of a number of each type."""
+
+BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""Features of CPUs that compute in bfloat16, as Linux names them; the last one is ARM's."""
 
 
 class DeviceError(ValueError):
     """A device or number type that this machine does not have; the message is one line."""
 
 
-def resolve_device(name: str) -> torch.device:
+@dataclass(frozen=True)
+class Device:
+    """A device as settings name it: `cpu` or `cuda:N`."""
+
+    type: str = "cpu"
+    index: int | None = None
+
+    def __str__(self) -> str:
+        return self.type if self.index is None else f"{self.type}:{self.index}"
+
+    @property
+    def for_torch(self) -> "torch.device":
+        """The same device for torch."""
+        import torch
+
+        return torch.device(str(self))
+
+
+CPU = Device()
+
+
+def resolve_device(name: str) -> Device:
     """The device that `auto`, `cpu`, `cuda` or `cuda:N` means here.
 
     Raises:
         DeviceError: no such kind of device, or CUDA was asked for and is not there.
     """
     if name == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        return Device("cuda", 0) if gpu_count() else CPU
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or not (number.isdecimal() or name == kind):
+        raise DeviceError(f"device {name!r}: must be auto, cpu or cuda[:N]")
+    if kind == "cpu":
+        return CPU
+    index, count = int(number or 0), gpu_count()
+    if index >= count:
+        raise DeviceError(f"device {name}: this machine has {count} CUDA devices")
+    return Device("cuda", index)
+
+
+def gpu_count() -> int:
+    """The GPUs that torch can use. Where there is no driver, torch is not imported to say so."""
+    if sys.modules.get("torch") is None and (find_spec("torch") is None or not _has_driver()):
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _has_driver() -> bool:
+    """Whether NVIDIA's driver can be loaded, as torch would do it."""
     try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise DeviceError(f"device {name!r}: must be auto, cpu or cuda[:N]") from None
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        index = device.index or 0
-        if index >= count:
-            raise DeviceError(f"device {name}: this machine has {count} CUDA devices")
-        return torch.device("cuda", index)
-    return device
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
-def resolve_devices(names: str) -> tuple[torch.device, ...]:
+def resolve_devices(names: str) -> tuple[Device, ...]:
     """The devices that a list of names means here; `cuda:all` is every GPU that is visible.
 
     Raises:
         DeviceError: one of them is not there.
     """
     if names == "cuda:all":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        count = gpu_count()
         if not count:
             raise DeviceError("device cuda:all: this machine has 0 CUDA devices")
         names = ",".join(f"cuda:{index}" for index in range(count))
     return tuple(resolve_device(name) for name in names.split(","))
 
 
-def device_names(devices: Sequence[torch.device]) -> tuple[str, ...]:
+def device_names(devices: Sequence[Device]) -> tuple[str, ...]:
     """What each engine's device is called: several on one CPU are told apart as cpu:0, cpu:1."""
     if len(devices) == 1:
         return (str(devices[0]),)
     return tuple(f"cpu:{place}" if device.type == "cpu" else str(device) for place, device in enumerate(devices))
 
 
-def use_device(device: torch.device) -> None:
+def use_device(device: "Device | torch.device") -> None:
     """Make a CUDA device the calling thread's current one, which libraries that are told none launch on."""
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        import torch
+
+        torch.cuda.set_device(str(device))
 
 
-def resolve_dtypes(name: str, device: torch.device) -> tuple[torch.dtype, ...]:
+def resolve_dtypes(name: str, device: Device) -> tuple[str, ...]:
     """The number types that `float32`, `bfloat16` or `auto` may mean on `device`, the preferred one first.
 
     On a GPU `auto` means bfloat16, or float16 where it does not compute in that: the fused kernels take two-byte
@@ -71,27 +123,33 @@ def resolve_dtypes(name: str, device: torch.device) -> tuple[torch.dtype, ...]:
     misses its golden answers in bfloat16.
     """
     if name != "auto":
-        return (getattr(torch, name),)
+        return (name,)
     if device.type == "cuda":
-        return (torch.bfloat16 if computes_in_bfloat16(device) else torch.float16,)
-    return (torch.bfloat16, torch.float32) if computes_in_bfloat16(device) else (torch.float32,)
+        return ("bfloat16" if computes_in_bfloat16(device) else "float16",)
+    return ("bfloat16", "float32") if computes_in_bfloat16(device) else ("float32",)
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """What a number type is called in settings and answers."""
-    return str(dtype).removeprefix("torch.")
-
-
-def autocast_dtype(device: torch.device) -> str:
+def autocast_dtype(device: "Device | torch.device") -> str:
     """What training is worth casting to on `device`: `bfloat16` where it computes in that, else `none`."""
     return "bfloat16" if computes_in_bfloat16(device) else "none"
 
 
-def computes_in_bfloat16(device: torch.device) -> bool:
+def computes_in_bfloat16(device: "Device | torch.device") -> bool:
     """Whether the device has instructions for bfloat16: a GPU since Ampere, a CPU with AVX-512 BF16 or AMX."""
     if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        import torch
+
+        return torch.cuda.get_device_capability(str(device)) >= (8, 0)
+    return not BFLOAT16_FLAGS.isdisjoint(cpu_flags())
+
+
+def cpu_flags() -> frozenset[str]:
+    """The CPU's features as Linux names them; none where it does not tell."""
+    try:
+        lines = _CPU_INFO.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line for line in lines if line.startswith(("flags", "Features"))), "").split()[2:])
 
 
 def usable_cores() -> int:
@@ -109,7 +167,7 @@ def usable_cores() -> int:
 
 def processor_name() -> str:
     """The processor's name as the system tells it: what figures of speed belong to."""
-    info = Path("/proc/cpuinfo")
+    info = _CPU_INFO
     lines = info.read_text().splitlines() if info.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine()

@@ -3,8 +3,7 @@
 CPU libraries round differently for different batch sizes, but not for different places in a batch of one size
 nor for different numbers of threads (measured: DeiT-Tiny, batch 1 against 8: 1.4e-6, places: 0). So on a CPU
 every forward has the same number of images, the micro-batch, filled up with zeros, or one that was proved to give the
-same bits (`batch_sizes`). Several run at once in lanes, as recorded graphs, so that they do not wait for each other's
-Python. On a GPU there is one lane and the whole batch goes at once, by a captured graph where there is one.
+same bits (`batch_sizes`). Several run at once in lanes. `torch_forward` does the same with a torch module.
 """
 
 import functools
@@ -12,22 +11,26 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
+from numpy.typing import NDArray
 
-from ..models.accounting import resident_bytes
-from ..models.bundle.golden import check_golden, golden_images
+from ..models.bundle.golden import check_golden, golden_images, softmax
 from ..models.onnx.session import GraphSession
-from .device import usable_cores
+from .device import CPU, Device, usable_cores
 
 if TYPE_CHECKING:
-    from ..models.serving.cuda_graph import Capture, CudaGraphForward
+    from torch.cuda import Event
+
+    from ..models.serving.cuda_graph import CudaGraphForward
     from ..models.serving.torchscript import TorchScriptForward
+
+WARM_UP_SECONDS = 0.25
+"""A start waits no longer for a larger batch to be measured."""
 
 # Below so many multiply-accumulates an image, so many images: the smaller a model, the more calls cost beside numbers.
 # A ViTAE of 49 M: 1, 4, 8 take 4.7, 9.2, 16.2 ms of one thread (`lanes.json`). 4 gain most of what 8 do, and a lone
@@ -93,7 +96,7 @@ def _cuts(count: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def plan_lanes(
-    device: torch.device, macs: int, *, micro_batch: int = 0, lanes: int = 0, threads: int = 0, cores: int = 0
+    device: Device, macs: int, *, micro_batch: int = 0, lanes: int = 0, threads: int = 0, cores: int = 0
 ) -> LanePlan:
     """The plan for a model on a device. The micro-batch follows from the model alone: it decides last bits.
 
@@ -116,88 +119,90 @@ class ForwardResult:
     """What one call of `Forward.run` gives.
 
     Args:
-        probabilities: (n, num_classes), float32 on the device.
+        probabilities: (n, num_classes), float32; an array, or a tensor on the device where torch computes.
         padding: places of the forward that were filled up with zeros.
         cpu_seconds: CPU time of all lanes.
     """
 
-    probabilities: Tensor
+    probabilities: Any
     padding: int
     cpu_seconds: float
 
 
 class Forward:
-    """A model on its device, ready to run: its graphs are captured or recorded here, so that serving never pays for it.
+    """A model on a CPU, ready to run by a runtime: arrays in and out, without torch.
 
     It is called by one thread at a time.
 
     Args:
-        model: takes normalised images, of `dtype` unless it is a session on a graph, and returns logits.
+        session: takes normalised float32 images and returns logits.
         plan: how batches are cut.
+        dtype: the number type that it computes in.
         size: side of the model's input, px.
-        graph_batch_sizes: batch sizes to capture CUDA graphs for; none on a CPU.
-        cpu_graphs: record the forward as a TorchScript graph where it runs in micro-batches.
-        weight_bytes: what the weights take in memory, where the model's tensors do not tell.
-        capture: makes a CUDA graph; tests bring their own.
+        weight_bytes: what the weights take in memory.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        plan: LanePlan,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        size: int,
-        graph_batch_sizes: Sequence[int] = (),
-        cpu_graphs: bool = False,
-        weight_bytes: int | None = None,
-        capture: "Capture | None" = None,
-    ) -> None:
-        self.plan, self.device, self.dtype, self.size = plan, device, dtype, size
-        self.resident_bytes = resident_bytes(model) if weight_bytes is None else weight_bytes
+    device: Device = CPU
+    cuda_graphs: "CudaGraphForward | None" = None
+    traced: "TorchScriptForward | None" = None
+
+    def __init__(self, session: GraphSession, plan: LanePlan, *, dtype: str, size: int, weight_bytes: int = 0) -> None:
+        self._session = session
+        # Where a lane waits for a runtime's own threads, its wall time has to stand for their CPU time.
+        self._prepare(plan, dtype, size, time.perf_counter if session.computes_elsewhere else time.thread_time)
+        self.resident_bytes = weight_bytes
+
+    def _prepare(self, plan: LanePlan, dtype: str, size: int, clock: Any) -> None:
+        self.plan, self.dtype, self.size = plan, dtype, size
         self.warm_seconds: dict[int, float] = {}
         """Time of a forward by its number of images, as `warm_up` measured it."""
-        self.cuda_graphs: CudaGraphForward | None = None
-        self.traced: TorchScriptForward | None = None
-        graph = isinstance(model, GraphSession)
-        self._input_dtype = torch.float32 if graph else dtype
-        # Where a lane waits for a runtime's own threads, its wall time has to stand for their CPU time.
-        self._clock = time.perf_counter if graph and model.computes_elsewhere else time.thread_time
-        self._probabilities = _Probabilities(model.to(device))
-        self._compute: Callable[[Tensor], Tensor] = self._probabilities
+        self._clock = clock
         # The calling thread is a lane itself: a single image changes no thread.
         self._helpers = ThreadPoolExecutor(max(1, plan.lanes - 1), thread_name_prefix="milkweed-lane")
-        if graph_batch_sizes:
-            self.cuda_graphs = self._captured(graph_batch_sizes, capture)
-        elif cpu_graphs and plan.micro_batch:
-            self.traced = self._compute = self._traced()
 
     @property
     def graph(self) -> "CudaGraphForward | TorchScriptForward | None":
         """What the forward was captured or recorded as; None where it runs as it is."""
         return self.traced if self.cuda_graphs is None else self.cuda_graphs
 
-    def blank(self, count: int) -> Tensor:
+    def blank(self, count: int) -> NDArray[np.float32]:
         """A batch of `count` images of zeros."""
-        return torch.zeros(count, 3, self.size, self.size)
+        return np.zeros((count, 3, self.size, self.size), np.float32)
 
     def warm_up(self, batch_sizes: Iterable[int]) -> None:
-        """Run blank batches of these sizes, and of those that are captured, and note how long each takes."""
+        """Run blank batches of these sizes, and of those that are captured, and note how long each takes.
+
+        Where a batch is cut into forwards, and a larger one would take more than WARM_UP_SECONDS, its time is that of
+        its forwards.
+        """
         for count in sorted({*batch_sizes, *(self.cuda_graphs.batch_sizes if self.cuda_graphs is not None else ())}):
+            expected = self._expected_seconds(count)
+            if 2 * expected > WARM_UP_SECONDS:
+                self.warm_seconds[count] = expected
+                continue
             blank = self.blank(count)
             self.run(blank)
             started = time.perf_counter()
             self.run(blank)
             self.warm_seconds[count] = time.perf_counter() - started
 
-    def run(self, pixels: Tensor) -> ForwardResult:
+    def _expected_seconds(self, count: int) -> float:
+        """The time of a batch by that of the smallest one; 0 where none was measured, or where all is one forward."""
+        if not self.warm_seconds or not self.plan.micro_batch:
+            return 0.0
+        first = min(self.warm_seconds)
+        turns, least = (math.ceil(len(self.plan.cut(each)) / self.plan.lanes) for each in (count, first))
+        return self.warm_seconds[first] * turns / least
+
+    def run(self, pixels: Any) -> ForwardResult:
         """Probabilities of normalised float32 images (n, 3, S, S), n >= 1."""
-        if not self.plan.micro_batch:
-            return self._run_whole(pixels)
+        return self._run_in_lanes(np.asarray(pixels))
+
+    def _run_in_lanes(self, pixels: Any) -> ForwardResult:
         sizes = self.plan.cut(len(pixels))
-        chunks = pixels.split([*sizes[:-1], len(pixels) - sum(sizes[:-1])])
-        results: list[Tensor | None] = [None] * len(chunks)
+        starts = list(itertools.accumulate(sizes, initial=0))
+        chunks = [pixels[start:end] for start, end in itertools.pairwise(starts)]
+        results: list[Any] = [None] * len(chunks)
         turns = iter(range(len(chunks)))  # shared: a lane takes the next chunk when it is free
         helpers = [
             self._helpers.submit(self._run_lane, chunks, sizes, results, turns)
@@ -208,84 +213,50 @@ class Forward:
         finally:
             wait(helpers)
         cpu_seconds += sum(helper.result() for helper in helpers)
-        parts = [part for part in results if part is not None]
-        probabilities = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return ForwardResult(probabilities, sum(sizes) - len(pixels), cpu_seconds)
+        return ForwardResult(self.joined(results), sum(sizes) - len(pixels), cpu_seconds)
 
-    def check_golden(self, record: Mapping[str, Any], bound: torch.dtype | None = None) -> None:
+    def joined(self, parts: Sequence[Any], ready: Iterable["Event"] = ()) -> Any:
+        """One batch of several, or the probabilities of one.
+
+        Args:
+            ready: when pixels on a GPU are there.
+        """
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def best(self, probabilities: Any, k: int) -> tuple[list[list[int]], NDArray[np.float32]]:
+        """The k best classes of each row and their probabilities, best first."""
+        # Sorting all of 1,000 classes would take five times as long as choosing a few first.
+        few = np.sort(np.argpartition(-probabilities, k - 1, 1)[:, :k])
+        scores = np.take_along_axis(probabilities, few, 1)
+        order = np.argsort(-scores, 1, kind="stable")
+        return np.take_along_axis(few, order, 1).tolist(), np.take_along_axis(scores, order, 1)
+
+    def check_golden(self, record: Mapping[str, Any], bound: str | None = None) -> None:
         """Compare the answers with those that a bundle recorded for its golden images; raises BundleError.
 
         Args:
             bound: the number type whose tolerance holds, where it is not the forward's: int8 for a quantised graph.
         """
         if record:
-            check_golden(record, self.run(golden_images(self.size)).probabilities.float().cpu(), bound or self.dtype)
+            check_golden(record, self._on_host(self.run(golden_images(self.size)).probabilities), bound or self.dtype)
 
     def close(self) -> None:
         """End the helper threads."""
         self._helpers.shutdown(wait=True)
 
-    def _captured(self, batch_sizes: Sequence[int], capture: "Capture | None") -> "CudaGraphForward":
-        # Imported here: a machine without a GPU pays for none of it, not even in memory.
-        from ..models.serving.cuda_graph import CudaGraphForward
+    def _on_host(self, probabilities: Any) -> NDArray[np.float32]:
+        found: NDArray[np.float32] = probabilities
+        return found
 
-        shape = (3, self.size, self.size)
-        return CudaGraphForward(
-            self._on_device, device=self.device, image_shape=shape, batch_sizes=batch_sizes, capture=capture
-        )
-
-    def _traced(self) -> "TorchScriptForward":
-        from ..models.serving.torchscript import TorchScriptForward
-
-        return TorchScriptForward(self._probabilities, (self.plan.micro_batch, 3, self.size, self.size), self.dtype)
-
-    def _on_device(self, images: Tensor) -> Tensor:
-        """Normalised float32 images (n, 3, S, S) on the device -> (n, num_classes), float32."""
-        return cast(Tensor, self._probabilities(images.to(self.dtype)))
-
-    def _run_whole(self, pixels: Tensor) -> ForwardResult:
-        started = time.thread_time()
-        with torch.inference_mode():
-            if self.cuda_graphs is not None:
-                probabilities, padding = self.cuda_graphs(pixels), self.cuda_graphs.padding(len(pixels))
-            else:
-                probabilities, padding = self._on_device(pixels.to(self.device, non_blocking=True)), 0
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)  # so that the stage's time is the work's, not the launch's
-        return ForwardResult(probabilities, padding, time.thread_time() - started)
-
-    def _run_lane(
-        self, chunks: Sequence[Tensor], sizes: Sequence[int], results: list[Tensor | None], turns: Iterator[int]
-    ) -> float:
+    def _run_lane(self, chunks: Sequence[Any], sizes: Sequence[int], results: list[Any], turns: Iterator[int]) -> float:
         """Be one lane: run chunks until none is left; the CPU seconds this thread used."""
         started = self._clock()
-        if torch.get_num_threads() != self.plan.threads:
-            torch.set_num_threads(self.plan.threads)  # a property of the calling thread
-        with torch.inference_mode():
-            for turn in turns:
-                chunk = chunks[turn]
-                images = _filled_up(chunk, sizes[turn]).to(self._input_dtype)
-                results[turn] = self._compute(images)[: len(chunk)]
+        for turn in turns:
+            images, missing = chunks[turn], sizes[turn] - len(chunks[turn])
+            if missing:
+                images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.float32)])
+            results[turn] = softmax(self._session(images)[: len(chunks[turn])])
         return self._clock() - started
-
-
-class _Probabilities(nn.Module):
-    """Images of the model's type to probabilities in float32."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor) -> Tensor:
-        return cast(Tensor, self.model(images)).float().softmax(-1)
-
-
-def _filled_up(chunk: Tensor, size: int) -> Tensor:
-    """The chunk with zero images added up to `size`."""
-    missing = size - len(chunk)
-    if not missing:
-        return chunk
-    return torch.cat([chunk, chunk.new_zeros((missing, *chunk.shape[1:]))])
 
 
 def batches(count: int, size: int) -> Iterator[range]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from ..models.bundle import graph as bundle_graph
 from ..models.bundle.onnx_header import read_header
@@ -17,6 +17,7 @@ from ..models.errors import ExportError, first_line
 from ..models.onnx.session import GraphSession, OnnxSession
 from .backend import BackendError, Candidate
 from .batch_sizes import with_equal_size
+from .device import ITEM_BYTES
 from .forward import Forward, LanePlan
 
 EXPORT_SECONDS = 900.0
@@ -34,12 +35,12 @@ class Graph:
 
     source: Path | bytes
     weight_bytes: int
-    weight_dtype: torch.dtype = torch.float32
+    weight_dtype: str = "float32"
 
 
 def own_graph(graph: bundle_graph.Graph) -> Graph:
     """The graph that a bundle holds, for a backend."""
-    return Graph(graph.data, read_header(graph.data).weight_bytes, getattr(torch, graph.record.precision))
+    return Graph(graph.data, read_header(graph.data).weight_bytes, graph.record.precision)
 
 
 class BundleGraph:
@@ -97,17 +98,16 @@ def graph_forward(graph: Graph, candidate: Candidate, plan: LanePlan, size: int,
     """
     try:
         session = _session(candidate, graph, plan, plan.micro_batch)
-        session(torch.zeros(plan.micro_batch, 3, size, size))
+        session(np.zeros((plan.micro_batch, 3, size, size), np.float32))
         if candidate.backend == "openvino" and not fixed:
             make = partial(_session, candidate, graph, plan)
             session, plan = with_equal_size(session, make, plan, size)
     except (ExportError, ImportError) as error:  # a package that cannot be loaded
         raise BackendError(first_line(error)) from error
-    cpu, dtype = torch.device("cpu"), candidate.dtype
     weight_bytes = graph.weight_bytes
-    if graph.weight_dtype.is_floating_point:
-        weight_bytes = weight_bytes * dtype.itemsize // graph.weight_dtype.itemsize
-    return Forward(session, plan, device=cpu, dtype=dtype, size=size, weight_bytes=weight_bytes)
+    if graph.weight_dtype != "int8":
+        weight_bytes = weight_bytes * ITEM_BYTES[candidate.dtype] // ITEM_BYTES[graph.weight_dtype]
+    return Forward(session, plan, dtype=candidate.dtype, size=size, weight_bytes=weight_bytes)
 
 
 def _session(candidate: Candidate, graph: Graph, plan: LanePlan, batch: int) -> GraphSession:

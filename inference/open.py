@@ -5,36 +5,37 @@ Everything that takes long happens here, so that no request ever waits for a mea
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..loaders.base import Loader
-from ..loaders.decode.dali_graph import DaliOptions
+from ..loaders.decode.dali_options import DaliOptions
 from ..loaders.headers.limits import DEFAULT_LIMITS, Limits
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..loaders.select import create_loader
-from ..models.bundle.bundle import empty_model, load_bundle, model_counts
 from ..models.bundle.config import BundleConfig
 from ..models.bundle.golden import golden_record
 from ..models.bundle.graph import load_graph
-from ..models.bundle.program_record import ProgramRecord
+from ..models.bundle.program_record import OPERATORS, ProgramRecord
 from ..models.bundle.reading import naming, read_config
 from ..models.errors import BundleError
-from ..models.serving.fused.report import FusionReport
-from ..models.serving.prepare import prepare_for_inference
+from ..models.programs.file import load_operators
 from .backend import BackendSetting, Candidate, choose_forward, find_candidates
-from .device import resolve_device, usable_cores, use_device
+from .device import ITEM_BYTES, Device, resolve_device, usable_cores, use_device
 from .forward import Forward, LanePlan, plan_lanes
-from .graph import BundleGraph, check_version, own_graph
+from .graph import BundleGraph, Graph, check_version, own_graph
 from .memory import trim_heap
 from .pipeline import GPU_BATCH_SIZE, Pipeline, default_batch_size
-from .program import own_activations, program_forward
+from .program import own_activations, program_forward, session_forward
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..models.programs.file import Program
+    from ..models.serving.fused.report import FusionReport
 
 logger = logging.getLogger("milkweed.opening")
 
@@ -80,25 +81,7 @@ class OpenedModel:
     warmup_seconds: float
 
 
-@dataclass(frozen=True)
-class ServingForm:
-    """A model in the form in which a device runs it.
-
-    Args:
-        model: takes normalised images of the dtype on the device, returns logits.
-        fusion: how its blocks were fused; None where they were not.
-        graph_batch_sizes: batch sizes to capture CUDA graphs for; empty where none are captured.
-    """
-
-    model: nn.Module
-    fusion: FusionReport | None = None
-    graph_batch_sizes: tuple[int, ...] = ()
-
-
 DEFAULT_OPTIONS = InferenceOptions()
-
-NO_FUSED_KERNEL = "none of our fused kernels runs, since they take two-byte numbers"
-"""What a forward in float32 loses on a GPU, in words for the log and the doctor."""
 
 
 def open_model(bundle: Path, options: InferenceOptions = DEFAULT_OPTIONS) -> OpenedModel:
@@ -116,7 +99,7 @@ def open_model(bundle: Path, options: InferenceOptions = DEFAULT_OPTIONS) -> Ope
         candidates = forwards.candidates
         config, spec = forwards.config, forwards.spec
         max_batch_size = options.max_batch_size or default_batch_size(device, forwards.plan)
-        loader = _loader(options, device, candidates[0].dtype, spec)
+        loader = _loader(options, device, candidates, spec)
         opened.callback(loader.close)
         check = forwards.golden_check()
         loaded = time.perf_counter()
@@ -133,7 +116,7 @@ def open_model(bundle: Path, options: InferenceOptions = DEFAULT_OPTIONS) -> Ope
             forward,
             num_classes=config.num_classes,
             backend=choice,
-            dense_bytes=forwards.dense_values * forward.dtype.itemsize,
+            dense_bytes=forwards.dense_values * ITEM_BYTES[forward.dtype],
             fusion=forwards.fusion,
             max_batch_size=max_batch_size,
         )
@@ -154,34 +137,45 @@ class _Forwards:
         folder: closes the temporary folder of a graph that is exported.
     """
 
-    def __init__(self, bundle: Path, options: InferenceOptions, device: torch.device, folder: ExitStack) -> None:
+    def __init__(self, bundle: Path, options: InferenceOptions, device: Device, folder: ExitStack) -> None:
         config = read_config(bundle)
         self.candidates, self.refused = find_candidates(
             options.backend, options.dtype, device, config.graph, config.program, weights=not config.graph_only
         )
         self._model: nn.Module | None = None
+        self._operators: Program | None = None
         record, first = config.program, self.candidates[0]
         program = record is not None and str(first) == f"milkweed {record.precision}"
+        own: Graph | None = None
+        counts: Mapping[str, int] = {}
         if config.graph is not None and self.candidates[0].backend in config.graph.backends:
             graph, self.config = load_graph(bundle)
             own = own_graph(graph)
             counts = graph.record.counts
+        elif program and OPERATORS in config.files:
+            self._operators, self.config = load_operators(bundle)
+            counts = record.counts if record is not None else {}
         else:
-            self._model, self.config = load_bundle(bundle)
-            counts, own = {}, None
+            self._model, self.config = _loaded(bundle)
         check_version(bundle, config.version, self.config.version)
         self._record = self.config.program if program else None if own is None else self.config.graph
-        self._activations = own_activations(bundle, self.config) if program else None
+        self._activations = own_activations(bundle, self.config) if program and self._operators is None else None
         self._bundle, self._options, self._device = bundle, options, device
         self._graph = BundleGraph(bundle, config.version, folder, own, fixed=options.micro_batch > 0)
         self.spec = PreprocessSpec.from_dict(self.config.preprocess)
         if not counts:
-            with naming(bundle):
-                model = empty_model(self.config) if self._model is None else self._model
-            counts = model_counts(model, self.spec.size)
+            counts = self._counts()
         self.dense_values = counts["dense_values"]
         self.plan = _plan(options, device, counts["macs"])
         self.fusion: FusionReport | None = None
+
+    def _counts(self) -> Mapping[str, int]:
+        """COUNTS of the model, which is built where a record does not say them."""
+        from ..models.bundle.bundle import empty_model, model_counts
+
+        with naming(self._bundle):
+            model = empty_model(self.config) if self._model is None else self._model
+        return model_counts(model, self.spec.size)
 
     @property
     def origin(self) -> str:
@@ -198,7 +192,7 @@ class _Forwards:
         if record is None:
             golden = self._golden_answers() if len(self.candidates) > 1 else self.config.golden
             return lambda forward: forward.check_golden(golden)
-        bound = torch.int8 if record.precision == "int8" else None
+        bound = "int8" if record.precision == "int8" else None
         return lambda forward: forward.check_golden(record.golden, bound)
 
     def _golden_answers(self) -> Mapping[str, Any]:
@@ -208,14 +202,18 @@ class _Forwards:
 
     def make(self, candidate: Candidate) -> Forward:
         """The forward of a candidate, cold; raises BackendError, BundleError."""
+        if candidate.backend == "milkweed" and self._operators is not None:
+            return session_forward(self._operators, self.plan, self.spec.size)
         if candidate.backend == "milkweed":
             return program_forward(self._taken(), self.plan, self.spec.size, self._activations)
         if candidate.backend != "torch":
             return self._graph.forward(candidate, self.plan, self.spec.size)
+        from .torch_forward import TorchForward, prepare_model
+
         size, options = self.spec.size, self._options
         form = prepare_model(self._taken(), self.config, self._device, candidate.dtype, size, options)
         self.fusion = form.fusion
-        return Forward(
+        return TorchForward(
             form.model,
             self.plan,
             device=self._device,
@@ -225,57 +223,29 @@ class _Forwards:
             cpu_graphs=options.cpu_graphs,
         )
 
-    def _taken(self) -> nn.Module:
+    def _taken(self) -> "nn.Module":
         """The model as it was read, and from then on as it is read again: a serving form uses it up."""
         model, self._model = self._model, None
         if model is None:
-            model, config = load_bundle(self._bundle)
+            model, config = _loaded(self._bundle)
             check_version(self._bundle, self.config.version, config.version)
         return model
 
 
-def prepare_model(
-    model: nn.Module,
-    config: BundleConfig,
-    device: torch.device,
-    dtype: torch.dtype,
-    size: int,
-    options: InferenceOptions,
-) -> ServingForm:
-    """Bring a model into its serving form: packed on a CPU, fused and tuned for each batch size on a GPU.
+def _loaded(bundle: Path) -> "tuple[nn.Module, BundleConfig]":
+    """The weights of a bundle as a torch model."""
+    from ..models.bundle.bundle import load_bundle
 
-    Args:
-        model: as `load_bundle` gives it; it is used up.
-        size: side of the model's input, px.
-    """
-    if device.type != "cuda":
-        # A GPU's kernels take two-byte weights, so int8 layers stay int8 in memory on a CPU alone.
-        return ServingForm(prepare_for_inference(model, dtype=dtype, int8_layers=config.int8_layers))
-    # A machine without a GPU pays for none of it, not even in memory.
-    from ..models.serving.cuda_graph import batch_buckets
-    from ..models.serving.fused.fuse import fuse
-    from ..models.serving.fused.tuning import Tuning, open_cache
-
-    batch_sizes = batch_buckets(options.max_batch_size or GPU_BATCH_SIZE)
-    graphs = batch_sizes if options.cuda_graphs else ()
-    if options.fusion == "off":
-        return ServingForm(prepare_for_inference(model, dtype=dtype), None, graphs)
-    if dtype is torch.float32:
-        logger.warning("dtype float32 on %s: %s", device, NO_FUSED_KERNEL)
-    folder = None if options.tuning_cache == "auto" else Path(options.tuning_cache)
-    tuning = Tuning(options.tuning, open_cache(device, options.tuning, folder))
-    report = fuse(model, device=device, dtype=dtype, image_size=size, batch_sizes=batch_sizes, tuning=tuning)
-    torch.cuda.empty_cache()  # what measuring needed and serving does not
-    return ServingForm(model, report, graphs)
+    return load_bundle(bundle)
 
 
-def _plan(options: InferenceOptions, device: torch.device, cost: int) -> LanePlan:
+def _plan(options: InferenceOptions, device: Device, cost: int) -> LanePlan:
     return plan_lanes(
         device, cost, micro_batch=options.micro_batch, lanes=options.lanes, threads=options.threads_per_lane
     )
 
 
-def _loader(options: InferenceOptions, device: torch.device, dtype: torch.dtype, spec: PreprocessSpec) -> Loader:
+def _loader(options: InferenceOptions, device: Device, candidates: Sequence[Candidate], spec: PreprocessSpec) -> Loader:
     return create_loader(
         options.loader,
         spec,
@@ -286,7 +256,7 @@ def _loader(options: InferenceOptions, device: torch.device, dtype: torch.dtype,
         # On a CPU it is the forward that rounds: by then it is chosen what to.
         dali=replace(
             options.dali,
-            dtype=dtype if device.type == "cuda" else torch.float32,
+            dtype=candidates[0].dtype if device.type == "cuda" else "float32",
             max_batch=options.max_batch_size or GPU_BATCH_SIZE,
         ),
     )

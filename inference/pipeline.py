@@ -4,19 +4,21 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..loaders.base import Loader
 from ..loaders.headers.info import ImageInfo
-from ..models.serving.fused.report import FusionReport
 from .backend import BackendChoice
 from .decode_stage import DecodedBatch, DecodeStage
+from .device import Device
 from .errors import InferenceError
 from .forward import Forward, LanePlan, batches
 from .results import BatchResult, ForwardStats, ImageResult, Predictions
+
+if TYPE_CHECKING:
+    from ..models.serving.fused.report import FusionReport
 
 logger = logging.getLogger("milkweed.pipeline")
 
@@ -52,7 +54,7 @@ class Pipeline:
         num_classes: int,
         backend: BackendChoice = TORCH,
         dense_bytes: int = 0,
-        fusion: FusionReport | None = None,
+        fusion: "FusionReport | None" = None,
         max_batch_size: int = 0,
     ) -> None:
         self.loader, self.forward_stage = loader, forward
@@ -147,23 +149,18 @@ class Pipeline:
         self.forward_stage.close()
         self.loader.close()
 
-    def _pixels(self, batches: Sequence[DecodedBatch]) -> Tensor:
+    def _pixels(self, batches: Sequence[DecodedBatch]) -> Any:
         """The pixels of all batches, ready for what is launched next."""
-        for batch in batches:
-            if batch.ready is not None:
-                torch.cuda.current_stream(self.device).wait_event(batch.ready)
-        parts = [batch.pixels for batch in batches if batch.ok]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        ready = [batch.ready for batch in batches if batch.ready is not None]
+        return self.forward_stage.joined([batch.pixels for batch in batches if batch.ok], ready)
 
-    def _answers(self, probabilities: Tensor, top_k: list[int]) -> list[ImageResult]:
+    def _answers(self, probabilities: Any, top_k: list[int]) -> list[ImageResult]:
         """The best classes of each row. Rows with the same k go together, so that ties break as they do alone."""
         answers: list[ImageResult | None] = [None] * len(top_k)
         for k in set(top_k):
             rows = [row for row, wanted in enumerate(top_k) if wanted == k]
             part = probabilities if len(rows) == len(top_k) else probabilities[rows]
-            scores, indices = part.topk(k)
-            # One copy to the host each.
-            for row, index, score in zip(rows, indices.tolist(), scores.cpu().numpy(), strict=True):
+            for row, index, score in zip(rows, *self.forward_stage.best(part, k), strict=True):
                 answers[row] = _predictions(index, score)
         return [InferenceError() if answer is None else answer for answer in answers]
 
@@ -191,6 +188,6 @@ def decoded_by(infos: Sequence[ImageInfo | None], decoders: Sequence[str | None]
             yield "sandbox" if info.cropped else decoder, info.format
 
 
-def default_batch_size(device: torch.device, plan: LanePlan) -> int:
+def default_batch_size(device: Device, plan: LanePlan) -> int:
     """Images of a batch that keep the device busy; more only adds waiting."""
     return GPU_BATCH_SIZE if device.type != "cpu" else max(8, plan.lanes * plan.micro_batch)

@@ -2,12 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from .errors import InputError
 from .headers.info import ImageInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Pixels = NDArray[np.float32] | Tensor
 
 
 @dataclass
@@ -15,15 +21,15 @@ class LoadResult:
     """Pixels of the images that could be read, and an error for each of the others.
 
     Args:
-        pixels: (n_ok, 3, size, size), normalised; float32 and on the CPU where the loader does not say otherwise. On a
-            GPU they are there for what is launched on the calling thread's current stream.
+        pixels: (n_ok, 3, size, size), normalised; a float32 array, or on a GPU a tensor in the loader's number type,
+            which is there for what is launched on the calling thread's current stream.
         ok: index in the request of each row of `pixels`, ascending.
         errors: index in the request -> why.
         cpu_seconds: thread CPU time by stage (inspect, decode, resize, normalise), summed over images.
         decoders: name of the loader that decoded each row; empty where the loader that answered decoded all of them.
     """
 
-    pixels: Tensor
+    pixels: "Pixels"
     ok: list[int]
     errors: dict[int, InputError]
     cpu_seconds: dict[str, float] = field(default_factory=dict)

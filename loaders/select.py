@@ -5,11 +5,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
-import torch
-
 from .base import Loader
 from .decode.cpu import CpuLoader
-from .decode.dali_graph import DEFAULT_DALI, DaliOptions
+from .decode.dali_options import DEFAULT_DALI, DaliOptions
 from .decode.pillow import PillowLoader
 from .errors import LoaderError
 from .headers.limits import DEFAULT_LIMITS, Limits
@@ -47,7 +45,12 @@ def create_loader(
     """
     if name == "auto":
         name, why = fastest(device)
-        given: dict[str, Any] = {"device": device, "device_id": device_id, "dali": dali, "sandbox": sandbox}
+        given: dict[str, Any] = {
+            "device": device,
+            "device_id": device_id,
+            "dali": dali,
+            "sandbox": sandbox,
+        }
         try:
             loader = create_loader(name, spec, limits, num_threads, **given)
         except LoaderError as error:
@@ -58,7 +61,7 @@ def create_loader(
     if name == "dali":
         from .decode.dali import DaliLoader
 
-        options = dali if device == "gpu" else replace(dali, dtype=torch.float32)
+        options = dali if device == "gpu" else replace(dali, dtype="float32")
         return DaliLoader(spec, limits, num_threads, options, device=device, device_id=device_id, sandbox=sandbox)
     if name == "pillow":
         return PillowLoader(spec, limits, sandbox=sandbox)

@@ -15,7 +15,7 @@ BENCH = "bench"  # in a checkout only: no wheel has it
 ROOMS = ("kernels", "loaders", "models", "inference", "jobs", "server", SDK, "cli", BENCH)
 MAY_IMPORT = {
     "kernels": set(),
-    "loaders": set(),
+    "loaders": {"kernels"},
     "models": {"kernels"},
     "inference": {"models", "loaders"},
     "jobs": {"inference", "models", "loaders"},

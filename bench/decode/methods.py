@@ -80,7 +80,7 @@ def _alone(loader: Loader) -> Load:
         result = loader.load([body])
         if result.errors:
             raise result.errors[0]
-        return result.pixels[0]
+        return torch.as_tensor(result.pixels[0])
 
     return load
 
@@ -90,17 +90,15 @@ def _normaliser() -> Normaliser:
     return Normaliser(SPEC)
 
 
-def _normalised(levels: torch.Tensor) -> torch.Tensor:
-    """uint8 (3, S, S) as model input."""
-    out = torch.empty(levels.shape)
-    _normaliser().write(levels, out)
-    return out
+def _normalised(levels: torch.Tensor | np.ndarray) -> torch.Tensor:
+    """uint8 (S, S, 3) as model input."""
+    return torch.from_numpy(_normaliser().batch(np.asarray(levels)[None])[0])
 
 
 def _ours(pixels: np.ndarray) -> torch.Tensor:
     """Decoded pixels (H, W, 3) as model input, by our resize."""
     target = geometry(SPEC, pixels.shape[1], pixels.shape[0])
-    return _normalised(resize_crop(pixels, target, SPEC.interpolation).permute(2, 0, 1))
+    return _normalised(resize_crop(pixels, target, SPEC.interpolation))
 
 
 def _pillow_torch() -> Load:

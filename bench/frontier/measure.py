@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from ...inference.backend import BackendError, Candidate, find_candidates
-from ...inference.device import dtype_name
+from ...inference.device import CPU
 from ...inference.forward import Forward, plan_lanes
 from ...inference.graph import Graph, graph_forward
 from ...inference.open import InferenceOptions, open_model
+from ...inference.torch_forward import TorchForward
 from ...jobs.search.quality import quality
-from ...jobs.search.runs import CPU, FEWEST
+from ...jobs.search.runs import FEWEST
 from ...jobs.search.subject import Subject
 from ...jobs.search.timing import time_in_turns
 from ...models.accounting import macs
@@ -29,7 +30,7 @@ Row = dict[str, Any]
 Made = tuple[Forward, str, int]
 """A forward, the backend and number type that compute it, and the bytes of its file."""
 
-BASE = Candidate("openvino", torch.float32)
+BASE = Candidate("openvino", "float32")
 """What computes the dense model that all rows are timed in turns with."""
 
 
@@ -87,7 +88,7 @@ class Bench:
     def _measured(self, forward: Forward, opened: ExitStack) -> Row:
         """Time a forward and judge its answers."""
         judge = self.subject.judge
-        answers = torch.cat([forward.run(batch).probabilities for batch in judge.batches]).double()
+        answers = torch.cat([torch.as_tensor(forward.run(batch).probabilities) for batch in judge.batches]).double()
         found = quality(self.subject.dense, answers.clamp(min=FEWEST).log(), judge.targets)
         return {**self._timed(forward, opened), "quality": found.to_dict()}
 
@@ -108,19 +109,20 @@ class Bench:
         if candidate.backend != "torch":
             file = self._graph(rival)
             weights = file.stat().st_size
-            graph = Graph(file, weights, torch.int8 if rival.quantise is not None else torch.float32)
+            graph = Graph(file, weights, "int8" if rival.quantise is not None else "float32")
             return graph_forward(graph, candidate, self.plan, size), str(candidate), weights
         model, saved = rival.model(self.subject), io.BytesIO()
         if rival.finish is not None:
-            model = rival.finish(model.to(dtype))
+            model = rival.finish(model.to(getattr(torch, dtype)))
         torch.save(model.state_dict(), saved)
         if rival.finish is not None:
             model.compile()
             weights = saved.tell()  # its tensors have no memory of their own that could be counted
-            forward = Forward(model, self.plan, device=CPU, dtype=dtype, size=size, weight_bytes=weights)
+            forward = TorchForward(model, self.plan, dtype=dtype, size=size)
+            forward.resident_bytes = weights
             return forward, f"{candidate}, compiled", saved.tell()
-        served = prepare_for_inference(model, dtype=dtype)
-        forward = Forward(served, self.plan, device=CPU, dtype=dtype, size=size, cpu_graphs=True)
+        served = prepare_for_inference(model, dtype=getattr(torch, dtype))
+        forward = TorchForward(served, self.plan, dtype=dtype, size=size, cpu_graphs=True)
         return forward, str(candidate), saved.tell()
 
     def _graph(self, rival: Rival) -> Path:
@@ -142,7 +144,7 @@ class Bench:
             opened.pipeline.close()
             raise ValueError(f"bundle {bundle.name}: prepares images otherwise than the dense model")
         forward = opened.pipeline.forward_stage
-        by = f"{opened.pipeline.backend.name} {dtype_name(forward.dtype)}"
+        by = f"{opened.pipeline.backend.name} {forward.dtype}"
         return forward, by, int(opened.config.bytes_on_disk or 0)
 
     def _refuse(self, backend: str) -> Made:

@@ -19,7 +19,7 @@ from ...models.compress.replacement import replace_layer
 from ...models.hooks import hooked
 from ...models.layers.layer_spec import LayerSpec
 from ...models.layers.select import linear_layer, select_linears
-from ...models.layers.token_merging import TokenMerging, TokenPlan
+from ...models.layers.token_plan import TokenMerging, TokenPlan
 from ...models.onnx.file import INPUT
 from ...models.onnx.quantize import QuantizeSettings, quantized_graph
 

@@ -180,19 +180,22 @@ def stream_order(subject: Subject, name: str) -> Rows:
     loader = subject.loader(name)
     half = max(1, min(subject.scale.batch, len(subject.photos) // 2))
     batches = subject.photos[:half], subject.photos[half : 2 * half] or subject.photos[:half]
-    wanted = [loader.load(bodies).pixels.clone() for bodies in batches]
+    wanted = [torch.as_tensor(loader.load(bodies).pixels).clone() for bodies in batches]
     subject.finish()
     wrong = overwritten = 0
     for _ in range(subject.scale.rounds):
         stream = None if subject.dry else torch.cuda.Stream(subject.device)
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             _keep_busy(subject)
-            first = loader.load(batches[0]).pixels
-            apart = [(first - wanted[0]).abs().amax(), (loader.load(batches[1]).pixels - wanted[1]).abs().amax()]
+            first = torch.as_tensor(loader.load(batches[0]).pixels)
+            apart = [
+                (first - wanted[0]).abs().amax(),
+                (torch.as_tensor(loader.load(batches[1]).pixels) - wanted[1]).abs().amax(),
+            ]
             _keep_busy(subject)
             again = (first - wanted[0]).abs().amax()  # queued; the memory may be taken before it has run
             del first
-            apart.append((loader.load(batches[1]).pixels - wanted[1]).abs().amax())
+            apart.append((torch.as_tensor(loader.load(batches[1]).pixels) - wanted[1]).abs().amax())
             subject.finish()
         right = all(float(each) <= ROUNDING / 255 for each in apart)  # what is no number is not
         wrong += not right
@@ -219,7 +222,7 @@ def answers(loader: Loader, bodies: Sequence[bytes]) -> tuple[Tensor, list[str]]
     """Return pixels (n, 3, S, S) on the CPU, NaN where there is an error, and "ok" or the error's code of each."""
     result = loader.load(bodies)
     pixels = torch.full((len(bodies), 3, SPEC.size, SPEC.size), float("nan"))
-    pixels[result.ok] = result.pixels.cpu().float()
+    pixels[result.ok] = torch.as_tensor(result.pixels).cpu().float()
     return pixels, [result.errors[at].code if at in result.errors else "ok" for at in range(len(bodies))]
 
 

@@ -118,5 +118,5 @@ def rates(subject: "Subject", names: Sequence[str], bodies: Sequence[bytes], bat
 
 def _load(subject: "Subject", name: str, bodies: Iterator[bytes], batch: int) -> None:
     loaded = subject.loader(name).load(list(islice(bodies, batch)))
-    loaded.pixels.to(subject.device, non_blocking=True)
+    torch.as_tensor(loaded.pixels).to(subject.device, non_blocking=True)
     subject.finish()

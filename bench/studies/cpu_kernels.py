@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from ...inference.backend import Candidate
-from ...inference.device import computes_in_bfloat16, dtype_name
+from ...inference.device import CPU, computes_in_bfloat16
 from ...inference.forward import Forward, LanePlan
 from ...inference.graph import Graph, graph_forward
+from ...inference.torch_forward import TorchForward
 from ...jobs.search.timing import time_in_turns
 from ...kernels.cpu.library import fastest_set, multiply_again
 from ...kernels.cpu.program import Embed, Factor, Operator, Program
@@ -43,7 +44,7 @@ from ..machine import about
 ARCHS = {"T": "deit_tiny_patch16_224", "S": "vit_small_patch16_224", "B": "vit_base_patch16_224"}
 NBLOCKS = (1, 2, 4, 8)
 BATCHES = (1, 8)
-CPU, ONE_LANE = torch.device("cpu"), LanePlan(micro_batch=1, lanes=1, threads=1)
+ONE_LANE = LanePlan(micro_batch=1, lanes=1, threads=1)
 PEAK_SECONDS = 0.5
 
 
@@ -97,7 +98,7 @@ def macs(program: Program, tokens: int) -> int:
 def forwards(arch: str, nblocks: int, size: int, work: Path, **arguments: Any) -> Iterator[tuple[str, Forward, int]]:
     """Yield a stack in every form that is timed: its name, and its multiply-accumulates."""
     images = torch.randn(MIN_IMAGES, 3, size, size, generator=torch.Generator().manual_seed(0))
-    fast = torch.bfloat16 if computes_in_bfloat16(CPU) else torch.float32
+    fast = "bfloat16" if computes_in_bfloat16(CPU) else "float32"
     whole = made(arch, nblocks, **arguments)
     program, stack = layers_of(program_of(whole, size)), without_attention(whole)
     name = "dense" if nblocks == 1 else f"Monarch {nblocks}"
@@ -111,16 +112,16 @@ def forwards(arch: str, nblocks: int, size: int, work: Path, **arguments: Any) -
     write_verified(copy.deepcopy(stack), plain, size)
     rounded.write_bytes(quantized_graph(plain, images, QuantizeSettings(images=MIN_IMAGES, symmetric=True)).data)
     yield f"{name}, OpenVINO int8", opened(rounded), operations
-    yield f"{name}, OpenVINO {dtype_name(fast)}", opened(plain), operations
-    served = prepare_for_inference(stack, dtype=fast)
-    served_forward = Forward(served, ONE_LANE, device=CPU, dtype=fast, size=size, cpu_graphs=True)
-    yield f"{name}, torch {dtype_name(fast)}", served_forward, operations
+    yield f"{name}, OpenVINO {fast}", opened(plain), operations
+    served = prepare_for_inference(stack, dtype=getattr(torch, fast))
+    served_forward = TorchForward(served, ONE_LANE, dtype=fast, size=size, cpu_graphs=True)
+    yield f"{name}, torch {fast}", served_forward, operations
     for form, each in (
         ("bfloat16", program),
         ("int8", quantised(program, calibrated(program, [images[:2].numpy()]))),
     ):
         session = ProgramSession(each, 1)
-        forward = Forward(session, ONE_LANE, device=CPU, dtype=torch.bfloat16, size=size, weight_bytes=0)
+        forward = Forward(session, ONE_LANE, dtype="bfloat16", size=size)
         yield f"{name}, milkweed {form}", forward, operations
 
 

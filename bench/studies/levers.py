@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ...inference.backend import Candidate
-from ...inference.device import computes_in_bfloat16, dtype_name
+from ...inference.device import CPU, computes_in_bfloat16
 from ...inference.forward import Forward, LanePlan
 from ...inference.graph import Graph, graph_forward
 from ...inference.program import program_forward
@@ -31,7 +31,7 @@ from ...models.accounting import macs
 from ...models.architectures.token_blocks import apply_token_plan
 from ...models.layers.layer_spec import replace_linears
 from ...models.layers.select import select_linears
-from ...models.layers.token_merging import ALL_TOKENS, TokenMerging, TokenPlan
+from ...models.layers.token_plan import ALL_TOKENS, TokenMerging, TokenPlan
 from ...models.onnx.export import write_verified
 from ...models.onnx.quantize import MIN_IMAGES, QuantizeSettings, quantized_graph
 from ...models.programs.int8 import calibrate
@@ -72,18 +72,18 @@ VARIANTS = {
 
 def forwards(name: str, model: nn.Module, work: Path, images: Tensor) -> Iterator[tuple[str, Forward]]:
     """Yield a model in every form that is timed, with its name."""
-    fast = torch.bfloat16 if computes_in_bfloat16(torch.device("cpu")) else torch.float32
+    fast = "bfloat16" if computes_in_bfloat16(CPU) else "float32"
     size = int(images.shape[-1])
 
-    def opened(file: Path, dtype: torch.dtype) -> Forward:
+    def opened(file: Path, dtype: str) -> Forward:
         return graph_forward(Graph(file, file.stat().st_size), Candidate("openvino", dtype), ONE_LANE, size)
 
     plain, rounded = work / f"{name}.onnx", work / f"{name}.int8.onnx"
     write_verified(copy.deepcopy(model), plain, size)
     if name == "dense":
-        yield DENSE, opened(plain, torch.float32)
-    if name != "dense" or fast != torch.float32:
-        yield f"{name}, OpenVINO {dtype_name(fast)}", opened(plain, fast)
+        yield DENSE, opened(plain, "float32")
+    if name != "dense" or fast != "float32":
+        yield f"{name}, OpenVINO {fast}", opened(plain, fast)
     rounded.write_bytes(quantized_graph(plain, images, QuantizeSettings(images=MIN_IMAGES, symmetric=True)).data)
     yield f"{name}, OpenVINO int8", opened(rounded, fast)
     if kernels_refusal() is None:

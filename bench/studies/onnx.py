@@ -109,7 +109,7 @@ def _sides(forms: Mapping[str, nn.Module], size: int, images: int) -> Calls:
             sides[f"torch bfloat16 {form}"] = _torch(model, torch.bfloat16, shape)
             sides[f"onnxruntime {form}"] = OnnxSession(file, batch=images)
             sides[f"openvino {form}"] = OpenVinoSession(file, batch=images)
-            sides[f"openvino bfloat16 {form}"] = OpenVinoSession(file, batch=images, dtype=torch.bfloat16)
+            sides[f"openvino bfloat16 {form}"] = OpenVinoSession(file, batch=images, dtype="bfloat16")
     return sides
 
 

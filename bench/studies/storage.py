@@ -26,7 +26,7 @@ from ...jobs.dataset import labelled_images
 from ...loaders.dataset.evaluation import PreparedImages
 from ...loaders.preprocess.spec import PreprocessSpec
 from ...models import load_bundle, read_config, resident_bytes
-from ...models.bundle.storage import STORAGES
+from ...models.bundle.config import STORAGES
 from ...models.compress.measured import Measuring
 from ...models.divergence import answers
 from ...models.progress import Progress

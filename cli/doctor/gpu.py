@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 from .finding import Finding
 from .system_info import Gpu, SystemInfo
+
+if TYPE_CHECKING:
+    from ...models.serving.fused.device_kernels import KernelTools
 
 LEAST_CAPABILITY = (8, 0)
 """Bfloat16, the Triton kernels and the native kernels need Ampere."""
@@ -20,14 +24,19 @@ def gpu_findings(facts: SystemInfo) -> Iterator[Finding]:
     yield _driver(facts)
     for index, gpu in enumerate(facts.gpus):
         yield _gpu(index, gpu)
-    yield _library(facts)
-    yield _triton(facts)
-    yield _nvcc(facts)
+    if facts.kernels is None:
+        return  # they are used on GPUs alone
+    yield _library(facts, facts.kernels)
+    yield _triton(facts, facts.kernels)
+    yield _nvcc(facts.kernels)
     yield _nvrtc(facts)
 
 
 def _torch(facts: SystemInfo) -> Finding:
-    version = facts.packages.get("torch", "?")
+    version = facts.packages.get("torch")
+    if version is None:
+        text = "not installed: graphs, and programs of our CPU kernels, are served without it"
+        return _row("PyTorch", "missing", text, "pip install 'milkweed[torch]'")
     if facts.cuda is not None:
         return _row("PyTorch", "ok", f"{version}, built for CUDA {facts.cuda}")
     if facts.gpus_on_bus or facts.driver is not None:
@@ -60,9 +69,9 @@ def _gpu(index: int, gpu: Gpu) -> Finding:
     return _row(name, "ok", f"{text}, native kernels fit")
 
 
-def _library(facts: SystemInfo) -> Finding:
+def _library(facts: SystemInfo, tools: "KernelTools") -> Finding:
     """Check the kernel library: one that exists but cannot be loaded counts as broken where a GPU would use it."""
-    tools, name = facts.kernels, "kernel library"
+    name = "kernel library"
     if tools.library_error is None:
         return _row(name, "ok", f"{tools.library}, for {', '.join(tools.archs)}")
     used = "the service falls back to Triton and PyTorch" if facts.gpus else "used on GPUs alone: nothing is lost here"
@@ -72,18 +81,18 @@ def _library(facts: SystemInfo) -> Finding:
     return _row(name, "broken" if facts.gpus else "warning", f"{error}; {used}", "make kernels")
 
 
-def _triton(facts: SystemInfo) -> Finding:
-    error, where = facts.kernels.triton_error, "" if facts.gpus else "; used on GPUs alone"
+def _triton(facts: SystemInfo, tools: "KernelTools") -> Finding:
+    error, where = tools.triton_error, "" if facts.gpus else "; used on GPUs alone"
     if error is None:
         return _row("Triton", "ok", f"can compile its kernels{where}")
     return _row("Triton", "missing", f"{error}{where}", "apt install gcc python3-dev && pip install triton")
 
 
-def _nvcc(facts: SystemInfo) -> Finding:
-    if facts.kernels.nvcc is not None:
-        return _row("nvcc", "ok", f"CUDA {facts.kernels.nvcc}: `make kernels` works here")
+def _nvcc(tools: "KernelTools") -> Finding:
+    if tools.nvcc is not None:
+        return _row("nvcc", "ok", f"CUDA {tools.nvcc}: `make kernels` works here")
     fix = "install the CUDA toolkit (apt install cuda-toolkit), or take the image, which has the library"
-    return _row("nvcc", "missing", f"`make kernels` does not work here: {facts.kernels.nvcc_error}", fix)
+    return _row("nvcc", "missing", f"`make kernels` does not work here: {tools.nvcc_error}", fix)
 
 
 def _nvrtc(facts: SystemInfo) -> Finding:

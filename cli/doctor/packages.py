@@ -33,6 +33,7 @@ EXTRAS = (
     Extra("grpc", ("grpcio", "protobuf"), "Open Inference Protocol over gRPC (--grpc-port)"),
     Extra("otel", ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "traces (--otlp-endpoint)"),
     Extra("onnx", ("onnx", "onnxruntime", "onnxscript"), "`milkweed export --onnx`, and --backend other than torch"),
+    Extra("torch", ("torch", "timm", "safetensors", "huggingface-hub"), "makes models, and serves their weights"),
     Extra("openvino", ("openvino",), "--backend openvino or auto, together with onnx"),
     Extra("train", ("matplotlib", "jinja2"), "`milkweed train`, reports of `compress`, and all plots"),
 )

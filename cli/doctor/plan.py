@@ -1,39 +1,36 @@
 """Tells what `milkweed serve` would use with these settings, by the functions that decide it at its start."""
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from ...inference.backend import BackendError, Candidate, find_candidates, runtime_name
 from ...inference.batch_sizes import other_size
 from ...inference.device import (
+    Device,
     DeviceError,
     device_names,
-    dtype_name,
     resolve_devices,
     resolve_dtypes,
     usable_cores,
 )
 from ...inference.forward import plan_lanes
-from ...inference.open import NO_FUSED_KERNEL
-from ...kernels.impls.all import all_impls
-from ...kernels.impls.quarantine import VARIABLE, quarantined
 from ...loaders.select import fastest
-from ...models.accounting import macs
-from ...models.bundle.bundle import verified_model
+from ...models.bundle.graph import load_graph
 from ...models.bundle.graph_record import GraphRecord
-from ...models.bundle.program_record import ProgramRecord
-from ...models.serving.fused.device_kernels import device_kernels
-from ...models.serving.prepare import kernel_decision
+from ...models.bundle.program_record import OPERATORS, ProgramRecord
+from ...models.bundle.reading import read_config
+from ...models.programs.file import load_operators
 from ...server.config.settings import OFF, Settings
 from ...server.http.transport.sockets import PortError, listen
 from ...server.repository.store import RepositoryError, scan
 from .finding import Finding
 
 _row = partial(Finding, "would serve")
+
+VARIABLE = "MILKWEED_QUARANTINE"
 
 
 @dataclass(frozen=True)
@@ -92,23 +89,27 @@ def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path |
         return
     yield _row("device", "ok", f"{', '.join(device_names(devices))}: device = {_given('device', settings, origins)}")
     yield from _backend(settings, origins, devices[0], model)
-    if quarantined():
-        yield _quarantine(devices[0])
+    if os.environ.get(VARIABLE):
+        yield from _quarantine(devices[0])
 
 
-def _quarantine(device: torch.device) -> Finding:
+def _quarantine(device: Device) -> Iterator[Finding]:
     """Name the kernels that may not run; a name that none has fails a start on a GPU."""
+    from ...kernels.impls.all import all_impls
+    from ...kernels.impls.quarantine import quarantined
+
+    if not quarantined():
+        return
     try:
         all_impls()
     except ValueError as error:
-        return _row("quarantine", "broken" if device.type == "cuda" else "warning", str(error), f"unset {VARIABLE}")
+        yield _row("quarantine", "broken" if device.type == "cuda" else "warning", str(error), f"unset {VARIABLE}")
+        return
     text = f"{', '.join(quarantined())}: {VARIABLE} keeps these kernels of a GPU from running"
-    return _row("quarantine", "warning", text, f"unset {VARIABLE}")
+    yield _row("quarantine", "warning", text, f"unset {VARIABLE}")
 
 
-def _backend(
-    settings: Settings, origins: Mapping[str, str], device: torch.device, model: Model | None
-) -> Iterator[Finding]:
+def _backend(settings: Settings, origins: Mapping[str, str], device: Device, model: Model | None) -> Iterator[Finding]:
     """Make the rows about the backend, the loader and the forward on the first device."""
     yield from _numbers(settings, origins, device, model)
     threads = settings.decode_threads or usable_cores()
@@ -118,7 +119,9 @@ def _backend(
         loader, why = settings.loader, f"loader = {_given('loader', settings, origins)}"
     yield _row("loader", "ok", f"{loader} with {threads} threads: {why}")
     if device.type == "cuda":
-        status = device_kernels(device)
+        from ...models.serving.fused.device_kernels import device_kernels
+
+        status = device_kernels(device.for_torch)
         if status.refusal is None:
             yield _row("kernels", "ok", status.status)
         else:
@@ -130,15 +133,15 @@ def _backend(
         yield from _cpu_forward(settings, device, model)
 
 
-def _numbers(
-    settings: Settings, origins: Mapping[str, str], device: torch.device, model: Model | None
-) -> Iterator[Finding]:
+def _numbers(settings: Settings, origins: Mapping[str, str], device: Device, model: Model | None) -> Iterator[Finding]:
     """Make the rows about the number type and the backend."""
     dtypes = resolve_dtypes(settings.dtype, device)
-    numbers = f"{' or '.join(map(dtype_name, dtypes))}: dtype = {_given('dtype', settings, origins)}"
+    numbers = f"{' or '.join(dtypes)}: dtype = {_given('dtype', settings, origins)}"
     if len(dtypes) > 1:
         numbers += "; measured when the model loads, and held against its golden answers"
-    if device.type == "cuda" and torch.float32 in dtypes:
+    if device.type == "cuda" and "float32" in dtypes:
+        from ...inference.torch_forward import NO_FUSED_KERNEL
+
         yield _row("numbers", "warning", f"{numbers}; {NO_FUSED_KERNEL}", "milkweed serve --dtype auto")
     else:
         yield _row("numbers", "ok", numbers)
@@ -154,13 +157,13 @@ def _numbers(
 
 
 def _candidates(
-    settings: Settings, device: torch.device, model: Model | None
+    settings: Settings, device: Device, model: Model | None
 ) -> tuple[tuple[Candidate, ...], dict[str, str]]:
     graph, program, weights = (None, None, True) if model is None else (model.graph, model.program, model.weights)
     return find_candidates(settings.backend, settings.dtype, device, graph, program, weights=weights)
 
 
-def _cpu_forward(settings: Settings, device: torch.device, model: Model) -> Iterator[Finding]:
+def _cpu_forward(settings: Settings, device: Device, model: Model) -> Iterator[Finding]:
     """Make the rows about the forward on a CPU."""
     try:
         names = {each.backend for each in _candidates(settings, device, model)[0]}
@@ -170,7 +173,9 @@ def _cpu_forward(settings: Settings, device: torch.device, model: Model) -> Iter
     if graph:
         yield _row("kernels", "ok", " or ".join(runtime_name(name) for name in sorted(names)))
     elif model.structured:
-        yield _row("kernels", "ok", kernel_decision(device))
+        from ...models.serving.prepare import kernel_decision
+
+        yield _row("kernels", "ok", kernel_decision(device.for_torch))
     else:
         yield _row("kernels", "ok", "PyTorch's: the model has no structured layer")
     chosen = {"micro_batch": settings.micro_batch, "lanes": settings.lanes, "threads": settings.threads_per_lane}
@@ -227,8 +232,13 @@ def _read(path: Path) -> Model:
     Raises:
         ValueError, OSError: it cannot be.
     """
-    model, config = verified_model(path)
-    cost = macs(model, int(config.preprocess["size"])).total
+    config = read_config(path)
+    counts: Mapping[str, int] = {}
+    if config.graph is not None and config.graph.counts:
+        counts = load_graph(path)[1].graph.counts  # type: ignore[union-attr]
+    elif config.program is not None and OPERATORS in config.files:
+        counts = load_operators(path)[1].program.counts  # type: ignore[union-attr]
+    cost = counts["macs"] if counts else _macs(path)
     return Model(
         config.arch, config.version, cost, len(config.structure), config.graph, config.program, not config.graph_only
     )
@@ -237,3 +247,12 @@ def _read(path: Path) -> Model:
 def _given(name: str, settings: Settings, origins: Mapping[str, str]) -> str:
     """Write a setting's value and where it comes from."""
     return f"{getattr(settings, name)} ({origins[name]})"
+
+
+def _macs(path: Path) -> int:
+    """Count the model of weights, which are verified."""
+    from ...models.accounting import macs
+    from ...models.bundle.bundle import verified_model
+
+    model, config = verified_model(path)
+    return macs(model, int(config.preprocess["size"])).total

@@ -2,27 +2,36 @@
 
 import os
 import platform
+import re
 import resource
 import shutil
 import sys
 import warnings
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
 
-from ...inference.device import usable_cores
+from ...inference.backend import has_torch
+from ...inference.device import CPU, computes_in_bfloat16, usable_cores
 from ...models.programs.session import instruction_set, kernels_refusal
-from ...models.serving.fused.device_kernels import KernelTools, device_kernels, kernel_tools
 from ...server.telemetry.nvml import driver_version
 from ...server.telemetry.system_metrics import container_memory
+
+if TYPE_CHECKING:
+    from ...models.serving.fused.device_kernels import KernelTools
 
 SHM = Path("/dev/shm")
 CPU_INFO = Path("/proc/cpuinfo")
 PCI = Path("/sys/bus/pci/devices")
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
+
+NO_GPU = "no NVIDIA GPU is here"
+CAPABILITIES = (("avx512f", "AVX512"), ("avx2", "AVX2"))
+"""The widest vectors of a CPU, by its flag."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +55,16 @@ class SystemInfo:
     Args:
         cores: the cores that this process may use, out of `machine_cores`.
         flags: the CPU's flags, as Linux names them.
-        cpu_capability: the instructions that torch uses.
-        bfloat16: whether the CPU computes in bfloat16, as torch says.
+        cpu_capability: the widest vectors that the CPU has.
+        bfloat16: whether the CPU computes in bfloat16.
         memory_limit: the limit of the container; None where it has none.
         shm_free: the free space of /dev/shm; None where there is none.
         files: the most files that may be open.
-        cuda: the CUDA version of this torch; None where it is built without.
+        cuda: the CUDA version of this torch; None where it is built without, or not installed.
         cuda_error: why torch cannot use a GPU; "" where it can.
         cpu_kernels: the instruction set that our CPU kernels use; "" where they cannot be used.
         cpu_kernels_error: why not; None where they can.
+        kernels: of GPUs; None where there is no GPU that they could be for, and torch is not imported to ask.
         gpus_on_bus: how many NVIDIA GPUs the PCI bus has, whether or not a driver knows them.
         packages: the versions of all installed packages, by name.
     """
@@ -76,7 +86,7 @@ class SystemInfo:
     driver: str | None
     gpus: tuple[Gpu, ...]
     gpus_on_bus: int
-    kernels: KernelTools
+    kernels: "KernelTools | None"
     cpu_kernels: str
     cpu_kernels_error: str | None
     packages: dict[str, str] = field(default_factory=dict)
@@ -86,7 +96,9 @@ def gather() -> SystemInfo:
     """Gather the facts; this starts no GPU work and opens no connection."""
     cpu, flags = _cpu()
     limit = container_memory()
-    cuda_error, cpu_kernels_error = _cuda_error(), kernels_refusal()
+    driver, on_bus, cuda, cpu_kernels_error = driver_version(), _gpus_on_bus(), _torch_cuda(), kernels_refusal()
+    looked = has_torch() and (driver is not None or on_bus > 0)
+    cuda_error, gpus, kernels = _gpus(cuda) if looked else (NO_GPU, (), None)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return SystemInfo(
         system=platform.platform(),
@@ -95,18 +107,18 @@ def gather() -> SystemInfo:
         cores=usable_cores(),
         machine_cores=os.cpu_count() or 1,
         flags=flags,
-        cpu_capability=torch.backends.cpu.get_cpu_capability(),
-        bfloat16=bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+        cpu_capability=next((name for flag, name in CAPABILITIES if flag in flags), "no AVX2"),
+        bfloat16=computes_in_bfloat16(CPU),
         memory=psutil.virtual_memory().total,
         memory_limit=limit.limit if limit else None,
         shm_free=shutil.disk_usage(SHM).free if SHM.is_dir() else None,
         files=sys.maxsize if hard == resource.RLIM_INFINITY else hard,
-        cuda=torch.version.cuda,
+        cuda=cuda,
         cuda_error=cuda_error,
-        driver=driver_version(),
-        gpus=() if cuda_error else tuple(_gpu(index) for index in range(torch.cuda.device_count())),
-        gpus_on_bus=_gpus_on_bus(),
-        kernels=kernel_tools(),
+        driver=driver,
+        gpus=gpus,
+        gpus_on_bus=on_bus,
+        kernels=kernels,
         cpu_kernels="" if cpu_kernels_error else instruction_set(),
         cpu_kernels_error=cpu_kernels_error,
         packages=_packages(),
@@ -123,9 +135,32 @@ def _cpu() -> tuple[str, frozenset[str]]:
     return found.get("model name") or platform.machine(), frozenset(found.get("flags", "").split())
 
 
-def _cuda_error() -> str:
+def _torch_cuda() -> str | None:
+    """Return the CUDA version that the installed torch is built for, without importing it."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    file = Path(spec.origin).with_name("version.py")
+    found = re.search(r"^cuda\b[^=]*= '([^']+)'", file.read_text() if file.is_file() else "", re.MULTILINE)
+    return found[1] if found else None
+
+
+def _gpus(cuda: str | None) -> "tuple[str, tuple[Gpu, ...], KernelTools]":
+    """Return why torch can use no GPU, or "" and the GPUs; and the tools for their kernels."""
+    import torch
+
+    from ...models.serving.fused.device_kernels import kernel_tools
+
+    error = _cuda_error(cuda)
+    gpus = () if error else tuple(_gpu(index) for index in range(torch.cuda.device_count()))
+    return error, gpus, kernel_tools()
+
+
+def _cuda_error(cuda: str | None) -> str:
     """Return the first sentence of why torch can use no GPU."""
-    if torch.version.cuda is None:
+    import torch
+
+    if cuda is None:
         return "this PyTorch is built without CUDA"
     try:
         with warnings.catch_warnings():
@@ -137,6 +172,10 @@ def _cuda_error() -> str:
 
 
 def _gpu(index: int) -> Gpu:
+    import torch
+
+    from ...models.serving.fused.device_kernels import device_kernels
+
     found = torch.cuda.get_device_properties(index)
     refusal = device_kernels(torch.device("cuda", index)).refusal
     return Gpu(found.name, (found.major, found.minor), found.total_memory, refusal)

@@ -70,7 +70,7 @@ def _job(options: CompressOptions) -> "CompressJob":
     from ...inference.device import resolve_device, use_device
     from ...jobs.compress_job import CompressJob
 
-    device = resolve_device(options.device or "auto")
+    device = resolve_device(options.device or "auto").for_torch
     use_device(device)
     request, budget = _request(options), options.budget
     if budget is not None and options.calibration is None and options.recover is None:

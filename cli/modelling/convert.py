@@ -48,7 +48,7 @@ def convert(
     from ...jobs.convert import convert as run_conversion
     from ...models.compress.quantisation import INT8_LIMIT
 
-    where = resolve_device(device or "auto")
+    where = resolve_device(device or "auto").for_torch
     use_device(where)
     job = ConvertJob(
         source=bundle,

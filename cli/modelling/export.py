@@ -1,34 +1,51 @@
-"""`milkweed export` writes a bundle's model as an ONNX file."""
+"""`milkweed export` writes a bundle's model as an ONNX file, or into the bundle itself."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ..errors import WRONG_USAGE, CommandError
 from ..options import Bundle, Json, text_option
 from ..output import megabytes, print_fields, print_json
 
 if TYPE_CHECKING:
     from ...models.onnx.export import Verified
 
-OnnxFile = Annotated[Path, text_option("FILE", "The file to write; large weights go to FILE.data beside it.")]
+OnnxFile = Annotated[Path | None, text_option("FILE", "The file to write; large weights go to FILE.data beside it.")]
+Into = Annotated[bool, typer.Option("--into", help="Add the graph to the bundle itself.")]
 Dtype = Annotated[
     Literal["float32", "float16", "bfloat16"],
     typer.Option(help="Numbers of the model; bfloat16: of its weights alone."),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file, or a bundle's graph, that is there already.")]
 
 
-def export(bundle: Bundle, onnx: OnnxFile, dtype: Dtype = "float32", force: Force = False, json: Json = False) -> None:
+def export(
+    bundle: Bundle,
+    onnx: OnnxFile = None,
+    into: Into = False,
+    dtype: Dtype = "float32",
+    force: Force = False,
+    json: Json = False,
+) -> None:
     """Write a bundle's model as an ONNX file, for batches of any size.
 
     How its images are prepared and its labels are in the file's metadata. It is checked, and compared with PyTorch by
-    ONNX Runtime, before it is in place.
+    ONNX Runtime, before it is in place. With --into a server needs no PyTorch to serve the bundle.
 
     \b
     Example:
       milkweed export ./deit --onnx deit.onnx
+      milkweed export ./deit --into
     """
+    if into == (onnx is not None):
+        raise CommandError("export: give either --onnx FILE or --into", WRONG_USAGE)
+    if into and dtype != "float32":
+        raise CommandError(f"--dtype {dtype}: --into writes float32", WRONG_USAGE)
+    if onnx is None:
+        _into(bundle, force, json)
+        return
     from ...models import export_bundle
 
     report = export_bundle(bundle, onnx, dtype=dtype, overwrite=force)
@@ -58,6 +75,17 @@ def export(bundle: Bundle, onnx: OnnxFile, dtype: Dtype = "float32", force: Forc
             "verified": f"{_differences(verified)}, {verified.by} against {verified.against}, {verified.images} images",
         }
     )
+
+
+def _into(bundle: Path, force: bool, json: bool) -> None:
+    from ...jobs.export_into import export_into
+
+    config = export_into(bundle, overwrite=force)
+    added = "graph.onnx" if config.program is None else "program.safetensors"
+    if json:
+        print_json({"bundle": str(bundle), "version": config.version, "added": added, "bytes": config.bytes_on_disk})
+        return
+    print_fields({"bundle": f"{bundle} (version {config.version}, {megabytes(config.bytes_on_disk)})", "added": added})
 
 
 def _differences(verified: "Verified") -> str:

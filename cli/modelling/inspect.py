@@ -142,7 +142,7 @@ def _resident_bytes(bundle: Path, model: "nn.Module", config: "BundleConfig") ->
 def _print(document: Mapping[str, Any], layers: bool) -> None:
     """Print everything except the report, and the structured layers only if the report does not show them."""
     from ...models.architectures.widths import widths_summary
-    from ...models.layers.token_merging import TokenPlan
+    from ...models.layers.token_plan import TokenPlan
 
     structured = [layer for layer in document["layers"] if layer["kind"] != "dense"]
     parameters, macs, size = document["parameters"], document["macs"], document["bytes"]
@@ -212,10 +212,10 @@ def _resident(document: Mapping[str, Any]) -> str:
 
 def _kinds(structured: Sequence[Mapping[str, Any]]) -> str:
     """Say how many layers are of which kind: `4 of them Monarch`."""
-    from ...models.layers.layer_spec import LAYER_CLASSES
+    from ...models.layers.shapes import KINDS
 
     counts = Counter(layer["kind"] for layer in structured)
-    said = (f"{count} of them {LAYER_CLASSES[kind].kind_name}" for kind, count in counts.items())
+    said = (f"{count} of them {KINDS[kind].name}" for kind, count in counts.items())
     return ", ".join(said) or "all of them dense"
 
 

@@ -44,7 +44,7 @@ def train(options: TrainOptions) -> None:
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    device = resolve_device(options.device)
+    device = resolve_device(options.device).for_torch
     if options.parallel is not None:
         device = local_device(device)
     use_device(device)

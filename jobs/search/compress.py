@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
+import numpy as np
+
 from ...inference.device import processor_name, usable_cores
 from ...inference.program import program_forward
 from ...models import BundleConfig, save_bundle
@@ -21,6 +23,9 @@ from .narrower import widths_of
 from .report import run_report
 from .runs import OURS
 from .search import Found, Search
+
+TINY = 1e-30
+"""Stands for a probability of 0, which has no logarithm."""
 
 
 def compress(job: SearchJob, progress: Progress = SILENT) -> tuple[Found, BundleConfig]:
@@ -61,13 +66,14 @@ def _contents(search: Search, found: Found) -> dict[str, Any]:
     if chosen.candidate.backend == OURS:
         program, size = runs.program(chosen), search.subject.size
         with closing(program_forward(program.loaded, runs.plan, size, program.activations)) as forward:
-            answers = recorded(forward.run(golden_images(size)).probabilities.log())
+            answers = recorded(np.log(np.maximum(forward.run(golden_images(size)).probabilities, TINY)))
         record = ProgramRecord(precision=program.precision, golden=answers)
         return {
             "model": program.model,
             "storage": program.storage,
             "program": record,
             "activations": program.tensors or None,
+            "operators": program.operators(size),
         }
     graph = None if chosen.candidate.backend == "torch" else runs.graph(chosen)
     model = runs.model(chosen.levers) if graph is None or search.job.keep_weights else None

@@ -6,7 +6,7 @@ from math import ceil
 import torch
 from torch import nn
 
-from ...inference.device import autocast_dtype
+from ...inference.device import CPU, autocast_dtype
 from ...loaders.dataset.augmentation import Augmentation
 from ...loaders.dataset.training import TrainingImages
 from ...loaders.preprocess.spec import PreprocessSpec
@@ -16,7 +16,7 @@ from ...models.progress import Progress
 from ...models.recovery import FeatureDistillation, block_names, only_trained
 from ...models.training import Recipe, Trainer
 from .levers import WHOLE, Levers
-from .runs import CPU, Runs
+from .runs import Runs
 
 STEPS, BATCH_SIZE, RATE = 120, 16, 2e-5
 """Steps, rounded up to whole passes over the images; images of a step; AdamW's rate. Five times the rate harms."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ...models.layers.token_merging import ALL_TOKENS, TokenMerging, TokenPlan
+from ...models.layers.token_plan import ALL_TOKENS, TokenMerging, TokenPlan
 
 SHARES, EVERY, PROTECT = (0.16, 0.22, 0.28, 0.34, 0.4), (2, 3, 4), 0.1
 """Token schedules that are tried. Few large merges take less time than many small ones: at one image a time, merging in

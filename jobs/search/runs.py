@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from ...inference.backend import RUNTIMES, Backend, BackendError, Candidate, find_candidates
-from ...inference.device import dtype_name
+from ...inference.device import CPU
 from ...inference.forward import Forward, plan_lanes
 from ...inference.graph import Graph as GraphFile
 from ...inference.graph import graph_forward
 from ...inference.program import program_forward
+from ...inference.torch_forward import TorchForward
 from ...models.accounting import macs
 from ...models.architectures.token_blocks import apply_token_plan
 from ...models.bundle.graph import Graph
@@ -41,7 +42,7 @@ from .timing import time_in_turns
 from .trials import Trials
 
 OURS: Backend = "milkweed"
-CPU, DENSE = torch.device("cpu"), Levers()
+DENSE = Levers()
 
 FEWEST = 1e-30
 """Probabilities below are this, which has a logarithm."""
@@ -82,11 +83,11 @@ class Runs:
         self.ours = refusal is None
         usable = _usable(job, progress, refusal)
         # Our own kernels compute nothing in float32, of which all speeds are multiples.
-        timed = usable if any(each.dtype is torch.float32 for each in usable) else [*usable, Candidate()]
+        timed = usable if any(each.dtype == "float32" for each in usable) else [*usable, Candidate()]
         times: dict[str, dict[str, float]] = trials.get("dense", lambda: self._times([Run(DENSE, c) for c in timed]))
         usable = [each for each in usable if str(Run(DENSE, each)) in times]
         self.candidates = sorted(usable, key=lambda each: sum(times[str(Run(DENSE, each))].values()))
-        self.base = Run(DENSE, next(each for each in [*self.candidates, Candidate()] if each.dtype is torch.float32))
+        self.base = Run(DENSE, next(each for each in [*self.candidates, Candidate()] if each.dtype == "float32"))
         self._dense_ms = times[str(self.base)]
         self.measure(DENSE)
 
@@ -126,7 +127,7 @@ class Runs:
         """The file of the weights of a distilled model."""
         return self._graphs / f"{levers.floating.file}.pt"
 
-    def graph_file(self, levers: Levers, weights: torch.dtype = torch.float32) -> Path:
+    def graph_file(self, levers: Levers, weights: str = "float32") -> Path:
         """Return the file of a model's graph, which is made if it is not there.
 
         Args:
@@ -135,13 +136,12 @@ class Runs:
         Raises:
             ExportError, ImportError, ValueError: the model cannot be exported or quantised.
         """
-        name = dtype_name(weights)
-        file = self._graphs / f"{levers.file}{'' if levers.bits else '_' + name}.onnx"
+        file = self._graphs / f"{levers.file}{'' if levers.bits else '_' + weights}.onnx"
         if not file.exists():
             self.progress.step(f"{'exporting' if levers.bits is None else 'quantising'} {levers}", 0, 1)
             partial = file.with_suffix(".partial")
             if levers.bits is None:
-                write_verified(self.model(levers), partial, self.subject.size, name)
+                write_verified(self.model(levers), partial, self.subject.size, weights)
             else:
                 settings = QuantizeSettings(smooth_quant=levers.bits.alpha, symmetric=levers.bits.symmetric)
                 graph = quantized_graph(self.graph_file(levers.floating), self.subject.fit.pixels, settings)
@@ -154,8 +154,8 @@ class Runs:
         """Return the graph of a run as a bundle holds it, with its record."""
         file = self._file(run)
         if run.levers.bits is None:
-            precision = dtype_name(run.candidate.dtype)
-            return Graph(file.read_bytes(), GraphRecord(precision=precision, **graph_record(file, torch.float32)))
+            precision = run.candidate.dtype
+            return Graph(file.read_bytes(), GraphRecord(precision=precision, **graph_record(file, "float32")))
         record = json.loads(file.with_suffix(".json").read_text())
         return Graph(file.read_bytes(), GraphRecord.from_dict(record, self.subject.config.num_classes))
 
@@ -185,7 +185,7 @@ class Runs:
         if levers == DENSE:
             return list(dict.fromkeys([self.base.candidate, *self.candidates[:1]]))
         if levers.bits is not None and levers.bits.per_channel:
-            return [Candidate(OURS, torch.int8)]
+            return [Candidate(OURS, "int8")]
         if levers.bits is None:
             ours = self.ours and ours_refusal(self.model(levers), self.subject.size) is None
             able = [each for each in self.candidates if each.backend != OURS or ours]
@@ -248,12 +248,12 @@ class Runs:
         if run.candidate.backend != "torch":
             file = self._file(run)
             return graph_forward(GraphFile(file, file.stat().st_size), run.candidate, self.plan, self.subject.size)
-        model = prepare_for_inference(self.model(run.levers), dtype=dtype)
-        return Forward(model, self.plan, device=CPU, dtype=dtype, size=self.subject.size, cpu_graphs=True)
+        model = prepare_for_inference(self.model(run.levers), dtype=getattr(torch, dtype))
+        return TorchForward(model, self.plan, dtype=dtype, size=self.subject.size, cpu_graphs=True)
 
     def _answers(self, forward: Forward) -> Tensor:
         """Log-probabilities of the judging images."""
-        found = [forward.run(batch).probabilities for batch in self.subject.judge.batches]
+        found = [torch.as_tensor(forward.run(batch).probabilities) for batch in self.subject.judge.batches]
         return torch.cat(found).double().clamp(min=FEWEST).log()
 
     def _bytes(self, run: Run) -> int:

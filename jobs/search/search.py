@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...inference.device import computes_in_bfloat16, usable_cores
+from ...inference.device import CPU, computes_in_bfloat16, usable_cores
 from ...models.accounting import macs
 from ...models.architectures.token_blocks import apply_token_plan, token_depth
 from ...models.bundle.provenance import library_versions
 from ...models.divergence import diverge
-from ...models.layers.token_merging import TokenPlan
+from ...models.layers.token_plan import TokenPlan
 from ...models.onnx.quantize import int8_instructions
 from ...models.progress import SILENT, Progress
 from ...models.report.frontier import front
@@ -31,7 +31,7 @@ from .job import SearchJob
 from .levers import BITS, ENOUGH_KL, WHOLE, Bits, Levers, mergings
 from .narrower import smaller
 from .pace import Pace
-from .runs import CPU, DENSE, Run, Runs, ours_refusal
+from .runs import DENSE, Run, Runs, ours_refusal
 from .subject import Subject
 from .trials import Trials
 

@@ -3,9 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TypeVar
-
-from torch import Tensor
+from typing import Any, TypeVar
 
 from ...inference.forward import Forward
 
@@ -42,13 +40,13 @@ def time_in_turns(forwards: Mapping[Name, Forward], batches: Sequence[int]) -> d
     return found
 
 
-def _turn(forward: Forward, images: Tensor) -> float:
+def _turn(forward: Forward, images: Any) -> float:
     """Seconds of a run among others of its own."""
     _together(forward, images)
     return _together(forward, images)
 
 
-def _together(forward: Forward, images: Tensor) -> float:
+def _together(forward: Forward, images: Any) -> float:
     """Seconds of a run, of those that take TURN_SECONDS together."""
     started, runs = time.perf_counter(), 0
     while True:

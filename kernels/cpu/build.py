@@ -36,8 +36,10 @@ def build(library: Path = LIBRARY) -> bool:
         objects = [Path(folder) / f"{name}.o" for name in ("library", *(each.name for each in SETS))]
         commands = [[compiler, *OPTIONS, f'-DSOURCES="{wanted}"', "-c", str(SOURCES / "library.cpp")]]
         for each, (_, flags) in SETS.items():
-            names = (f"-DISA={each.name}", f"-DENTRY=milkweed_run_{each.name}", f"-DPEAK=milkweed_peak_{each.name}")
-            commands.append([compiler, *OPTIONS, *flags, *names, "-c", str(SOURCES / "isa.cpp")])
+            entries = {"ENTRY": "run", "PEAK": "peak", "RESIZE": "resize"}
+            names = [f"-D{macro}=milkweed_{name}_{each.name}" for macro, name in entries.items()]
+            options = (*OPTIONS, *flags, f"-DISA={each.name}", *names)
+            commands.append([compiler, *options, "-c", str(SOURCES / "isa.cpp")])
         list(pool.map(_run, ([*c, "-o", str(o)] for c, o in zip(commands, objects, strict=True))))
         built = Path(folder) / library.name
         _run([compiler, "-shared", "-s", "-o", str(built), *map(str, objects)])

@@ -108,6 +108,19 @@ def multiply_again(isa: InstructionSet, *, eight_bits: bool, repeats: int, libra
 
 
 @functools.cache
+def resize_entry(name: str = "", library: Path = LIBRARY) -> Any:
+    """Return the library's `resize` for an instruction set, or the fastest one; `csrc/isa.cpp` has its arguments.
+
+    Raises:
+        CpuLibraryError: the library is missing, or of other sources.
+    """
+    entry = getattr(_checked(library), f"milkweed_resize_{name or fastest_set(library).name}")
+    entry.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 4]
+    entry.restype = None
+    return entry
+
+
+@functools.cache
 def _loaded(library: Path) -> Any:
     if not library.is_file():
         raise CpuLibraryError("the CPU kernels are not built: make kernels")

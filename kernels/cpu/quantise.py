@@ -6,7 +6,7 @@ SmoothQuant (arXiv 2211.10438, section 4), at no cost since LayerNorms and epilo
 outliers that weights cannot take: DeiT-Tiny's KL was .031 with a scale for each of their channels, .0014 nearly so.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -87,17 +87,19 @@ def quantised(program: Program, maxima: Maxima, levels: int = LEVELS) -> Program
         each.factor.name: _quantised(each, maxima[each.factor.name].astype(np.float64), levels)
         for each in _readers(program)
     }
-    return replace(program, operators=[_with(each, found) for each in program.operators])
+    return with_factors(program, lambda factor: found[factor.name])
 
 
-def _with(operator: Operator, factors: Mapping[str, Factor]) -> Operator:
-    """The operator with factors of the same names in their places."""
-    if isinstance(operator, Pyramid | Branch):
-        convolutions = [
-            replace(each, factor=factors.get(each.factor.name, each.factor)) for each in operator.convolutions
-        ]
+def with_factors(program: Program, changed: Callable[[Factor], Factor]) -> Program:
+    """Return the program with each factor changed that may be quantised: not the classifier, nor branches by groups."""
+    return replace(program, operators=[_with(each, changed) for each in program.operators])
+
+
+def _with(operator: Operator, changed: Callable[[Factor], Factor]) -> Operator:
+    if isinstance(operator, Pyramid) or (isinstance(operator, Branch) and not operator.by_groups):
+        convolutions = [replace(each, factor=changed(each.factor)) for each in operator.convolutions]
         return replace(operator, convolutions=convolutions)
-    return factors[operator.name] if isinstance(operator, Factor) else operator
+    return changed(operator) if isinstance(operator, Factor) else operator
 
 
 def _readers(program: Program) -> Iterator[_Reader]:

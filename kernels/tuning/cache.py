@@ -11,10 +11,12 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from filelock import FileLock, Timeout
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger("milkweed.tuner")
 
@@ -93,7 +95,7 @@ class TuningCache:
             logger.warning(line)
 
 
-def device_cache(device: torch.device, folder: Path | None = None) -> TuningCache:
+def device_cache(device: "torch.device", folder: Path | None = None) -> TuningCache:
     """Return the cache of a device: its file in `folder` or in the user's cache, and the package's preset for it."""
     name = device_file_name(device)
     folder = folder or user_folder()
@@ -111,10 +113,12 @@ def user_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
     return Path(base) / "milkweed" / "tune"
 
 
-def device_file_name(device: torch.device) -> str:
+def device_file_name(device: "torch.device") -> str:
     """Return the name of the file for one kind of device: `nvidia-h200-sm90.json`, `cpu.json`."""
     if device.type != "cuda":
         return f"{device.type}.json"
+    import torch
+
     properties = torch.cuda.get_device_properties(device)
     slug = re.sub(r"[^a-z0-9]+", "-", properties.name.lower()).strip("-")
     return f"{slug}-sm{properties.major}{properties.minor}.json"

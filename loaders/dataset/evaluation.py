@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..errors import InputError
@@ -51,7 +52,7 @@ class PreparedImages:
                     levels.append(image)
                     targets.append(target)
             if levels:
-                yield self._normaliser.batch(np.stack(levels)), classes(targets)
+                yield torch.from_numpy(self._normaliser.batch(np.stack(levels))), classes(targets)
 
     def _image(self, path: Path) -> Levels | None:
         if path in self.skipped:

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ..decode.cpu import rgb_pixels
@@ -33,10 +32,10 @@ def read_levels(path: Path, spec: PreprocessSpec, whole: bool, sandbox: Sandbox)
     pixels = rgb_pixels(data, info)
     orientation = info.orientation if spec.orientation == "apply" else 1
     if whole:
-        levels = upright_levels(torch.from_numpy(pixels), orientation)
+        levels = upright_levels(pixels, orientation)
     else:
         levels = upright_crop(pixels, orientation, spec)
-    return np.ascontiguousarray(levels.numpy())
+    return np.ascontiguousarray(levels)
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:

@@ -96,7 +96,10 @@ class TrainingImages:
         parts = [order[step * size : (step + 1) * size] for step in range(start, self.steps)]
         for made in self._made([_Wanted(epoch, part[self.rank :: self.processes]) for part in parts]):
             self.skipped.update(made.refused)
-            yield self._maker.augmenter.erase(self._normaliser.batch(made.levels), made.seeds), made.targets
+            yield (
+                self._maker.augmenter.erase(torch.from_numpy(self._normaliser.batch(made.levels)), made.seeds),
+                made.targets,
+            )
 
     def _made(self, wanted: list["_Wanted"]) -> Iterator["_Made"]:
         if self.workers == 0:

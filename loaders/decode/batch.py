@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base import SOUND, LoadResult
 from ..errors import InputError
@@ -89,7 +89,7 @@ class BatchLoader(ABC):
         infos = [None] * len(items) if infos is None else infos
         if len(infos) != len(items):
             raise ValueError(f"{len(infos)} infos for {len(items)} items: expected one each")
-        pixels = torch.empty(len(items), 3, self.spec.size, self.spec.size, pin_memory=self._pin_memory)
+        pixels = self._blank(len(items))
 
         def run(index: int) -> tuple[InputError | None, Stopwatch]:
             watch = Stopwatch()
@@ -113,7 +113,7 @@ class BatchLoader(ABC):
         if self._owns_sandbox:
             self.sandbox.close()
 
-    def load_one(self, data: bytes, info: ImageInfo, out: Tensor, watch: Stopwatch) -> None:
+    def load_one(self, data: bytes, info: ImageInfo, out: NDArray[np.float32], watch: Stopwatch) -> None:
         """Load one validated image, or its crop, into its row of the batch; raises InputError."""
         if info.cropped:
             with watch.stage("normalise"):
@@ -124,11 +124,20 @@ class BatchLoader(ABC):
         else:
             crop = self.crop(data, info, info.orientation if self.spec.orientation == "apply" else 1, watch)
             with watch.stage("normalise"):
-                self._normaliser.write(crop.permute(2, 0, 1), out)
+                self._normaliser.write(crop, out)
 
     @abstractmethod
-    def crop(self, data: bytes, info: ImageInfo, orientation: int, watch: Stopwatch) -> Tensor:
+    def crop(self, data: bytes, info: ImageInfo, orientation: int, watch: Stopwatch) -> NDArray[np.uint8]:
         """Decode a validated picture and cut the model's crop, upright by `orientation`: uint8 (size, size, 3)."""
+
+    def _blank(self, count: int) -> NDArray[np.float32]:
+        shape = (count, 3, self.spec.size, self.spec.size)
+        if not self._pin_memory:
+            return np.empty(shape, np.float32)
+        import torch
+
+        pinned: NDArray[np.float32] = torch.empty(shape, pin_memory=True).numpy()
+        return pinned
 
     def is_small(self, data: bytes, info: ImageInfo) -> bool:
         """Tell whether an image costs less than handing it to the pool: then the calling thread loads it."""
@@ -173,7 +182,7 @@ def spread(
     return [results[index] for index in range(len(items))]
 
 
-def _gather(pixels: Tensor, outcomes: list[tuple[InputError | None, Stopwatch]]) -> LoadResult:
+def _gather(pixels: NDArray[np.float32], outcomes: list[tuple[InputError | None, Stopwatch]]) -> LoadResult:
     errors = {index: error for index, (error, _) in enumerate(outcomes) if error is not None}
     ok = [index for index in range(len(outcomes)) if index not in errors]
     seconds: dict[str, float] = {}

@@ -1,19 +1,19 @@
-"""The fast loader: simplejpeg or Pillow decodes, torch's antialiased kernel resizes 8-bit levels, on a few threads.
+"""The fast loader: simplejpeg or Pillow decodes, our own kernel resizes 8-bit levels as Pillow would, on a few threads.
 
-torch's kernel has Pillow's filters with 16-bit fixed-point weights; against the reference it is off by 0.004
-levels in the mean and 7 at most. Decoding a large JPEG at 1/2 or 1/4 size would save a third of its time but
-is off by 0.16 levels in the mean, three times what the equality contract allows, so it is not done.
+The kernel's bits are Pillow's, in a fourth of its time. torch's antialiased kernel takes as long as ours with 16-bit
+weights, by which it is off by 7 levels at most.
+
+Decoding a large JPEG at 1/2 or 1/4 size would save a third of its time but is off by 0.16 levels in the mean, three
+times what the equality contract allows, so it is not done.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from ...kernels.images.resize import resize_refusal
 from ..headers.info import ImageInfo
 from ..headers.limits import DEFAULT_LIMITS, Limits
 from ..preprocess.crop import to_rgb
@@ -35,7 +35,7 @@ _SMALL_COSTS = ("npy", "jpeg", "png")
 
 
 class CpuLoader(BatchLoader):
-    """Spreads the images of a batch over `num_threads` threads of its own, each with one torch thread."""
+    """Spreads the images of a batch over `num_threads` threads of its own."""
 
     name = "cpu"
     pool: Executor
@@ -52,9 +52,10 @@ class CpuLoader(BatchLoader):
         if num_threads < 1:
             raise ValueError(f"num_threads is {num_threads}: expected at least 1")
         super().__init__(spec, limits, pin_memory=pin_memory, sandbox=sandbox)
-        self.num_threads = num_threads
-        self.description = f"cpu: simplejpeg or Pillow decode, torch uint8 resize, {num_threads} threads"
-        self.pool = _start_pool(num_threads)
+        self.num_threads, refusal = num_threads, resize_refusal()
+        resize = "resize by our kernel" if refusal is None else f"Pillow resize ({refusal})"
+        self.description = f"cpu: simplejpeg or Pillow decode, {resize}, {num_threads} threads"
+        self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix="milkweed-load")
 
     def spread(self, run: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Call `run` for every item on this loader's threads; what `run` raises is raised here too."""
@@ -69,7 +70,7 @@ class CpuLoader(BatchLoader):
         pixels = max(info.pixels * max(info.scans, 1), self.spec.size**2)
         return pixels <= _SMALL_PIXELS and len(data) <= _SMALL_BYTES and info.cost in _SMALL_COSTS
 
-    def crop(self, data: bytes, info: ImageInfo, orientation: int, watch: Stopwatch) -> Tensor:
+    def crop(self, data: bytes, info: ImageInfo, orientation: int, watch: Stopwatch) -> NDArray[np.uint8]:
         with watch.stage("decode"):
             pixels = rgb_pixels(data, info)
         with watch.stage("resize"):
@@ -94,21 +95,3 @@ def _decode_with_pillow(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
             bottom = min(top + rows, height)
             pixels[top:bottom] = np.asarray(to_rgb(image.crop((0, top, width, bottom))))
         return pixels
-
-
-def _start_pool(num_threads: int) -> ThreadPoolExecutor:
-    """Threads that each run torch single-threaded, without changing what other threads will get."""
-    started = threading.Barrier(num_threads + 1)
-
-    def start() -> None:
-        torch.get_num_threads()  # a thread's first use of torch sets its number: have that behind
-        torch.set_num_threads(1)  # of this thread, and the default of threads that have yet to use torch
-        started.wait()
-
-    default = torch.get_num_threads()
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="milkweed-load", initializer=start)
-    for _ in range(num_threads):
-        pool.submit(int)
-    started.wait()
-    torch.set_num_threads(default)
-    return pool

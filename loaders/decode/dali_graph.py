@@ -6,7 +6,6 @@ differently. The resize runs in two passes with 8-bit levels between them, as Pi
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,50 +16,11 @@ from torch.utils.dlpack import from_dlpack
 
 from ..errors import LoaderError
 from ..preprocess.spec import Geometry, PreprocessSpec
-
-Resample = Literal["exact", "fused"]
-RESAMPLES = ("exact", "fused")
+from .dali_options import DEFAULT_DALI as DEFAULT_DALI
+from .dali_options import DaliOptions as DaliOptions
 
 LARGE_PIXELS = 12_000_000
 """Pixels of a phone's photograph. Buffers have this size from the start, so that none is reallocated in a request."""
-
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True)
-class DaliOptions:
-    """How DALI decodes, and what it decodes.
-
-    Args:
-        hw_decoder_load: share of a GPU's JPEGs for its hardware engine, 0..1. 0 by default: on Hopper that engine
-            has been seen not to keep stream order (pytorch/vision#9606).
-        resample: "exact" in two passes, "fused" in one, a little off (`milkweed bench decode` measures both).
-        min_pixels: the fast loader gets smaller images, unless a batch has at least `min_batch` images for DALI.
-        strict: read each JPEG's coded data on the CPU first and refuse damaged ones, as the other loaders do. It costs
-            half of a decode; without it, DALI answers some damaged pictures with what it made of them.
-        max_batch, max_batch_pixels: limits of one run; so many source pixels are 384 MB of levels.
-        dtype: dtype of the pixels: float32, float16 (DALI writes both) or bfloat16 (cast on the graph's device).
-    """
-
-    hw_decoder_load: float = 0.0
-    resample: Resample = "exact"
-    min_pixels: int = 0
-    min_batch: int = 1
-    strict: bool = True
-    max_batch: int = 64
-    max_batch_pixels: int = 128_000_000
-    dtype: torch.dtype = torch.float32
-
-    def __post_init__(self) -> None:
-        if self.resample not in RESAMPLES:
-            raise ValueError(f"resample is {self.resample!r}: expected {' or '.join(RESAMPLES)}")
-        if not 0 <= self.hw_decoder_load <= 1:
-            raise ValueError(f"hw_decoder_load is {self.hw_decoder_load!r}: expected a number from 0 to 1")
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"dtype is {self.dtype}: expected {', '.join(map(str, _DTYPES))}")
-
-
-DEFAULT_DALI = DaliOptions()
 
 
 class DaliError(RuntimeError):
@@ -106,7 +66,8 @@ class DaliGraph:
         device: Literal["cpu", "gpu"] = "cpu",
         device_id: int = 0,
     ) -> None:
-        self.spec, self.options, self.dtype, self.device = spec, options, options.dtype, device
+        self.spec, self.options, self.device = spec, options, device
+        self.dtype: torch.dtype = getattr(torch, options.dtype)
         self.rebuilds, self.failed_builds = 0, 0
         self.trouble: str | None = None
         self._threads, self._device_id = num_threads, device_id if device == "gpu" else None

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..base import LoadResult
 from ..errors import InputError
-from ..preprocess.orientation import upright_levels
+from ..preprocess.crop import TURNS
 from .batch import Stopwatch
 from .dali_graph import DaliGraph
 from .dali_route import Slot
@@ -24,14 +24,13 @@ class Rows:
         """Add what DALI made of a batch, and turn it upright, which at the model's size costs nothing."""
         for place, slot in enumerate(batch):
             if slot.orientation != 1:
-                upright = upright_levels(pixels[place].permute(1, 2, 0), slot.orientation)
-                pixels[place] = upright.permute(2, 0, 1).clone()
+                pixels[place] = _upright(pixels[place], slot.orientation)
         self._parts.append(([slot.index for slot in batch], pixels, "dali"))
 
     def add_loaded(self, indexes: Sequence[int], found: LoadResult, watch: Stopwatch) -> None:
         """Add what the fast loader returned for these indexes."""
         if found.ok:
-            self._parts.append(([indexes[place] for place in found.ok], found.pixels, "cpu"))
+            self._parts.append(([indexes[place] for place in found.ok], torch.as_tensor(found.pixels), "cpu"))
         self.errors.update({indexes[place]: error for place, error in found.errors.items()})
         for stage, spent in found.cpu_seconds.items():
             watch.add(stage, spent)
@@ -48,9 +47,18 @@ class Rows:
         if order != ok:
             place = {index: row for row, index in enumerate(order)}
             pixels = pixels[[place[index] for index in ok]]
+        made = pixels if pixels.is_cuda else pixels.numpy()
         return LoadResult(
-            pixels, ok, dict(sorted(self.errors.items())), watch.cpu_seconds, [decoder[index] for index in ok]
+            made, ok, dict(sorted(self.errors.items())), watch.cpu_seconds, [decoder[index] for index in ok]
         )
+
+
+def _upright(pixels: Tensor, orientation: int) -> Tensor:
+    """Turn normalised pixels (3, S, S) upright."""
+    turn = TURNS[orientation]
+    dims = [dim for dim, flip in ((1, turn.flip_y), (2, turn.flip_x)) if flip]
+    pixels = pixels.flip(dims) if dims else pixels.clone()
+    return pixels.transpose(1, 2) if turn.transpose else pixels
 
 
 def _on_device(part: Tensor, graph: DaliGraph) -> Tensor:

@@ -5,7 +5,7 @@ A body with a batch axis is split into one body for each image, so that all othe
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,6 @@ from numpy.typing import NDArray
 from ..errors import InputError, undecodable, unsupported
 from ..headers.info import ArrayHeader, ImageInfo
 from ..headers.npy import MAGIC, describe, is_batch, read_array_header
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Dtype = Literal["uint8", "float16", "float32"]
 LARGEST_INPUT = 65504.0
@@ -69,22 +66,21 @@ def rgb_levels(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
     return rgb
 
 
-def write_input(data: bytes, info: ImageInfo, out: "Tensor") -> None:
+def write_input(data: bytes, info: ImageInfo, out: NDArray[np.float32]) -> None:
     """Write a validated model input into `out` unchanged, but float16 as float32.
 
     Args:
-        out: float32 (3, S, S) on the CPU, S the model's size.
+        out: float32 (3, S, S), S the model's size.
 
     Raises:
         InputError: it is of another size, or some value is no number or beyond `LARGEST_INPUT`.
     """
     values = _values(data, info)
-    if values.shape != tuple(out.shape):
-        raise undecodable(f"NPY is {values.dtype.name} {values.shape}: the model takes {tuple(out.shape)}")
-    target = out.numpy()
-    np.copyto(target, values)
-    if not max(target.max(), -target.min()) <= LARGEST_INPUT:  # NaN fails this too
-        odd = int(np.count_nonzero(~(np.abs(target) <= LARGEST_INPUT)))
+    if values.shape != out.shape:
+        raise undecodable(f"NPY is {values.dtype.name} {values.shape}: the model takes {out.shape}")
+    np.copyto(out, values)
+    if not max(out.max(), -out.min()) <= LARGEST_INPUT:  # NaN fails this too
+        odd = int(np.count_nonzero(~(np.abs(out) <= LARGEST_INPUT)))
         limit = f"limit {LARGEST_INPUT:g} and -{LARGEST_INPUT:g}"
         raise undecodable(f"NPY of {values.dtype.name} has {odd} values that are no numbers or too large: {limit}")
 

@@ -4,8 +4,7 @@ It cuts the crop with the code that the sandbox's children run (`preprocess.crop
 """
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from ..headers.info import ImageInfo
 from ..preprocess.crop import cut
@@ -21,12 +20,11 @@ class PillowLoader(BatchLoader):
     name = "pillow"
     description = "pillow: Pillow decode and resize, equal to timm's eval transform, 1 thread"
 
-    def crop(self, data: bytes, info: ImageInfo, orientation: int, watch: Stopwatch) -> Tensor:
+    def crop(self, data: bytes, info: ImageInfo, orientation: int, watch: Stopwatch) -> NDArray[np.uint8]:
         with watch.stage("decode"):
             if info.turbo:
                 decode_jpeg(data, info)  # only to refuse what Pillow would accept corrupt
             image = decode(data, info)
         with watch.stage("resize"), decoding_errors(f"{info.format} of {info.width}x{info.height} px"):
             upright = info.upright_size(self.spec.orientation == "apply")
-            levels = np.array(cut(image, pillow_crop(self.spec, *upright, orientation)))  # torch wants to own it
-        return torch.from_numpy(levels)
+            return np.asarray(cut(image, pillow_crop(self.spec, *upright, orientation)))

@@ -1,22 +1,23 @@
 """Normalises levels 0..255 to model input as torchvision's ToTensor and Normalize do, bit for bit."""
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ..errors import LoaderError
 from .spec import PreprocessSpec
+
+Levels = NDArray[np.uint8]
+Pixels = NDArray[np.float32]
 
 
 class Normaliser:
     """Writes (level / 255 - mean) / std, each step rounded to float32 as torchvision does."""
 
     def __init__(self, spec: PreprocessSpec) -> None:
-        self._mean = torch.tensor(spec.mean, dtype=torch.float32).view(3, 1, 1)
-        self._std = torch.tensor(spec.std, dtype=torch.float32).view(3, 1, 1)
+        self._mean = np.array(spec.mean, np.float32)[:, None, None]
+        self._std = np.array(spec.std, np.float32)[:, None, None]
 
-    def write_crop(self, levels: bytes, out: Tensor) -> None:
+    def write_crop(self, levels: bytes, out: Pixels) -> None:
         """Normalise a crop that a `Sandbox` made, RGB levels (S, S, 3), into `out`, float32 (3, S, S).
 
         Raises:
@@ -25,20 +26,23 @@ class Normaliser:
         size = out.shape[-1]
         if len(levels) != 3 * size**2:
             raise LoaderError(f"the crop has {len(levels)} bytes: the model takes {size}x{size} px of 3 bytes")
-        pixels = torch.frombuffer(bytearray(levels), dtype=torch.uint8)
-        self.write(pixels.view(size, size, 3).permute(2, 0, 1), out)
+        self.write(np.frombuffer(levels, np.uint8).reshape(size, size, 3), out)
 
-    def batch(self, levels: NDArray[np.uint8]) -> Tensor:
+    def batch(self, levels: Levels) -> Pixels:
         """Normalise levels (B, S, S, 3) to float32 (B, 3, S, S), contiguous."""
-        pixels = torch.from_numpy(levels).permute(0, 3, 1, 2).contiguous()
-        return pixels.float().div_(255).sub_(self._mean).div_(self._std)
+        count, height, width, channels = levels.shape
+        pixels = np.empty((count, channels, height, width), np.float32)
+        for each, out in zip(levels, pixels, strict=True):
+            self.write(each, out)
+        return pixels
 
-    def write(self, levels: Tensor, out: Tensor) -> None:
+    def write(self, levels: Levels, out: Pixels) -> None:
         """Normalise into `out`.
 
         Args:
-            levels: uint8 (3, S, S), any strides.
-            out: float32 (3, S, S).
+            levels: (S, S, 3), any strides.
+            out: (3, S, S).
         """
-        torch.div(levels, 255.0, out=out)
-        out.sub_(self._mean).div_(self._std)
+        np.divide(levels.transpose(2, 0, 1), np.float32(255), out=out, dtype=np.float32)
+        np.subtract(out, self._mean, out=out)
+        np.divide(out, self._std, out=out)

@@ -1,20 +1,20 @@
-"""Applies the eight EXIF orientations to tensors, and finds the crop of an upright picture in the stored one."""
+"""Applies the eight EXIF orientations to levels, and finds the crop of an upright picture in the stored one."""
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from PIL import Image
 
-from .crop import TURNS, Crop
+from ...kernels.images.resize import resize_refusal
+from .crop import TURNS, Crop, cut
 from .resize import resize_crop
 from .spec import Geometry, PreprocessSpec, geometry
 
 
-def upright_levels(levels: Tensor, orientation: int) -> Tensor:
-    """Turn a stored tensor (H, W, channels) upright; returns a view or a flipped copy."""
+def upright_levels(levels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Turn a stored picture (H, W, channels) upright; returns a view."""
     turn = TURNS[orientation]
-    dims = [dim for dim, flip in ((0, turn.flip_y), (1, turn.flip_x)) if flip]
-    levels = levels.flip(dims) if dims else levels
-    return levels.transpose(0, 1) if turn.transpose else levels
+    levels = levels[:: -1 if turn.flip_y else 1, :: -1 if turn.flip_x else 1]
+    return levels.transpose(1, 0, 2) if turn.transpose else levels
 
 
 def stored_geometry(upright: Geometry, orientation: int) -> Geometry:
@@ -31,15 +31,18 @@ def stored_geometry(upright: Geometry, orientation: int) -> Geometry:
     return Geometry(width, height, left, top, upright.size, upright.columns_first != turn.transpose)
 
 
-def upright_crop(pixels: NDArray[np.uint8], orientation: int, spec: PreprocessSpec) -> Tensor:
-    """Resize, crop and turn upright a stored picture, RGB (height, width, 3), writable; returns uint8 (size, size, 3).
+def upright_crop(pixels: NDArray[np.uint8], orientation: int, spec: PreprocessSpec) -> NDArray[np.uint8]:
+    """Resize, crop and turn upright a stored picture, RGB (height, width, 3); as (size, size, 3).
 
-    The crop is turned, not the picture: turning 12 megapixels costs more than decoding them.
+    The crop is turned, not the picture: turning 12 megapixels costs more than decoding them. Pillow resizes where the
+    CPU kernels are not built: four times as long, to the same bits.
     """
     height, width = pixels.shape[:2]
-    upright = geometry(spec, *((height, width) if orientation >= 5 else (width, height)))
-    crop = resize_crop(pixels, stored_geometry(upright, orientation), spec.interpolation)
-    return upright_levels(crop, orientation)
+    upright = (height, width) if orientation >= 5 else (width, height)
+    if resize_refusal() is not None:
+        return np.asarray(cut(Image.fromarray(pixels), pillow_crop(spec, *upright, orientation)))
+    target = stored_geometry(geometry(spec, *upright), orientation)
+    return upright_levels(resize_crop(pixels, target, spec.interpolation), orientation)
 
 
 def pillow_crop(spec: PreprocessSpec, width: int, height: int, orientation: int) -> Crop:

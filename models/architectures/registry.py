@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import first_line, quoted
 from ..layers.layer_spec import LayerSpec, replace_linears
-from ..layers.token_merging import ALL_TOKENS, TokenPlan
+from ..layers.token_plan import ALL_TOKENS, TokenPlan
 from .arch_args import check_arch_args
 from .t2t_vit import T2T_VARIANTS, T2TViT
 from .timm_models import (

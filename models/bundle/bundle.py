@@ -25,7 +25,7 @@ from .golden import golden_record
 from .graph import Graph, check_graph, read_graph
 from .graph_record import GRAPH
 from .labels import Label, labels_document, parse_labels
-from .program_record import ACTIVATIONS, ProgramRecord
+from .program_record import ACTIVATIONS, OPERATORS, ProgramRecord
 from .reading import CONFIG, LABELS, WEIGHTS, about, check_digest, check_label_count, naming, read_unnamed
 from .safetensors_file import TensorEntry, read_tensors, write_tensors
 from .storage import as_stored, loaded_tensors, stored_tensors
@@ -120,6 +120,7 @@ def save_bundle(
     graph: Graph | None = None,
     program: ProgramRecord | None = None,
     activations: Mapping[str, Tensor] | None = None,
+    operators: bytes | None = None,
 ) -> BundleConfig:
     """Write a bundle, whole or not at all; returns `config` with labels, storage, hashes and size filled in.
 
@@ -134,6 +135,7 @@ def save_bundle(
         graph: a graph of the model, which has its own record. One that the bundle of `config` had is not taken over.
         program: how the CPU kernels are to compute the weights; not taken over either.
         activations: the content of ACTIVATIONS, for a program of int8.
+        operators: the content of OPERATORS, for a server without torch.
 
     Raises:
         BundleError: labels, structure, keys, shapes, graph or extras that do not fit, weights that the storage cannot
@@ -146,8 +148,11 @@ def save_bundle(
         record = None if graph is None else graph.record
         config = replace(config, labels=labels, storage=dict(storage or {}), graph=record, program=program, golden={})
         empty = _check_saving(model, config, graph)
+        counts = model_counts(empty, int(config.preprocess["size"])) if record or operators else {}
         if record is not None:
-            config = replace(config, graph=replace(record, counts=model_counts(empty, int(config.preprocess["size"]))))
+            config = replace(config, graph=replace(record, counts=counts))
+        if program is not None and operators is not None:
+            config = replace(config, program=replace(program, counts=counts))
         if model is not None:
             size = int(config.preprocess["size"])
             config = replace(config, golden=golden_record(as_stored(model, config.storage), size))
@@ -155,7 +160,7 @@ def save_bundle(
         path.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
         try:
-            config = _write(folder, model, config, graph, activations)
+            config = _write(folder, model, config, graph, activations, operators)
             _write_extras(folder, extras(config) if callable(extras) else extras or {})
             _move(folder, path)
         finally:
@@ -173,8 +178,9 @@ def _check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor | 
     for key, tensor in expected.items():
         if tuple(found[key].shape) != tuple(tensor.shape):
             raise BundleError(f"{key} has shape {list(found[key].shape)}, the model needs {list(tensor.shape)}")
-        if found[key].dtype != tensor.dtype:
-            raise BundleError(f"{key} is {found[key].dtype}, the model needs {tensor.dtype}")
+        dtype, needed = (str(each.dtype).removeprefix("torch.") for each in (found[key], tensor))
+        if dtype != needed:
+            raise BundleError(f"{key} is {dtype}, the model needs {needed}")
 
 
 def _check_complete(model: nn.Module) -> None:
@@ -222,6 +228,7 @@ def _write(
     config: BundleConfig,
     graph: Graph | None,
     activations: Mapping[str, Tensor] | None,
+    operators: bytes | None,
 ) -> BundleConfig:
     files = [LABELS]
     (folder / LABELS).write_bytes(readable_json(labels_document(config.labels)))
@@ -234,6 +241,9 @@ def _write(
     if activations is not None:
         files.append(ACTIVATIONS)
         write_tensors(folder / ACTIVATIONS, activations)
+    if operators is not None:
+        files.append(OPERATORS)
+        (folder / OPERATORS).write_bytes(operators)
     config = replace(config, files={name: sha256_of(folder / name) for name in sorted(files, reverse=True)})
     (folder / CONFIG).write_bytes(readable_json(config.to_dict()))
     for name in (*files, CONFIG):

@@ -8,18 +8,20 @@ from math import isfinite
 from typing import Any
 
 from ..architectures.arch_args import MAX_CLASSES
-from ..architectures.widths import Widths
 from ..errors import BundleError, quoted
 from ..layers.layer_spec import LayerSpec
-from ..layers.token_merging import ALL_TOKENS, TokenPlan
+from ..layers.token_plan import ALL_TOKENS, TokenPlan
 from .golden import check_record
 from .graph_record import GRAPH, GraphRecord
 from .labels import Label
-from .program_record import ACTIVATIONS, ProgramRecord
-from .storage import PRECISIONS
+from .program_record import ACTIVATIONS, OPERATORS, ProgramRecord
 from .strict_json import canonical_json
 
 FORMAT = 1
+PRECISIONS = ("bfloat16", "float16", "int8")
+"""Number types that a layer's weights can have in the file, beside float32."""
+
+STORAGES = ("float32", *PRECISIONS)
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 MAX_SIZE_PX = 4096
 MAX_FILES = 64
@@ -56,7 +58,7 @@ class BundleConfig:
 
     arch: str
     arch_args: Mapping[str, Any] = field(default_factory=dict)
-    widths: Widths = field(default_factory=dict)
+    widths: Mapping[str, int] = field(default_factory=dict)
     structure: Mapping[str, LayerSpec] = field(default_factory=dict)
     tokens: TokenPlan = ALL_TOKENS
     storage: Mapping[str, str] = field(default_factory=dict)
@@ -163,6 +165,7 @@ class BundleConfig:
             (program is not None and program.precision == "int8") == (ACTIVATIONS in document["files"]),
             f"files: {ACTIVATIONS} and a program of int8 belong together",
         )
+        _require(program is not None or OPERATORS not in document["files"], f"files: {OPERATORS} needs a program")
         _require(
             program is None or "model.safetensors" in document["files"], "program: needs weights (model.safetensors)"
         )

@@ -5,66 +5,80 @@ fusing and this machine's kernels included, still computes the same model.
 """
 
 from collections.abc import Mapping
-from math import isfinite, log
-from typing import Any
+from math import isfinite, log, pi
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from ..errors import BundleError, quoted
+
+if TYPE_CHECKING:
+    from torch import nn
 
 IMAGES, CLASSES = 2, 5
 
 # Largest difference of the logarithm of a probability to the recorded one. bfloat16 keeps 8 bits of each product.
 # int8: a quantised graph rounds an activation to one of 256 levels. Where two runtimes differ in the last digit, some
 # land on the next level, so that their answers differ by about as much as quantisation itself changes them.
-TOLERANCES = {torch.float32: 0.02, torch.float16: 0.1, torch.bfloat16: 0.3, torch.int8: 0.7}
+TOLERANCES = {"float32": 0.02, "float16": 0.1, "bfloat16": 0.3, "int8": 0.7}
 SMALLEST = 1e-5
 """Smaller probabilities are not compared: rounding alone changes their logarithms."""
 
 
-def golden_images(size: int) -> Tensor:
+def golden_images(size: int) -> NDArray[np.float32]:
     """Smooth waves over the whole range of normalised pixels: float32 (IMAGES, 3, size, size), always the same."""
-    steps = torch.arange(size, dtype=torch.float64) / size
+    steps = np.arange(size) / size
     waves = []
     for image in range(IMAGES):
         for channel in range(3):
-            across = torch.sin(2 * torch.pi * (1 + image + channel) * steps + channel)
-            down = torch.cos(2 * torch.pi * (2 + channel - image) * steps + image)
+            across = np.sin(2 * pi * (1 + image + channel) * steps + channel)
+            down = np.cos(2 * pi * (2 + channel - image) * steps + image)
             waves.append(down[:, None] + across[None, :])
-    return torch.stack(waves).view(IMAGES, 3, size, size).float()
+    return np.stack(waves).reshape(IMAGES, 3, size, size).astype(np.float32)
 
 
-@torch.inference_mode()
-def golden_record(model: nn.Module, size: int) -> dict[str, Any]:
+def golden_record(model: "nn.Module", size: int) -> dict[str, Any]:
     """The model's answers to the golden images, as plain data: the best classes of each and their probabilities.
 
     Raises:
         BundleError: an answer holds numbers that are not finite.
     """
+    import torch
+
     training = model.training
     parameter = next(model.parameters())
     try:
-        logits = model.eval()(golden_images(size).to(parameter.device, parameter.dtype))
+        with torch.inference_mode():
+            logits = model.eval()(torch.from_numpy(golden_images(size)).to(parameter.device, parameter.dtype))
     finally:
         model.train(training)
-    return recorded(logits)
+    return recorded(logits.float().cpu().numpy())
 
 
-def recorded(logits: Tensor) -> dict[str, Any]:
+def recorded(logits: ArrayLike) -> dict[str, Any]:
     """The record of logits (IMAGES, num_classes) that answer the golden images.
 
     Raises:
         BundleError: they hold numbers that are not finite.
     """
-    probabilities = logits.float().softmax(-1).cpu()
-    if not bool(probabilities.isfinite().all()):
+    probabilities = softmax(np.asarray(logits, np.float32))
+    if not np.isfinite(probabilities).all():
         raise BundleError("the model answers its golden images with numbers that are not finite")
-    best = probabilities.topk(min(CLASSES, probabilities.shape[1]))
+    best = np.argsort(-probabilities, 1, kind="stable")[:, :CLASSES]
+    values = np.take_along_axis(probabilities, best, 1)
     return {
-        "index": best.indices.tolist(),
-        "probability": [[float(f"{value:.7g}") for value in row] for row in best.values.tolist()],
+        "index": best.tolist(),
+        "probability": [[float(f"{value:.7g}") for value in row] for row in values.tolist()],
     }
+
+
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The probabilities of rows of logits; a row with a number that is not finite gives none that is."""
+    with np.errstate(invalid="ignore"):
+        powers: NDArray[np.float32] = np.exp(logits - logits.max(-1, keepdims=True))
+        powers /= powers.sum(-1, keepdims=True)
+    return powers
 
 
 def check_record(record: Mapping[str, Any], num_classes: int) -> None:
@@ -79,21 +93,21 @@ def check_record(record: Mapping[str, Any], num_classes: int) -> None:
             raise BundleError(f"golden: a row is not classes below {num_classes} and as many probabilities")
 
 
-def check_golden(record: Mapping[str, Any], probabilities: Tensor, dtype: torch.dtype) -> None:
+def check_golden(record: Mapping[str, Any], probabilities: ArrayLike, dtype: str) -> None:
     """Compare answers to the golden images with the record.
 
     Args:
         probabilities: float32 (IMAGES, num_classes), as served.
-        dtype: dtype of the forward, which decides the tolerance; int8 for a quantised graph, whatever else it computes
-            in.
+        dtype: number type of the forward, which decides the tolerance; int8 for a quantised graph, whatever else it
+            computes in.
 
     Raises:
         BundleError: names the image, the class and both numbers.
     """
-    tolerance = TOLERANCES[dtype]
+    tolerance, answers = TOLERANCES[dtype], np.asarray(probabilities)
     for image, (indices, values) in enumerate(zip(record["index"], record["probability"], strict=True)):
         for index, wanted in zip(indices, values, strict=True):
-            found = float(probabilities[image, index])
+            found = float(answers[image, index])
             if wanted < SMALLEST:
                 continue
             if not (found > 0 and abs(log(found / wanted)) <= tolerance):

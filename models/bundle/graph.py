@@ -13,8 +13,8 @@ from .graph_record import GRAPH, GraphRecord
 from .onnx_header import FLOAT, OnnxValue, read_header
 from .reading import about, check_digest, naming, open_file, read_unnamed
 
-INPUT, OUTPUT = "images", "logits"
-"""Names of the one input and the one output of every graph."""
+INPUT, OUTPUT, BATCH = "images", "logits", "batch"
+"""Names of the one input, the one output and the first axis of every graph."""
 
 
 @dataclass(frozen=True)

@@ -74,10 +74,15 @@ class GraphRecord:
             _require(isinstance(document[name], dict), f"{name} {quoted(document[name], 40)} must be an object")
         check_record(document["golden"], num_classes)
         counts = document.get("counts", {})
-        whole = isinstance(counts, dict) and all(type(count) is int and count >= 0 for count in counts.values())
-        _require(whole and set(counts) in (set(), set(COUNTS)), f"counts must be whole numbers: {', '.join(COUNTS)}")
+        _require(is_counts(counts), f"counts must be whole numbers: {', '.join(COUNTS)}")
         rest = {name: document[name] for name in ("precision", "opset", "quantisation", "golden")}
         return cls(backends=tuple(backends), counts=counts, **rest)
+
+
+def is_counts(counts: Any) -> bool:
+    """Whether a member may stand for COUNTS: whole numbers, all of them or none."""
+    whole = isinstance(counts, dict) and all(type(count) is int and count >= 0 for count in counts.values())
+    return whole and set(counts) in (set(), set(COUNTS))
 
 
 def _require(condition: bool, problem: str) -> None:

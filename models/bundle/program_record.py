@@ -1,17 +1,20 @@
 """ProgramRecord holds what config.json says about a bundle's weights as the CPU kernels compute them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ..errors import BundleError, quoted
 from .golden import check_record
-from .safetensors_file import TensorEntry, read_tensors
+from .graph_record import COUNTS, is_counts
+from .safetensors_file import TensorEntry, read_arrays
+
+OPERATORS = "program.safetensors"
+"""The file of the program itself, which our kernels compute without torch; optional."""
 
 ACTIVATIONS = "activations.safetensors"
 """The file of the largest magnitude of each channel of the inputs of each layer: float32 (channels,), by name."""
@@ -28,14 +31,17 @@ class ProgramRecord:
     Args:
         precision: one of PRECISIONS. int8 needs ACTIVATIONS.
         golden: the kernels' own answers to the golden images (`golden.py`).
+        counts: COUNTS of the model, so that a server need not build it; empty where a bundle does not say them.
     """
 
     precision: str
     golden: Mapping[str, Any]
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        return {"precision": self.precision, "golden": dict(self.golden)}
+        counts = {"counts": dict(self.counts)} if self.counts else {}
+        return {"precision": self.precision, "golden": dict(self.golden), **counts}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any], num_classes: int) -> "ProgramRecord":
@@ -45,7 +51,7 @@ class ProgramRecord:
             BundleError: a member is missing, unknown or outside its limits.
         """
         known = {"precision", "golden"}
-        if odd := sorted(set(document) ^ known):
+        if odd := sorted((set(document) - {"counts"}) ^ known):
             raise BundleError(f"program: member {quoted(odd[0])} is {'missing' if odd[0] in known else 'unknown'}")
         precision, golden = document["precision"], document["golden"]
         if precision not in PRECISIONS:
@@ -53,7 +59,10 @@ class ProgramRecord:
         if not isinstance(golden, dict):
             raise BundleError(f"program: golden {quoted(golden, 40)} must be an object")
         check_record(golden, num_classes)
-        return cls(precision=precision, golden=golden)
+        counts = document.get("counts", {})
+        if not is_counts(counts):
+            raise BundleError(f"program: counts must be whole numbers: {', '.join(COUNTS)}")
+        return cls(precision=precision, golden=golden, counts=counts)
 
 
 def read_activations(path: Path) -> dict[str, NDArray[np.float32]]:
@@ -63,18 +72,18 @@ def read_activations(path: Path) -> dict[str, NDArray[np.float32]]:
         BundleError: it holds anything but vectors of finite numbers from 0 on; names the tensor.
     """
     try:
-        tensors = read_tensors(path / ACTIVATIONS, _check_entries).tensors
-        for name, tensor in tensors.items():
-            if not bool((tensor.isfinite() & (tensor >= 0)).all()):
+        arrays = read_arrays(path / ACTIVATIONS, _check_entries).arrays
+        for name, values in arrays.items():
+            if not (np.isfinite(values) & (values >= 0)).all():
                 raise ValueError(f"{quoted(name)} holds a number that is below 0 or not finite")
     except ValueError as error:
         raise BundleError(f"{ACTIVATIONS}: {error}") from None
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
+    return arrays
 
 
 def _check_entries(entries: Mapping[str, TensorEntry]) -> None:
     for name, entry in entries.items():
-        if entry.dtype is not torch.float32 or len(entry.shape) != 1 or not 0 < entry.shape[0] <= MAX_CHANNELS:
+        if entry.dtype != "float32" or len(entry.shape) != 1 or not 0 < entry.shape[0] <= MAX_CHANNELS:
             shape = list(entry.shape)
             raise ValueError(
                 f"{quoted(name)} is {entry.dtype} {shape}: must be float32 of 1 to {MAX_CHANNELS} channels"

@@ -12,6 +12,7 @@ from ..errors import BundleError
 from .config import BundleConfig
 from .graph_record import GRAPH
 from .labels import Label, parse_labels
+from .program_record import OPERATORS
 from .strict_json import MAX_JSON_BYTES, parse_json
 
 CONFIG, LABELS, WEIGHTS = "config.json", "labels.json", "model.safetensors"
@@ -64,10 +65,10 @@ def read_unnamed(path: Path) -> BundleConfig:
     with about(LABELS):
         labels = parse_labels(parse_json(data))
     check_label_count(labels, config)
-    for name in set(config.files) - {WEIGHTS, LABELS, GRAPH}:
+    for name in set(config.files) - {WEIGHTS, LABELS, GRAPH, OPERATORS}:
         with open_file(path / name) as file:
             check_digest(name, hashlib.file_digest(file, "sha256").hexdigest(), config)
-    for name in {WEIGHTS, GRAPH} & set(config.files):  # who reads them checks them
+    for name in {WEIGHTS, GRAPH, OPERATORS} & set(config.files):  # who reads them checks them
         open_file(path / name).close()
     size = sum((path / name).stat().st_size for name in (CONFIG, *config.files))
     return replace(config, labels=labels, bytes_on_disk=size)

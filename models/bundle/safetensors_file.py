@@ -10,35 +10,49 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import quoted
 from .strict_json import parse_json
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
 }
+_NO_NUMPY = {"bfloat16": "uint16"}
+"""What NumPy has no type for, and the one whose bits it is read as."""
+
 MAX_HEADER_BYTES = 16 << 20
 _CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class ArrayFile:
+    """The arrays of a file, bfloat16 as the uint16 of its bits, and the sha256 of all its bytes."""
+
+    arrays: dict[str, NDArray[Any]]
+    sha256: str
 
 
 @dataclass(frozen=True)
 class TensorFile:
     """The tensors of a file and the sha256 of all its bytes."""
 
-    tensors: dict[str, Tensor]
+    tensors: "dict[str, Tensor]"
     sha256: str
 
 
@@ -47,17 +61,18 @@ class TensorEntry:
     """The header's entry of one tensor; `begin` and `end` are its bytes behind the header."""
 
     name: str
-    dtype: torch.dtype
+    dtype: str
     shape: tuple[int, ...]
     begin: int
     end: int
 
 
-def read_tensors(path: str | Path, check: Callable[[Mapping[str, TensorEntry]], None] | None = None) -> TensorFile:
-    """Read a safetensors file into CPU tensors of their own memory.
+Check = Callable[[Mapping[str, TensorEntry]], None]
+"""Called with the header's entries before memory is allocated; it raises to refuse the file."""
 
-    Args:
-        check: called with the header's entries before memory is allocated; it raises to refuse the file.
+
+def read_arrays(path: str | Path, check: Check | None = None) -> ArrayFile:
+    """Read a safetensors file into arrays of their own memory.
 
     Raises:
         ValueError: not a whole and well-formed safetensors file; the message does not name the path.
@@ -69,15 +84,32 @@ def read_tensors(path: str | Path, check: Callable[[Mapping[str, TensorEntry]], 
         entries = _header(file, size, digest)
         if check is not None:
             check({entry.name: entry for entry in entries})
-        tensors = {}
+        arrays = {}
         for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
-            tensor = torch.empty(entry.shape, dtype=entry.dtype)
-            _fill(file, tensor, digest)
-            tensors[entry.name] = tensor
-    return TensorFile(tensors, digest.hexdigest())
+            array = np.empty(entry.shape, _NO_NUMPY.get(entry.dtype, entry.dtype))
+            if array.size:
+                _read_into(file, array.reshape(-1).view(np.uint8).data, digest)
+            arrays[entry.name] = array
+    return ArrayFile(arrays, digest.hexdigest())
 
 
-def write_tensors(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
+def read_tensors(path: str | Path, check: Check | None = None) -> TensorFile:
+    """Read a safetensors file into CPU tensors of their own memory; raises as `read_arrays`."""
+    import torch
+
+    dtypes: dict[str, str] = {}
+
+    def noted(entries: Mapping[str, TensorEntry]) -> None:
+        dtypes.update({name: entry.dtype for name, entry in entries.items()})
+        if check is not None:
+            check(entries)
+
+    file = read_arrays(path, noted)
+    tensors = {name: torch.from_numpy(array).view(getattr(torch, dtypes[name])) for name, array in file.arrays.items()}
+    return TensorFile(tensors, file.sha256)
+
+
+def write_tensors(path: str | Path, tensors: "Mapping[str, Tensor]") -> None:
     """Write CPU copies of `tensors` as safetensors, readable by whoever may read the folder.
 
     Raises:
@@ -95,7 +127,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
     os.chmod(path, Path(path).parent.stat().st_mode & 0o666)  # the library leaves 0600
 
 
-def _owned(tensor: Tensor) -> Tensor:
+def _owned(tensor: "Tensor") -> "Tensor":
     tensor = tensor.detach().cpu().contiguous()
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor if whole else tensor.clone()
@@ -124,7 +156,7 @@ def _entry(name: str, value: Any) -> TensorEntry:
         raise ValueError(f"tensor {quoted(name)}: bad header entry {quoted(value)}") from None
     if any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
         raise ValueError(f"tensor {quoted(name)}: sizes and offsets must be whole numbers from 0: {quoted(value)}")
-    size = prod(shape) * dtype.itemsize
+    size = prod(shape) * np.dtype(_NO_NUMPY.get(dtype, dtype)).itemsize
     if size != end - begin:
         raise ValueError(
             f"tensor {quoted(name)}: {value['dtype']} of shape {list(shape)} is {size} bytes, "
@@ -143,12 +175,6 @@ def _check_layout(entries: list[TensorEntry], data_bytes: int) -> None:
     if position != data_bytes:
         problem = "truncated" if position > data_bytes else "too long"
         raise ValueError(f"{problem}: the header describes {position} bytes of tensors, the file holds {data_bytes}")
-
-
-def _fill(file: BinaryIO, tensor: Tensor, digest: Any) -> None:
-    if tensor.numel() == 0:
-        return
-    _read_into(file, tensor.reshape(-1).view(torch.uint8).numpy().data, digest)
 
 
 def _read(file: BinaryIO, count: int, digest: Any) -> bytes:

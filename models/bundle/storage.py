@@ -15,11 +15,6 @@ from ..errors import quoted
 from ..layers.int8 import LEVELS, SMALLEST_SCALE, channel_dims, quantised
 from ..layers.structured import StructuredLinear
 
-PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
-"""Number types that a layer's weights can have in the file, beside float32."""
-
-STORAGES = ("float32", *PRECISIONS)
-
 SCALE = "_scale"
 """Suffix of the key of an int8 tensor's scales."""
 
@@ -49,7 +44,7 @@ def stored_tensors(model: nn.Module, storage: Mapping[str, str]) -> dict[str, Te
             _check_finite(key, weight)
             tensors[key], tensors[key + SCALE] = quantised(weight)
         else:
-            tensors[key] = weight.to(PRECISIONS[precision])
+            tensors[key] = weight.to(getattr(torch, precision))
             _check_finite(key, weight, tensors[key])
     return tensors
 

@@ -55,7 +55,7 @@ def convert_model(
     Accuracy measured before moves to the provenance; what is measured now takes its place.
 
     Args:
-        weights: one of `storage.STORAGES`.
+        weights: one of `config.STORAGES`.
         limit: relative error of a layer's outputs up to which it becomes int8.
         sample: normalised images (B, 3, H, W) that int8 is tried on; None takes made ones.
         batches: images that both models are measured on; None measures nothing.

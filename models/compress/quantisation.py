@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..bundle.config import STORAGES
 from ..bundle.golden import golden_images
-from ..bundle.storage import STORAGES, as_stored, storable_weights
+from ..bundle.storage import as_stored, storable_weights
 from ..hooks import hooked
 
 INT8_LIMIT = 0.02
@@ -136,7 +137,7 @@ def made_images(model: nn.Module, size: int) -> Tensor:
     They show how much a layer's outputs are off, which hardly depends on the images; they say nothing on accuracy.
     """
     noise = torch.randn(MADE_NOISE, 3, size, size, generator=torch.Generator().manual_seed(0))
-    return torch.cat([golden_images(size), noise]).to(next(model.parameters()).device)
+    return torch.cat([torch.from_numpy(golden_images(size)), noise]).to(next(model.parameters()).device)
 
 
 class _Sums:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..layers.butterfly import ButterflyShape
-from ..layers.layer_spec import LAYER_CLASSES, LayerSpec
+from ..layers.layer_spec import KINDS, LayerSpec
+from ..layers.shapes import ButterflyShape
 from .foreign_layers import LAYOUT, Parts, layer_parts, no_such_layer
 
 _MAX_DIAGONAL = 64
@@ -40,7 +40,7 @@ def layer_specs_in(source: str, model: nn.Module, state: Mapping[str, Tensor]) -
 def spec_notes(specs: Mapping[str, LayerSpec]) -> list[str]:
     """Say how many layers of each kind were recognised."""
     counts = Counter(layer.kind for layer in specs.values())
-    notes = [f"{count} {LAYER_CLASSES[kind].kind_name} layers in the checkpoint" for kind, count in counts.items()]
+    notes = [f"{count} {KINDS[kind].name} layers in the checkpoint" for kind, count in counts.items()]
     if counts["blockdiag"]:
         notes.append("a checkpoint does not say whether block-diagonal layers shuffle their input: taken as not")
     return notes
@@ -56,7 +56,7 @@ def _spec_of(where: str, linear: nn.Linear, parts: Parts) -> LayerSpec | None:
     for spec in read(linear, parts):
         if spec.weight_shapes() == shapes:
             return spec
-    raise no_such_layer(where, parts, keys, LAYER_CLASSES[kind].kind_name, linear)
+    raise no_such_layer(where, parts, keys, KINDS[kind].name, linear)
 
 
 def _monarch(linear: nn.Linear, parts: Parts) -> Iterator[LayerSpec]:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .structured import StructuredLinear, check_nblocks
+from .shapes import blockdiag_weights
+from .structured import StructuredLinear
 
 
 class BlockdiagLinear(StructuredLinear):
@@ -23,8 +24,6 @@ class BlockdiagLinear(StructuredLinear):
     """
 
     kind: ClassVar[str] = "blockdiag"
-    kind_name: ClassVar[str] = "block-diagonal"
-    option_names: ClassVar[tuple[str, ...]] = ("nblocks", "shuffle")
 
     weight: nn.Parameter
 
@@ -43,12 +42,7 @@ class BlockdiagLinear(StructuredLinear):
         self.nblocks, self.shuffle = nblocks, shuffle
         self.reset_parameters()
 
-    @staticmethod
-    def weight_shapes(
-        in_features: int, out_features: int, nblocks: int = 4, shuffle: bool = False
-    ) -> dict[str, tuple[int, ...]]:
-        p, s = check_nblocks(in_features, out_features, nblocks)
-        return {"weight": (nblocks, s, p)}
+    weight_shapes = staticmethod(blockdiag_weights)
 
     def forward(self, x: Tensor) -> Tensor:
         nblocks, s, p = self.weight.shape

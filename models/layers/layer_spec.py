@@ -1,27 +1,21 @@
-"""LayerSpec describes a structured layer as plain data; the functions here read specs off a model and apply them."""
+"""LayerSpec describes a structured layer as plain data; the functions here read specs off a model and apply them.
+
+A server without torch reads specs too: only what needs layers imports them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import prod
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from ..errors import quoted
-from .blockdiag import BlockdiagLinear
-from .lowrank import LowRankLinear
-from .monarch import MonarchLinear
-from .pixelfly import PixelflyLinear
-from .select import linear_layer
-from .structured import StructuredLinear
+from .shapes import KINDS as KINDS
 
-LAYER_CLASSES: Mapping[str, type[StructuredLinear]] = {
-    layer.kind: layer for layer in (MonarchLinear, LowRankLinear, BlockdiagLinear, PixelflyLinear)
-}
-"""The layer class of each kind of matrix."""
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
-KINDS = tuple(LAYER_CLASSES)
+    from .structured import StructuredLinear
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,7 @@ class LayerSpec:
             raise ValueError(f"structure kind {quoted(self.kind)} is unknown: must be one of {', '.join(KINDS)}")
         for field in fields(self)[1:]:
             _check_type(field.name, getattr(self, field.name))
-            if field.name in _COMMON or field.name in LAYER_CLASSES[self.kind].option_names:
+            if field.name in _COMMON or field.name in KINDS[self.kind].option_names:
                 continue
             value = getattr(self, field.name)
             if value != field.default:
@@ -73,7 +67,7 @@ class LayerSpec:
             ValueError: fields missing or unknown, or values outside their limits.
         """
         kind = values.get("kind") if isinstance(values, dict) else None
-        layer = LAYER_CLASSES.get(kind) if isinstance(kind, str) else None
+        layer = KINDS.get(kind) if isinstance(kind, str) else None
         names = {"kind", *_COMMON, *(layer.option_names if layer else (f.name for f in fields(cls)))}
         if not isinstance(values, dict) or not {"kind", "in_features", "out_features"} <= set(values) <= names:
             raise ValueError(f"a layer's structure must have {', '.join(sorted(names))}, not {quoted(values)}")
@@ -87,7 +81,7 @@ class LayerSpec:
     @property
     def options(self) -> dict[str, Any]:
         """The options of this kind, by name."""
-        return {name: getattr(self, name) for name in LAYER_CLASSES[self.kind].option_names}
+        return {name: getattr(self, name) for name in KINDS[self.kind].option_names}
 
     @property
     def weight_count(self) -> int:
@@ -101,11 +95,20 @@ class LayerSpec:
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the stored weights, without the bias, by key."""
-        return LAYER_CLASSES[self.kind].weight_shapes(self.in_features, self.out_features, **self.options)
+        return KINDS[self.kind].weight_shapes(self.in_features, self.out_features, **self.options)
 
-    def build(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> StructuredLinear:
+    def build(
+        self, device: "torch.device | str | None" = None, dtype: "torch.dtype | None" = None
+    ) -> "StructuredLinear":
         """A freshly initialised layer."""
-        layer: Any = LAYER_CLASSES[self.kind]
+        from .blockdiag import BlockdiagLinear
+        from .lowrank import LowRankLinear
+        from .monarch import MonarchLinear
+        from .pixelfly import PixelflyLinear
+        from .structured import StructuredLinear
+
+        classes: tuple[Any, ...] = (BlockdiagLinear, LowRankLinear, MonarchLinear, PixelflyLinear)
+        layer = next(each for each in classes if each.kind == self.kind)
         built = layer(self.in_features, self.out_features, self.bias, **self.options, device=device, dtype=dtype)
         assert isinstance(built, StructuredLinear)
         return built
@@ -123,13 +126,15 @@ def _check_type(name: str, value: object) -> None:
 
 
 def layer_specs_for(
-    model: nn.Module, names: Sequence[str], kind: str = "monarch", **options: Any
+    model: "nn.Module", names: Sequence[str], kind: str = "monarch", **options: Any
 ) -> dict[str, LayerSpec]:
     """Specs of one kind for the named linear layers of a model; the options are fields of `LayerSpec`.
 
     Raises:
         ValueError: a name that is no linear layer, or an option the kind has not or outside a layer's limits.
     """
+    from .select import linear_layer
+
     specs = {}
     for name in names:
         linear = linear_layer(model, name)
@@ -141,25 +146,29 @@ def layer_specs_for(
     return specs
 
 
-def layer_spec_of(layer: StructuredLinear) -> LayerSpec:
+def layer_spec_of(layer: "StructuredLinear") -> LayerSpec:
     """The spec that builds a layer like this one."""
     options = {name: getattr(layer, name) for name in layer.option_names}
     return LayerSpec(layer.kind, layer.in_features, layer.out_features, bias=layer.bias is not None, **options)
 
 
-def layer_specs_of(model: nn.Module) -> dict[str, LayerSpec]:
+def layer_specs_of(model: "nn.Module") -> dict[str, LayerSpec]:
     """The specs of a model's structured layers, by name."""
+    from .structured import StructuredLinear
+
     return {
         name: layer_spec_of(module) for name, module in model.named_modules() if isinstance(module, StructuredLinear)
     }
 
 
-def replace_linears(model: nn.Module, specs: Mapping[str, LayerSpec]) -> nn.Module:
+def replace_linears(model: "nn.Module", specs: Mapping[str, LayerSpec]) -> "nn.Module":
     """Replace linear layers in place by freshly initialised structured ones; returns the model.
 
     Raises:
         ValueError: a name that is no linear layer of the model, or one whose widths or bias differ.
     """
+    from .select import linear_layer
+
     for name, spec in specs.items():
         linear = linear_layer(model, name)
         found = (linear.in_features, linear.out_features, linear.bias is not None)

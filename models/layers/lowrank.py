@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .structured import StructuredLinear, check_rank, check_widths
+from .shapes import lowrank_weights
+from .structured import StructuredLinear
 
 
 class LowRankLinear(StructuredLinear):
@@ -22,8 +23,6 @@ class LowRankLinear(StructuredLinear):
     """
 
     kind: ClassVar[str] = "lowrank"
-    kind_name: ClassVar[str] = "low-rank"
-    option_names: ClassVar[tuple[str, ...]] = ("rank",)
 
     lr_weight1: nn.Parameter
     lr_weight2: nn.Parameter
@@ -42,11 +41,7 @@ class LowRankLinear(StructuredLinear):
         self.rank = rank
         self.reset_parameters()
 
-    @staticmethod
-    def weight_shapes(in_features: int, out_features: int, rank: int | None = None) -> dict[str, tuple[int, ...]]:
-        check_widths(in_features, out_features)
-        rank = check_rank(in_features, out_features, rank, "lowrank")
-        return {"lr_weight1": (rank, in_features), "lr_weight2": (out_features, rank)}
+    weight_shapes = staticmethod(lowrank_weights)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(F.linear(x, self.lr_weight1), self.lr_weight2, self.bias)

@@ -6,25 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels import monarch_linear, monarch_to_dense
-from .structured import StructuredLinear, check_nblocks
-
-
-def monarch_shapes(
-    in_features: int, out_features: int, nblocks: int, rank: int | None = None
-) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Shapes of blkdiag1 (N, q, p) and blkdiag2 (N, s, q): p = ceil(in/N), s = ceil(out/N).
-
-    q = min(p, s) as in fly (arXiv 2204.00595), or rank * N when `rank`, the rank of each of the N*N sub-blocks,
-    is given. N = 1 with a rank is a low-rank layer.
-
-    Raises:
-        ValueError: nblocks or rank outside their limits.
-    """
-    p, s = check_nblocks(in_features, out_features, nblocks)
-    if rank is not None and not 1 <= rank <= min(p, s):
-        raise ValueError(f"rank {rank} must be between 1 and {min(p, s)}, the smaller side of a sub-block")
-    q = min(p, s) if rank is None else rank * nblocks
-    return (nblocks, q, p), (nblocks, s, q)
+from .shapes import monarch_weights
+from .structured import StructuredLinear
 
 
 class MonarchLinear(StructuredLinear):
@@ -41,8 +24,6 @@ class MonarchLinear(StructuredLinear):
     """
 
     kind: ClassVar[str] = "monarch"
-    kind_name: ClassVar[str] = "Monarch"
-    option_names: ClassVar[tuple[str, ...]] = ("nblocks", "rank")
 
     blkdiag1: nn.Parameter
     blkdiag2: nn.Parameter
@@ -62,12 +43,7 @@ class MonarchLinear(StructuredLinear):
         self.nblocks, self.rank = nblocks, rank
         self.reset_parameters()
 
-    @staticmethod
-    def weight_shapes(
-        in_features: int, out_features: int, nblocks: int = 4, rank: int | None = None
-    ) -> dict[str, tuple[int, ...]]:
-        shape1, shape2 = monarch_shapes(in_features, out_features, nblocks, rank)
-        return {"blkdiag1": shape1, "blkdiag2": shape2}
+    weight_shapes = staticmethod(monarch_weights)
 
     def forward(self, x: Tensor) -> Tensor:
         return monarch_linear(x, self.blkdiag1, self.blkdiag2, self.bias, out_features=self.out_features)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .butterfly import ButterflyShape, Gathering, gathered_product
-from .structured import StructuredLinear, check_rank, reset_uniform
+from .butterfly import Gathering, gathered_product
+from .shapes import ButterflyShape, pixelfly_weights
+from .structured import StructuredLinear, reset_uniform
 
 
 class PixelflyLinear(StructuredLinear):
@@ -30,15 +31,6 @@ class PixelflyLinear(StructuredLinear):
     """
 
     kind: ClassVar[str] = "pixelfly"
-    kind_name: ClassVar[str] = "Pixelfly"
-    option_names: ClassVar[tuple[str, ...]] = (
-        "rank",
-        "block_size",
-        "butterfly_size",
-        "n_factors",
-        "gating",
-        "global_size",
-    )
 
     def __init__(
         self,
@@ -69,27 +61,7 @@ class PixelflyLinear(StructuredLinear):
     def macs_per_row(self) -> int:
         return self.weight_count - int(self.gating)  # the gate's bias is added, not multiplied
 
-    @staticmethod
-    def weight_shapes(
-        in_features: int,
-        out_features: int,
-        rank: int | None = None,
-        block_size: int = 32,
-        butterfly_size: int = 16,
-        n_factors: int = 2,
-        gating: bool = True,
-        global_size: int = 0,
-    ) -> dict[str, tuple[int, ...]]:
-        shape = ButterflyShape.of(in_features, out_features, block_size, butterfly_size, n_factors, global_size)
-        rank = check_rank(in_features, out_features, rank, "pixelfly", least=0)
-        if gating and not rank:
-            raise ValueError("gating true: rank 0 leaves nothing to mix, gating must be false")
-        shapes: dict[str, tuple[int, ...]] = {"sparse.weight": (int(shape.layout().sum()), block_size, block_size)}
-        if rank:
-            shapes |= {"low_rank.lr_weight1": (rank, in_features), "low_rank.lr_weight2": (out_features, rank)}
-        if gating:
-            shapes |= {"gate.weight": (1, in_features), "gate.bias": (1,)}
-        return shapes
+    weight_shapes = staticmethod(pixelfly_weights)
 
     def reset_parameters(self) -> None:
         """Initialise as fly: S as a dense layer scaled up for its zeros, L by its fans, the gate as nn.Linear."""

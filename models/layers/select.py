@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from ..errors import quoted
+from .shapes import KINDS
 from .structured import StructuredLinear
 
 _BLOCK = r"(?:\w+\.)*\d+\.(?:attn_block\.|attn_grid\.)?"
@@ -85,7 +86,7 @@ def _nothing_selected(model: nn.Module, entry: str, linears: Sequence[str]) -> s
     matching = [(name, module) for name, module in model.named_modules() if _matches(entry, name)]
     for name, module in matching:
         if isinstance(module, StructuredLinear):
-            return f"layers {quoted(entry)} selects nothing dense: {name} is a {module.kind_name} layer already"
+            return f"layers {quoted(entry)} selects nothing dense: {name} is a {KINDS[module.kind].name} layer already"
     for name, module in matching:
         if isinstance(module, nn.Linear):
             return f"layers {quoted(entry)} selects nothing replaceable: the block of {name} reads its weight itself"

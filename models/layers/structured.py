@@ -8,6 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from .shapes import KINDS
+
 
 class StructuredLinear(nn.Module):
     """y = M x + bias with a structured matrix M: x (..., in_features) -> (..., out_features).
@@ -22,13 +24,7 @@ class StructuredLinear(nn.Module):
     """
 
     kind: ClassVar[str]
-    """The kind's name in a `LayerSpec`."""
-
-    kind_name: ClassVar[str]
-    """The kind's name in sentences."""
-
-    option_names: ClassVar[tuple[str, ...]]
-    """The fields of `LayerSpec` that describe this kind."""
+    """The kind's name, one of KINDS."""
 
     bias: nn.Parameter | None
 
@@ -57,14 +53,10 @@ class StructuredLinear(nn.Module):
         """Multiply-accumulates of one input vector: one for each weight, padding included."""
         return self.weight_count
 
-    @staticmethod
-    @abstractmethod
-    def weight_shapes(in_features: int, out_features: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of the parameters beside `bias`, by key. Subclasses also take their options, by name.
-
-        Raises:
-            ValueError: widths or options outside their limits.
-        """
+    @property
+    def option_names(self) -> tuple[str, ...]:
+        """The fields of `LayerSpec` that describe this kind."""
+        return KINDS[self.kind].option_names
 
     @abstractmethod
     def dense_weight(self) -> Tensor:
@@ -97,35 +89,3 @@ def reset_uniform(parameter: Tensor, fan: float) -> None:
     """Fill with uniform values in +-1/sqrt(fan), as fly's parameters start."""
     bound = 1 / sqrt(fan)
     nn.init.uniform_(parameter, -bound, bound)
-
-
-def check_widths(in_features: int, out_features: int) -> None:
-    """Raise ValueError where a width is below 1."""
-    if in_features < 1 or out_features < 1:
-        raise ValueError(f"in_features {in_features} and out_features {out_features} must be at least 1")
-
-
-def check_nblocks(in_features: int, out_features: int, nblocks: int) -> tuple[int, int]:
-    """Widths of a block, p = ceil(in/N) and s = ceil(out/N).
-
-    Raises:
-        ValueError: nblocks outside its limits, or a width below 1.
-    """
-    check_widths(in_features, out_features)
-    if not 1 <= nblocks <= min(in_features, out_features):
-        raise ValueError(f"nblocks {nblocks} must be between 1 and {min(in_features, out_features)}, the smaller width")
-    return -(-in_features // nblocks), -(-out_features // nblocks)
-
-
-def check_rank(in_features: int, out_features: int, rank: int | None, kind: str, least: int = 1) -> int:
-    """The rank of a low-rank matrix.
-
-    Raises:
-        ValueError: none given, or one outside its limits.
-    """
-    if rank is None:
-        raise ValueError(f"rank None: a {kind} structure needs a rank")
-    if not least <= rank <= min(in_features, out_features):
-        limit = min(in_features, out_features)
-        raise ValueError(f"rank {rank} must be between {least} and {limit}, the smaller width")
-    return rank

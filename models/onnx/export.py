@@ -135,7 +135,7 @@ def write_verified(model: nn.Module, file: Path, size: int, dtype: str = "float3
         ImportError: a package is missing.
     """
     noise = torch.randn(NOISE_IMAGES, 3, size, size, generator=torch.Generator().manual_seed(0))
-    images = torch.cat([golden_images(size), noise])
+    images = torch.cat([torch.from_numpy(golden_images(size)), noise])
     batches = images.split([1, len(images) - 1])
     with torch.inference_mode():
         expected = [model(batch).float() for batch in batches]

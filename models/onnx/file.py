@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..bundle.graph import BATCH as BATCH
 from ..bundle.graph import INPUT as INPUT
 from ..bundle.graph import OUTPUT as OUTPUT
 from ..errors import ExportError, first_line
 
 OPSET = 20
 """The first opset that has GELU as one operation."""
-
-BATCH = "batch"
 
 INLINE_BYTES = 2**31 - 2**24
 """More bytes of weights than this lie in a file of their own: protobuf writes no message of 2 GiB."""

@@ -8,8 +8,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from ...kernels.tuning.cache import user_folder
 from ..errors import ExportError, first_line
 from .session import GraphSession
@@ -17,8 +15,8 @@ from .telemetry import without_telemetry
 
 logger = logging.getLogger("milkweed.backend")
 
-PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
-"""OpenVINO's name of each dtype that it computes in; layers that a graph quantises are computed in int8 by both."""
+PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
+"""OpenVINO's name of each number type that it computes in; layers that a graph quantises are in int8 by both."""
 
 CACHED_MODELS = 32
 """So many compiled models at most are kept in the cache, those that were compiled last: one for each batch size."""
@@ -49,10 +47,9 @@ class OpenVinoSession(GraphSession):
         lanes: int = 1,
         threads: int = 1,
         batch: int | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: str = "float32",
         cache: Path | None = None,
     ) -> None:
-        super().__init__()
         core = _core(openvino())
         try:
             model = core.read_model(graph)
@@ -98,7 +95,7 @@ def user_cache() -> Path | None:
     return None if tuned is None else tuned.parent / "openvino"
 
 
-def _options(lanes: int, threads: int, dtype: torch.dtype) -> dict[str, Any]:
+def _options(lanes: int, threads: int, dtype: str) -> dict[str, Any]:
     return {
         "NUM_STREAMS": lanes,
         "INFERENCE_NUM_THREADS": lanes * threads,
@@ -107,7 +104,7 @@ def _options(lanes: int, threads: int, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _cache_option(cache: Path | None, dtype: torch.dtype) -> dict[str, str]:
+def _cache_option(cache: Path | None, dtype: str) -> dict[str, str]:
     """The option that names the cache, which is made and, where it grew, thinned out.
 
     Each number type has a folder of its own: the names that OpenVINO gives compiled models do not tell them apart, and

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import torch
 
 from ..errors import ExportError, first_line
 from .file import INPUT
@@ -125,7 +124,7 @@ def _strip(model: Any) -> None:
 
 def _record(file: Path) -> dict[str, Any]:
     """What a bundle says of the graph: its opset, its golden answers, the backends that give them, and versions."""
-    record = graph_record(file, torch.int8)
+    record = graph_record(file, "int8")
     return {**record, "versions": {name: version(name) for name in ("nncf", *record["backends"])}}
 
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from ..bundle.golden import check_golden, golden_images, recorded
+from ..bundle.golden import check_golden, golden_images, recorded, softmax
 from ..bundle.onnx_header import read_header
 from ..errors import BundleError, ExportError
 from .openvino_session import OpenVinoSession
@@ -16,7 +16,7 @@ from .session import OnnxSession
 SESSIONS = {"onnxruntime": OnnxSession, "openvino": OpenVinoSession}
 
 
-def graph_record(file: Path, precision: torch.dtype) -> dict[str, Any]:
+def graph_record(file: Path, precision: str) -> dict[str, Any]:
     """Compute the opset, the golden answers and the backends of a graph's record.
 
     Args:
@@ -28,7 +28,7 @@ def graph_record(file: Path, precision: torch.dtype) -> dict[str, Any]:
     """
     header = read_header(file.read_bytes())
     images = golden_images(header.inputs[0].shape[2] or 0)
-    computed, failed = dict[str, Tensor](), ExportError("no backend computes the graph")
+    computed, failed = dict[str, NDArray[np.float32]](), ExportError("no backend computes the graph")
     # ONNX Runtime computes no product of matrices in batches whose weights have a scale a channel: Monarch layers do.
     for name, session in SESSIONS.items():
         try:
@@ -42,9 +42,9 @@ def graph_record(file: Path, precision: torch.dtype) -> dict[str, Any]:
     return {"opset": max(header.opsets.values()), "backends": backends, "golden": golden}
 
 
-def _agrees(golden: Mapping[str, Any], logits: Tensor, precision: torch.dtype) -> bool:
+def _agrees(golden: Mapping[str, Any], logits: NDArray[np.float32], precision: str) -> bool:
     try:
-        check_golden(golden, logits.softmax(-1), precision)
+        check_golden(golden, softmax(logits), precision)
     except BundleError:
         return False
     return True

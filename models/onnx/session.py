@@ -5,20 +5,25 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
-import torch
-from torch import Tensor, nn
+import numpy as np
+from numpy.typing import NDArray
 
+from ..bundle.graph import BATCH, INPUT
 from ..errors import ExportError, first_line
-from .file import BATCH, INPUT
 from .telemetry import without_telemetry
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ERRORS_ONLY = 3
 
 
-class GraphSession(nn.Module, ABC):
+class GraphSession(ABC):
     """Float32 images (B, 3, H, W) on the CPU -> logits (B, num_classes). Several threads may call it at a time.
+
+    Arrays give arrays and need no torch; a tensor gives a tensor, for what compares models.
 
     It releases Python's lock while it computes. The file is read in the constructor and not needed afterwards.
     """
@@ -29,11 +34,19 @@ class GraphSession(nn.Module, ABC):
     computes_elsewhere = False
     """Whether threads of the runtime compute while the one that calls waits."""
 
-    def forward(self, images: Tensor) -> Tensor:
+    @overload
+    def __call__(self, images: NDArray[np.float32]) -> NDArray[np.float32]: ...
+    @overload
+    def __call__(self, images: "Tensor") -> "Tensor": ...
+    def __call__(self, images: "NDArray[np.float32] | Tensor") -> "NDArray[np.float32] | Tensor":
         try:
-            logits = self._compute(images.contiguous().numpy())
+            logits: NDArray[np.float32] = self._compute(np.ascontiguousarray(images))
         except Exception as error:  # each runtime has classes of its own, and no common one
             raise ExportError(f"{self.runtime} cannot compute the model: {first_line(error)}") from error
+        if isinstance(images, np.ndarray):
+            return logits
+        import torch
+
         return torch.from_numpy(logits)
 
     @abstractmethod
@@ -57,7 +70,6 @@ class OnnxSession(GraphSession):
     runtime = "ONNX Runtime"
 
     def __init__(self, graph: Path | bytes, *, threads: int = 1, batch: int | None = None) -> None:
-        super().__init__()
         runtime = _onnxruntime()
         options = runtime.SessionOptions()
         options.log_severity_level = _ERRORS_ONLY
@@ -93,5 +105,5 @@ def _onnxruntime() -> ModuleType:
     try:
         import onnxruntime
     except ImportError as error:
-        raise ImportError(f"ONNX Runtime is missing: pip install 'milkweed[onnx]' ({error})") from error
+        raise ImportError(f"ONNX Runtime is missing: pip install 'milkweed[onnxruntime]' ({error})") from error
     return onnxruntime

@@ -1,19 +1,15 @@
 """Programs in int8: the maxima of a model's activations over images, and the program that they make."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...kernels.cpu.program import Program
-from ...kernels.cpu.quantise import calibrated, channels_of, quantised
+from ...kernels.cpu.quantise import calibrated
 from ..bundle.storage import storable_weights
 from ..compress.quantisation import FALLBACK
+from .compact import Activations, compact, expanded, rounded
 from .from_model import program_of
-from .session import weight_levels
-
-Activations = Mapping[str, NDArray[np.float32]]
 
 
 def calibrate(model: nn.Module, size: int, batches: Iterable[Tensor]) -> Activations:
@@ -26,18 +22,13 @@ def calibrate(model: nn.Module, size: int, batches: Iterable[Tensor]) -> Activat
 
 
 def int8_program(model: nn.Module, size: int, activations: Activations) -> Program:
-    """Make the program in int8.
+    """Make the program in int8 of a model whose weights are int8 by rows: the one that its file would give.
 
     Raises:
         NotFusable: the kernels have no operator for a part of the model.
         ValueError: the activations are of another model; names the layer.
     """
-    program = program_of(model, size)
-    wanted, found = channels_of(program), {name: len(values) for name, values in activations.items()}
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise ValueError(f"activations of {name}: {found.get(name, 'no')} channels, not {wanted.get(name, 'any')}")
-    return quantised(program, activations, weight_levels())
+    return rounded(expanded(compact(program_of(model, size), int8=True)), activations)
 
 
 def int8_storage(model: nn.Module, activations: Activations) -> dict[str, str]:

@@ -23,7 +23,6 @@ class ProgramSession(GraphSession):
     runtime = "milkweed's CPU kernels"
 
     def __init__(self, program: Program, batch: int) -> None:
-        super().__init__()
         try:
             assembled = assemble(program, fastest_set(), batch)
             self._runner = Runner(assembled)

@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from ..bundle.program_record import ACTIVATIONS, read_activations
 from ..bundle.safetensors_file import write_tensors
 from ..bundle.storage import as_stored, storable_weights, stored_tensors
-from .int8 import Activations, calibrate, int8_storage
+from .compact import Activations
+from .file import stored
+from .from_model import program_of
+from .int8 import calibrate, int8_storage
 
 CALIBRATING, BATCH = 128, 8
 """So many images are enough for the largest activations; so many are computed at a time."""
@@ -43,6 +46,10 @@ class StoredProgram:
     def tensors(self) -> dict[str, Tensor]:
         """The content of the bundle's file of activations."""
         return {name: torch.from_numpy(values) for name, values in (self.activations or {}).items()}
+
+    def operators(self, size: int) -> bytes:
+        """The content of the bundle's file of the program itself, for images of this side, px."""
+        return stored(program_of(self.loaded, size), int8=self.activations is not None)
 
     @property
     def weight_bytes(self) -> int:

@@ -1,24 +1,40 @@
-"""Reports what a run of `compress` or `train` did, found and cost, for a person and for programs."""
+"""Reports what a run of `compress` or `train` did, found and cost, for a person and for programs.
 
-from .charts import plot_report
-from .document import Candidate, DataUse, LayerRow, Measured, Role, RunReport, Skipped, Totals
-from .files import check_report_packages, read_report, write_report
-from .frontier import Frontier
-from .frontier_chart import plot_frontier
+A name's module is imported when the name is first used: a server reads fronts alone.
+"""
 
-__all__ = [
-    "Candidate",
-    "DataUse",
-    "Frontier",
-    "LayerRow",
-    "Measured",
-    "Role",
-    "RunReport",
-    "Skipped",
-    "Totals",
-    "check_report_packages",
-    "plot_frontier",
-    "plot_report",
-    "read_report",
-    "write_report",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .charts import plot_report as plot_report
+    from .document import Candidate as Candidate
+    from .document import DataUse as DataUse
+    from .document import LayerRow as LayerRow
+    from .document import Measured as Measured
+    from .document import Role as Role
+    from .document import RunReport as RunReport
+    from .document import Skipped as Skipped
+    from .document import Totals as Totals
+    from .files import check_report_packages as check_report_packages
+    from .files import read_report as read_report
+    from .files import write_report as write_report
+    from .frontier import Frontier as Frontier
+    from .frontier_chart import plot_frontier as plot_frontier
+
+_HOMES = {
+    "charts": ("plot_report",),
+    "document": ("Candidate", "DataUse", "LayerRow", "Measured", "Role", "RunReport", "Skipped", "Totals"),
+    "files": ("check_report_packages", "read_report", "write_report"),
+    "frontier": ("Frontier",),
+    "frontier_chart": ("plot_frontier",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME_OF[name]}", __name__), name)

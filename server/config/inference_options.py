@@ -1,7 +1,7 @@
 """What settings say of how a bundle is opened for inference."""
 
 from ...inference.open import InferenceOptions
-from ...loaders.decode.dali_graph import DaliOptions
+from ...loaders.decode.dali_options import DaliOptions
 from .settings import Settings, image_limits
 
 # Settings and options of one name.

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import torch
+import numpy as np
 
 from ...inference.decode_stage import DecodedBatch
 from ...inference.errors import InferenceError
@@ -85,7 +85,7 @@ class DecodedQueue:
 def not_decoded(batch: Batch) -> DecodedBatch:
     """A batch without pixels and with an internal error for every image."""
     now, failed = time.perf_counter(), [InferenceError() for _ in batch.items]
-    return DecodedBatch([*failed], torch.empty(0), [], [None] * len(failed), 0.0, now, now)
+    return DecodedBatch([*failed], np.empty(0, np.float32), [], [None] * len(failed), 0.0, now, now)
 
 
 def failed(decoded: DecodedBatch) -> BatchResult:

@@ -12,10 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-import torch
-
 from ...inference.decode_stage import DecodedBatch
-from ...inference.device import use_device
+from ...inference.device import CPU, Device, use_device
 from ...inference.pipeline import Pipeline
 from ...inference.results import BatchResult
 from ..scheduler.request import Batch
@@ -30,8 +28,6 @@ MAX_RESTARTS, RESTART_WINDOW_SECONDS = 3, 60.0
 
 MAX_FAILURES = 10
 """So many forwards that fail in a row, each with other images, mean that the device is lost."""
-
-CPU = torch.device("cpu")
 
 
 class DeviceLostError(RuntimeError):
@@ -55,7 +51,7 @@ class Engine:
         events: EngineEvents,
         *,
         engine_id: int = 0,
-        device: torch.device = CPU,
+        device: Device = CPU,
         overlap: bool = False,
         expendable: Callable[[], bool] = lambda: False,
         stall_seconds: float = 60.0,

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-import torch
-
-from ...inference.device import device_names, usable_cores
+from ...inference.device import Device, device_names, usable_cores
 from ...inference.forward import plan_lanes
 from ...inference.pipeline import Pipeline
 from ...inference.results import BatchResult
@@ -36,7 +34,7 @@ class EngineGroup(EngineEvents):
     """
 
     def __init__(
-        self, settings: Settings, scheduler: Scheduler, devices: Sequence[torch.device], events: EngineEvents
+        self, settings: Settings, scheduler: Scheduler, devices: Sequence[Device], events: EngineEvents
     ) -> None:
         self.names = device_names(devices)
         self._settings, self._devices = settings, tuple(devices)
@@ -141,7 +139,7 @@ class EngineGroup(EngineEvents):
         elif not self._scheduler.closed:
             logger.error("the engine on %s has ended, only a restart brings it back: %s", self.names[engine_id], others)
 
-    def _engine(self, engine_id: int, device: torch.device) -> Engine:
+    def _engine(self, engine_id: int, device: Device) -> Engine:
         overlap = self._settings.overlap
         return Engine(
             self._scheduler,
@@ -155,7 +153,7 @@ class EngineGroup(EngineEvents):
         )
 
 
-def share_of(settings: Settings, device: torch.device, engines: int) -> Settings:
+def share_of(settings: Settings, device: Device, engines: int) -> Settings:
     """What the models of one engine are opened with: its device, and its part of the threads."""
     if engines == 1:
         return settings

@@ -7,8 +7,11 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
+
+import psutil
 
 from ..config.settings import Settings
 from ..http.transport.sockets import allow_files, listen, url_of
@@ -40,18 +43,25 @@ def run_server(settings: Settings, bundles: Mapping[str, Path]) -> int:
         PortError: a port is in use or not ours to take.
     """
     configure_logs(settings.log_level)
+    imports = time.time() - psutil.Process().create_time()
     sys.setswitchinterval(SWITCH_SECONDS)
     with contextlib.suppress(OSError, ValueError):  # stderr may not be a file
         faulthandler.enable()  # a crash in a native library then tells the thread and the call
     with listen(settings.host, settings.port) as listener:
-        return _Run(settings, bundles, listener).run()
+        return _Run(settings, bundles, listener, imports).run()
 
 
 class _Run:
-    """One run of the server, from sockets to exit code."""
+    """One run of the server, from sockets to exit code.
 
-    def __init__(self, settings: Settings, bundles: Mapping[str, Path], listener: socket.socket) -> None:
-        self._listener = listener
+    Args:
+        imports: seconds from the start of the process until now.
+    """
+
+    def __init__(
+        self, settings: Settings, bundles: Mapping[str, Path], listener: socket.socket, imports: float
+    ) -> None:
+        self._listener, self._imports, self._began = listener, imports, time.perf_counter()
         self._app = create_app(settings, bundles, on_prepared=self._on_prepared, on_ended=self._on_engine_ended)
         state = self._app.state
         self._service: Service = state.service
@@ -80,9 +90,22 @@ class _Run:
             return
         if error is None:
             log_models(self._service, self._url)
+            self._log_start()
         else:
             log_failure(error)
             self._server.fail()
+
+    def _log_start(self) -> None:
+        """Tell where the time from the start of the process until now went."""
+        models = list(self._service.models.values())
+        seconds = {
+            "imports": self._imports,
+            "read": sum(model.load_seconds for model in models),
+            "warm_up": sum(model.warmup_seconds for model in models),
+            "total": self._imports + time.perf_counter() - self._began,
+        }
+        seconds = {name: round(spent, 3) for name, spent in seconds.items()}
+        logger.info("ready", extra={"event": {"models": len(models), "seconds": seconds}})
 
     def _on_engine_ended(self) -> None:
         """Exit with 1, so that the supervisor starts the process again; waiting clients have been answered."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ...inference.backend import runtime_name
-from ...inference.device import dtype_name
 from ...inference.open import open_model as open_bundle
 from ...inference.pipeline import Pipeline
 from ...inference.results import ImageResult, Predictions
@@ -18,7 +17,6 @@ from ...loaders.preprocess.spec import PreprocessSpec
 from ...models.bundle.config import BundleConfig
 from ...models.bundle.labels import Label
 from ...models.report.frontier import SEARCH
-from ...models.serving.prepare import kernel_decision
 from ..config.inference_options import inference_options
 from ..config.settings import Settings, image_limits
 from ..errors import ServiceError
@@ -124,7 +122,9 @@ class ServedModel:
         if pipeline.fusion is not None:
             what = pipeline.fusion.summary
         elif self.config.structure:
-            what = kernel_decision(pipeline.device)
+            from ...models.serving.prepare import kernel_decision
+
+            what = kernel_decision(pipeline.device.for_torch)
         else:
             what = "dense: no structured layer"
         return what if pipeline.forward_stage.graph is None else f"{what}; {pipeline.forward_stage.graph.summary}"
@@ -171,7 +171,7 @@ class ServedModel:
     @property
     def dtype(self) -> str:
         """The number type of the forward, as settings spell it."""
-        return dtype_name(self.pipeline.dtype)
+        return self.pipeline.dtype
 
     @property
     def graph(self) -> str | None:

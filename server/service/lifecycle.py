@@ -14,8 +14,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from ...inference.memory import trim_heap
 from ..config.aliases import AliasError, AliasTarget, check_alias, targets_of
 from ..config.model_limits import check_limited
@@ -214,5 +212,7 @@ def _give_memory_back(on_gpu: bool) -> None:
     if frozen:
         gc.freeze()
     if on_gpu:
+        import torch
+
         torch.cuda.empty_cache()
     trim_heap()

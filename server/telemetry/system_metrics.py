@@ -1,12 +1,12 @@
 """Reads memory and CPU time from the operating system, the container and the GPUs, at each scrape."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import torch
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from .families import counter, gauge
@@ -32,7 +32,8 @@ def collect_process_memory() -> Iterator[Metric]:
 
 def collect_gpu_memory() -> Iterator[Metric]:
     """Collect who holds the memory of each GPU that torch uses; nothing where CUDA was never started."""
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    torch = sys.modules.get("torch")  # it is never imported to be asked
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return
     family = GaugeMetricFamily(
         "milkweed_gpu_memory_bytes",

@@ -25,7 +25,7 @@ from milkweed.jobs.search.subject import Subject
 from milkweed.models import BundleConfig, create_model, load_bundle, save_bundle
 from milkweed.models.architectures.token_blocks import apply_token_plan
 from milkweed.models.bundle.labels import default_labels
-from milkweed.models.layers.token_merging import ALL_TOKENS, TokenPlan
+from milkweed.models.layers.token_plan import ALL_TOKENS, TokenPlan
 from milkweed.models.onnx.export import write_verified
 from milkweed.models.progress import SILENT
 

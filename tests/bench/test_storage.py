@@ -10,8 +10,8 @@ from PIL import Image
 
 from milkweed.bench.studies import storage
 from milkweed.models import BundleConfig, create_model, default_preprocess, save_bundle
+from milkweed.models.bundle.config import STORAGES
 from milkweed.models.bundle.labels import default_labels
-from milkweed.models.bundle.storage import STORAGES
 
 VIT: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 3}
 

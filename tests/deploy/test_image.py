@@ -4,6 +4,7 @@ import fnmatch
 import importlib
 import re
 import tomllib
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def instructions(word: str) -> list[str]:
     return [line[len(word) :].strip() for line in joined.splitlines() if line.startswith(f"{word} ")]
 
 
-@pytest.mark.parametrize("lock", ["cuda", "cpu", "nvcc"])
+@pytest.mark.parametrize("lock", ["cuda", "cpu", "light", "nvcc"])
 def test_every_package_has_the_version_of_the_tests_and_a_hash(lock: str) -> None:
     text = (LOCKS / f"{lock}.txt").read_text()
     tested = pins((ROOT / "constraints.txt").read_text().lower())
@@ -46,15 +47,31 @@ def test_every_package_has_the_version_of_the_tests_and_a_hash(lock: str) -> Non
     assert "http" not in re.sub(r"http\w+==", "", text).replace("-http", "")  # names no index
 
 
-@pytest.mark.parametrize(("lock", "extras"), [("cuda", ("dali", "grpc", "nvml", "otel")), ("cpu", ("grpc", "otel"))])
+@pytest.mark.parametrize(
+    ("lock", "extras"),
+    [
+        ("cuda", ("dali", "grpc", "nvml", "otel")),
+        ("cpu", ("grpc", "openvino", "otel", "torch")),
+        ("light", ("serve",)),
+    ],
+)
 def test_all_that_the_server_needs_is_locked_at_a_version_that_it_takes(lock: str, extras: tuple[str, ...]) -> None:
-    lists = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in extras)]
-    needed = {normal(each.name): each for each in map(Requirement, chain(*lists))}
+    needed = {normal(each.name): each for each in required(extras)}
     locked = pins((LOCKS / f"{lock}.txt").read_text())
     # PyTorch's CPU build comes from its own index, by version.
     assert needed.keys() - locked.keys() == ({"torch"} if lock == "cpu" else set())
     for name in needed.keys() & locked.keys():
         assert needed[name].specifier.contains(locked[name]), (str(needed[name]), locked[name])
+
+
+def required(extras: Iterable[str]) -> Iterator[Requirement]:
+    """What the package with these extras needs; an extra may name others."""
+    lists = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in extras)]
+    for each in map(Requirement, chain(*lists)):
+        if each.name == "milkweed":
+            yield from required(each.extras)
+        else:
+            yield each
 
 
 def test_uvicorn_is_the_minor_version_that_is_tested() -> None:
@@ -75,7 +92,15 @@ def test_the_base_is_all_that_a_tag_decides_on() -> None:
 
 
 def test_nothing_is_installed_on_a_cpu_that_only_a_gpu_needs() -> None:
-    assert not [name for name in pins((LOCKS / "cpu.txt").read_text()) if re.match("nvidia|cuda|triton|torch", name)]
+    for lock in ("cpu", "light"):
+        locked = pins((LOCKS / f"{lock}.txt").read_text())
+        assert not [name for name in locked if re.match("nvidia|cuda|triton|torch", name)], lock
+
+
+def test_the_light_image_has_a_runtime_and_nothing_that_makes_models() -> None:
+    light = pins((LOCKS / "light.txt").read_text())
+    assert "openvino" in light
+    assert not {"torch", "timm", "safetensors", "huggingface-hub", "onnx", "onnxscript"} & light.keys()
 
 
 def test_triton_gets_the_module_that_is_compiled_where_a_compiler_is() -> None:

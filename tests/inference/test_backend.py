@@ -7,16 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from milkweed.inference import backend
-from milkweed.inference import open as opening
 from milkweed.inference.backend import RUNTIMES, Backend, BackendChoice, Candidate
+from milkweed.inference.batch_sizes import SizedSession
 from milkweed.inference.forward import Forward, LanePlan
 from milkweed.inference.pipeline import Pipeline
+from milkweed.inference.torch_forward import TorchForward
 from milkweed.models import export_bundle, import_checkpoint
+from milkweed.models.bundle import bundle as bundles
+from milkweed.models.bundle.golden import softmax
 from milkweed.models.onnx.openvino_session import OpenVinoSession
 from milkweed.models.onnx.session import GraphSession, OnnxSession
 from milkweed.server.config.settings import Settings
@@ -25,8 +29,6 @@ from milkweed.server.repository.served_model import ServedModel
 
 from ..support.server_parts import HeldModel, broken, encoded, make_pipeline, served_model
 from .backend_case import measured, opened
-
-CPU = torch.device("cpu")
 
 
 def pixels(count: int) -> Tensor:
@@ -61,7 +63,7 @@ SESSIONS = {
         file, lanes=plan.lanes, threads=plan.threads, batch=plan.micro_batch
     ),
     "openvino bfloat16": lambda file, plan: OpenVinoSession(
-        file, lanes=plan.lanes, threads=plan.threads, batch=plan.micro_batch, dtype=torch.bfloat16
+        file, lanes=plan.lanes, threads=plan.threads, batch=plan.micro_batch, dtype="bfloat16"
     ),
 }
 
@@ -72,32 +74,38 @@ def test_answer_does_not_depend_on_neighbours_lanes_or_threads_to_the_bit(
     session: Callable[[Path, LanePlan], GraphSession], plan: LanePlan, exported: Path
 ) -> None:
     alone = session(exported, LanePlan(plan.micro_batch, 1, 1))
-    lanes = Forward(session(exported, plan), plan, device=CPU, dtype=torch.float32, size=16)
-    images = pixels(19)
-    padded = [torch.cat([image[None], torch.zeros(plan.micro_batch - 1, 3, 16, 16)]) for image in images]
-    expected = torch.cat([alone(batch)[:1].softmax(-1) for batch in padded])
+    lanes = Forward(session(exported, plan), plan, dtype="float32", size=16)
+    images = pixels(19).numpy()
+    padded = [np.concatenate([image[None], np.zeros((plan.micro_batch - 1, 3, 16, 16), "f4")]) for image in images]
+    expected = np.concatenate([softmax(alone(batch)[:1]) for batch in padded])
     for count in (1, 2, 8, 9, 19):
-        assert torch.equal(lanes.run(images[:count]).probabilities, expected[:count])
-        assert torch.equal(lanes.run(images[-count:].flip(0)).probabilities, expected[-count:].flip(0))
+        assert np.array_equal(lanes.run(images[:count]).probabilities, expected[:count])
+        assert np.array_equal(lanes.run(images[-count:][::-1]).probabilities, expected[-count:][::-1])
     assert lanes.run(images).cpu_seconds > 0
     lanes.close()
 
 
 @pytest.mark.usefixtures("at_once")
 def test_only_the_forward_that_was_chosen_stays(colour_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load, made, kept = opening.load_bundle, GraphSession.__init__, []
+    load, kept = bundles.load_bundle, []
 
     def noted(path: Path) -> Any:
         model, config = load(path)
         kept.append(weakref.ref(model))
         return model, config
 
-    def made_and_noted(self: GraphSession) -> None:
-        made(self)
-        kept.append(weakref.ref(self))
+    def noting(kind: type[GraphSession]) -> Callable[..., None]:
+        make = kind.__init__
 
-    monkeypatch.setattr(opening, "load_bundle", noted)
-    monkeypatch.setattr(GraphSession, "__init__", made_and_noted)
+        def made_and_noted(self: GraphSession, *given: Any, **options: Any) -> None:
+            make(self, *given, **options)
+            kept.append(weakref.ref(self))
+
+        return made_and_noted
+
+    monkeypatch.setattr(bundles, "load_bundle", noted)
+    for kind in (OnnxSession, OpenVinoSession, SizedSession):
+        monkeypatch.setattr(kind, "__init__", noting(kind))
     # OpenVINO has a session for each batch size, and one that joins them.
     for fastest, alive in enumerate([[1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 1, 1, 1]]):
         measured(monkeypatch, [1.0 if place == fastest else 2.0 for place in range(3)])
@@ -154,15 +162,15 @@ def test_what_is_measured_is_the_time_of_whole_batches(monkeypatch: pytest.Monke
             return images.mean((2, 3))
 
     models = Slow(2.0), Slow(1.0)
-    forwards = [Forward(each, LanePlan(1, 1, 1), device=CPU, dtype=torch.float32, size=8) for each in models]
+    forwards = [TorchForward(each, LanePlan(1, 1, 1), dtype="float32", size=8) for each in models]
     candidates = Candidate("torch"), Candidate("openvino")
     make = dict(zip(candidates, forwards, strict=True)).__getitem__
     chosen, choice = backend.choose_forward(candidates, {}, make, lambda _: None, (1, 4))
     assert (chosen, choice.name) == (forwards[1], "openvino")
     assert choice.speeds == {"torch float32": 1.0, "openvino float32": 2.0}
     assert choice.reason == "times as fast as torch float32, batches of 1 and 4: openvino float32 2.00"
-    rounds = 2 + backend.MIN_ROUNDS  # two of them warm up
-    assert len(models[0].sizes) == len(models[1].sizes) == rounds * (1 + 4)
+    warm_up = 2  # of the smallest batch alone, since these take seconds
+    assert len(models[0].sizes) == len(models[1].sizes) == warm_up + backend.MIN_ROUNDS * (1 + 4)
     chosen.close()
 
 
@@ -173,7 +181,7 @@ def test_several_devices_compute_with_one_backend_and_dtype() -> None:
         wanted.append((settings.backend, settings.dtype))
         pipeline = make_pipeline(HeldModel())
         pipeline.backend = BackendChoice("onnxruntime", "1.2 times as fast")
-        pipeline.dtype = torch.bfloat16
+        pipeline.dtype = "bfloat16"
         return served_model(name, pipeline, settings)
 
     settings = dict.fromkeys((0, 1, 2), Settings(backend="auto"))
@@ -193,7 +201,7 @@ def test_photographs_have_the_class_that_torch_gives_them(shared: Path, tmp_path
     expected = pipeline.classify(photos)
     plan, file = LanePlan(1, 2, 2), tmp_path / "deit.onnx"
     for name in ("onnxruntime", "openvino"):
-        forward = Forward(SESSIONS[name](file, plan), plan, device=CPU, dtype=torch.float32, size=224)
+        forward = Forward(SESSIONS[name](file, plan), plan, dtype="float32", size=224)
         other = Pipeline(pipeline.loader, forward, num_classes=1000)
         found = other.classify(photos)
         assert found[3:5] == other.classify(photos[3:5])  # to the bit, in other company

@@ -10,10 +10,10 @@ from unittest.mock import Mock
 
 import onnx
 import pytest
-import torch
 
 from milkweed.inference import backend, device, graph
 from milkweed.inference.backend import EXTRAS, RUNTIMES, Backend, BackendError, Candidate, find_candidates
+from milkweed.inference.device import CPU, Device
 from milkweed.models.bundle.program_record import ProgramRecord
 from milkweed.models.onnx import session as session_module
 from milkweed.models.onnx.file import BATCH, INPUT, OPSET, OUTPUT
@@ -21,6 +21,8 @@ from milkweed.server.config.settings import Settings
 from milkweed.server.repository.served_model import open_model
 
 Trouble = Callable[[pytest.MonkeyPatch], None]
+
+DEVICES = {"cpu": CPU, "cuda:0": Device("cuda", 0)}
 
 
 def exporting(end: subprocess.CompletedProcess[str] | BaseException) -> Trouble:
@@ -130,15 +132,15 @@ def test_what_torch_alone_computes(
 ) -> None:
     monkeypatch.setattr(backend, "kernels_refusal", lambda: "the CPU kernels are not built: make kernels")
     with pytest.raises(BackendError, match=f"^backend {name}: {words}"):
-        find_candidates(name, dtype, torch.device(device))
-    found, refused = find_candidates("auto", dtype, torch.device(device))
-    assert found == (Candidate("torch", getattr(torch, dtype)),)
+        find_candidates(name, dtype, DEVICES[device])
+    found, refused = find_candidates("auto", dtype, DEVICES[device])
+    assert found == (Candidate("torch", dtype),)
     assert refused[name].startswith(words)
 
 
 def test_our_kernels_compute_what_they_can_and_say_what_they_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu, int8 = torch.device("cpu"), ProgramRecord(precision="int8", golden={})
-    ours = Candidate("milkweed", torch.int8)
+    cpu, int8 = CPU, ProgramRecord(precision="int8", golden={})
+    ours = Candidate("milkweed", "int8")
     monkeypatch.setattr(backend, "kernels_refusal", lambda: None)
     for setting in ("default", "auto", "milkweed"):
         assert find_candidates(setting, "auto", cpu, None, int8) == ((ours,), {})
@@ -146,7 +148,7 @@ def test_our_kernels_compute_what_they_can_and_say_what_they_cannot(monkeypatch:
     found, refused = find_candidates("default", "float32", cpu, None, int8)
     assert found == (Candidate(),)
     assert refused == {"milkweed": "its kernels compute the bundle in int8, not in float32, as is set"}
-    assert find_candidates("milkweed", "bfloat16", cpu, None, int8)[0] == (Candidate("milkweed", torch.bfloat16),)
+    assert find_candidates("milkweed", "bfloat16", cpu, None, int8)[0] == (Candidate("milkweed", "bfloat16"),)
     for setting, dtype, where, weights, said in (
         (
             "milkweed",
@@ -159,7 +161,7 @@ def test_our_kernels_compute_what_they_can_and_say_what_they_cannot(monkeypatch:
         ("milkweed", "auto", "cpu", False, "the bundle holds a graph alone, without the weights that milkweed's CPU"),
     ):
         with pytest.raises(BackendError, match=f"^backend milkweed: {said}"):
-            find_candidates(setting, dtype, torch.device(where), weights=weights)
+            find_candidates(setting, dtype, DEVICES[where], weights=weights)
     monkeypatch.setattr(backend, "kernels_refusal", lambda: "not built")
     found, refused = find_candidates("default", "auto", cpu, None, int8)
     assert (found[0].backend, refused) == ("torch", {"milkweed": "not built"})
@@ -170,8 +172,7 @@ def test_our_kernels_compute_what_they_can_and_say_what_they_cannot(monkeypatch:
 @pytest.mark.skipif(backend.kernels_refusal() is not None, reason="the CPU kernels cannot be used here")
 def test_our_kernels_compute_in_bfloat16_where_the_cpu_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "computes_in_bfloat16", lambda _: False)
-    cpu = torch.device("cpu")
-    assert find_candidates("milkweed", "auto", cpu) == ((Candidate("milkweed", torch.bfloat16),), {})
-    assert Candidate("milkweed", torch.bfloat16) not in find_candidates("auto", "auto", cpu)[0]
+    assert find_candidates("milkweed", "auto", CPU) == ((Candidate("milkweed", "bfloat16"),), {})
+    assert Candidate("milkweed", "bfloat16") not in find_candidates("auto", "auto", CPU)[0]
     with pytest.raises(BackendError, match="the model computes in float32, milkweed's CPU kernels in bfloat16 or int8"):
-        find_candidates("milkweed", "float32", cpu)
+        find_candidates("milkweed", "float32", CPU)

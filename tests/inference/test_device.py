@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from milkweed.inference.device import (
+    CPU,
+    Device,
     DeviceError,
     device_names,
     resolve_device,
@@ -20,7 +22,7 @@ from milkweed.server.config.settings import Settings
 
 def test_auto_is_the_cpu_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert resolve_device("auto") == resolve_device("cpu") == torch.device("cpu")
+    assert resolve_device("auto") == resolve_device("cpu") == CPU
     with pytest.raises(DeviceError, match="device cuda:1: this machine has 0 CUDA devices"):
         resolve_device("cuda:1")
 
@@ -28,15 +30,15 @@ def test_auto_is_the_cpu_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_is_the_first_gpu_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert resolve_device("auto") == torch.device("cuda:0")
-    assert resolve_device("cuda:1") == torch.device("cuda:1")
+    assert resolve_device("auto") == Device("cuda", 0)
+    assert resolve_device("cuda:1") == Device("cuda", 1)
     with pytest.raises(DeviceError, match="cuda:2: this machine has 2"):
         resolve_device("cuda:2")
 
 
 def test_several_devices_and_what_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     cpus = resolve_devices("cpu,cpu")
-    assert cpus == (torch.device("cpu"),) * 2
+    assert cpus == (CPU,) * 2
     assert device_names(cpus) == ("cpu:0", "cpu:1")
     assert device_names(resolve_devices("cpu")) == ("cpu",)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -52,21 +54,21 @@ def test_several_devices_and_what_they_are_called(monkeypatch: pytest.MonkeyPatc
 
 
 def test_dtype_on_a_cpu_is_bfloat16_before_float32_where_it_computes_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = torch.device("cpu")
-    assert resolve_dtypes("float32", cpu) == (torch.float32,)
-    assert resolve_dtypes("bfloat16", cpu) == (torch.bfloat16,)
-    for able, expected in ((True, (torch.bfloat16, torch.float32)), (False, (torch.float32,))):
+    cpu = CPU
+    assert resolve_dtypes("float32", cpu) == ("float32",)
+    assert resolve_dtypes("bfloat16", cpu) == ("bfloat16",)
+    for able, expected in ((True, ("bfloat16", "float32")), (False, ("float32",))):
         monkeypatch.setattr("milkweed.inference.device.computes_in_bfloat16", lambda device, able=able: able)
         assert resolve_dtypes("auto", cpu) == expected
 
 
 def test_dtype_is_two_bytes_on_a_gpu_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = torch.device("cuda:0")
-    for capability, expected in (((7, 5), torch.float16), ((8, 0), torch.bfloat16), ((12, 0), torch.bfloat16)):
+    gpu = Device("cuda", 0)
+    for capability, expected in (((7, 5), "float16"), ((8, 0), "bfloat16"), ((12, 0), "bfloat16")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
         assert resolve_dtypes("auto", gpu) == (expected,)
-        assert resolve_dtypes("float32", gpu) == (torch.float32,)
-        assert resolve_dtypes("bfloat16", gpu) == (torch.bfloat16,)
+        assert resolve_dtypes("float32", gpu) == ("float32",)
+        assert resolve_dtypes("bfloat16", gpu) == ("bfloat16",)
 
 
 def test_every_way_to_open_a_model_takes_the_dtype_of_its_device() -> None:

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkweed.inference.forward import Forward, LanePlan
-from milkweed.inference.open import NO_FUSED_KERNEL, InferenceOptions, prepare_model
+from milkweed.inference.device import CPU, Device
+from milkweed.inference.forward import LanePlan
+from milkweed.inference.open import InferenceOptions
 from milkweed.inference.pipeline import Pipeline
+from milkweed.inference.torch_forward import NO_FUSED_KERNEL, TorchForward, prepare_model
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.serving.cuda_graph import Captured, ForwardFunction
 from milkweed.models.serving.fused.report import Fallback, FusionReport, PartReport, PlanReport
@@ -26,7 +28,6 @@ from milkweed.server.repository.served_model import ServedModel
 
 from ..support.server_parts import CLASSES, SIZE, HeldModel, encoded, make_config, make_pipeline, served_model, until
 
-CPU = torch.device("cpu")
 WHOLE = LanePlan(0, 1, 0)
 REPORT = FusionReport(
     "not built: run `make kernels`",
@@ -66,7 +67,7 @@ def refuse(forward: ForwardFunction, images: Tensor) -> Captured:
 
 def test_without_a_gpu_the_form_is_what_it_was_to_the_bit() -> None:
     options = InferenceOptions(tuning="force", tuning_cache="/nonexistent")
-    form = prepare_model(small_vit(), make_config(), CPU, torch.float32, 32, options)
+    form = prepare_model(small_vit(), make_config(), CPU, "float32", 32, options)
     assert form.fusion is None
     assert form.graph_batch_sizes == ()
     x = torch.randn(3, 3, 32, 32)
@@ -75,19 +76,19 @@ def test_without_a_gpu_the_form_is_what_it_was_to_the_bit() -> None:
 
 
 @pytest.fixture
-def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Device:
     """A device that is called a GPU's, where fusing does nothing."""
     properties = SimpleNamespace(name="NVIDIA H100", major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr("milkweed.models.serving.fused.fuse.fuse", lambda *given, **more: REPORT)
-    return torch.device("cuda:0")
+    return Device("cuda", 0)
 
 
-def test_a_gpus_forward_in_float32_is_warned_of(fake_gpu: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gpus_forward_in_float32_is_warned_of(fake_gpu: Device, caplog: pytest.LogCaptureFixture) -> None:
     for dtype, told in (
-        (torch.bfloat16, []),
-        (torch.float16, []),
-        (torch.float32, ["dtype float32 on cuda:0: " + NO_FUSED_KERNEL]),
+        ("bfloat16", []),
+        ("float16", []),
+        ("float32", ["dtype float32 on cuda:0: " + NO_FUSED_KERNEL]),
     ):
         caplog.clear()
         assert prepare_model(small_vit(), make_config(), fake_gpu, dtype, 32, InferenceOptions()).fusion is REPORT
@@ -95,11 +96,11 @@ def test_a_gpus_forward_in_float32_is_warned_of(fake_gpu: torch.device, caplog: 
 
 
 def test_an_unknown_quarantined_kernel_fails_the_start_on_a_gpu(
-    fake_gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+    fake_gpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MILKWEED_QUARANTINE", "native_mpl")
     with pytest.raises(ValueError, match="MILKWEED_QUARANTINE = 'native_mpl': there is no such kernel"):
-        prepare_model(small_vit(), make_config(), fake_gpu, torch.bfloat16, 32, InferenceOptions())
+        prepare_model(small_vit(), make_config(), fake_gpu, "bfloat16", 32, InferenceOptions())
 
 
 SERVE_ON_A_CPU = """
@@ -125,7 +126,7 @@ def test_whole_batches_run_through_graphs() -> None:
     model = prepare_for_inference(small_vit())
     x = torch.randn(7, 3, 32, 32)
     forwards = [
-        Forward(model, WHOLE, device=CPU, dtype=torch.float32, size=32, graph_batch_sizes=sizes, capture=capture)
+        TorchForward(model, WHOLE, dtype="float32", size=32, graph_batch_sizes=sizes, capture=capture)
         for sizes in ((), (1, 2, 4))
     ]
     plain, graphed = (forward.run(x) for forward in forwards)
@@ -137,9 +138,7 @@ def test_whole_batches_run_through_graphs() -> None:
 
 def served(name: str, settings: Settings, how: Any) -> ServedModel:
     model = HeldModel()
-    forward = Forward(
-        *(model, WHOLE), device=CPU, dtype=torch.float32, size=SIZE, graph_batch_sizes=(1, 2, 4, 8), capture=how
-    )
+    forward = TorchForward(*(model, WHOLE), dtype="float32", size=SIZE, graph_batch_sizes=(1, 2, 4, 8), capture=how)
     loader = make_pipeline(model).loader
     pipeline = Pipeline(loader, forward, num_classes=CLASSES, fusion=REPORT)
     return served_model(name, pipeline, settings)

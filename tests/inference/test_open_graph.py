@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +16,10 @@ from torch import Tensor
 from milkweed.inference import backend, graph
 from milkweed.inference import open as opening
 from milkweed.inference.backend import Backend, BackendError, Candidate, find_candidates
+from milkweed.inference.device import Device
 from milkweed.models import read_config
+from milkweed.models.bundle import bundle as bundles
+from milkweed.models.bundle.golden import softmax
 from milkweed.models.bundle.graph import Graph, load_graph
 from milkweed.models.bundle.onnx_header import read_header
 from milkweed.models.errors import BundleError
@@ -57,15 +61,15 @@ def test_served_answers_are_those_of_the_runtime_on_the_same_bytes(
     def unread(path: Path) -> None:
         pytest.fail("weights are read")
 
-    monkeypatch.setattr(opening, "load_bundle", unread)
+    monkeypatch.setattr(bundles, "load_bundle", unread)
     model = opened(graph_alone, backend=name)
     batch = model.pipeline.plan.micro_batch
     sessions = {"onnxruntime": OnnxSession, "openvino": OpenVinoSession}
     session = sessions[name](colour_graph.data, batch=batch)
-    images = pixels(2 * batch + 3)
-    padded = [torch.cat([image[None], torch.zeros(batch - 1, 3, 16, 16)]) for image in images]
-    expected = torch.cat([session(each)[:1].softmax(-1) for each in padded])
-    assert torch.equal(model.pipeline.forward_stage.run(images).probabilities, expected)
+    images = pixels(2 * batch + 3).numpy()
+    padded = [np.concatenate([image[None], np.zeros((batch - 1, 3, 16, 16), "f4")]) for image in images]
+    expected = np.concatenate([softmax(session(each)[:1]) for each in padded])
+    assert np.array_equal(model.pipeline.forward_stage.run(images).probabilities, expected)
     said = model.describe()
     assert (said["backend"], said["backend_reason"], said["graph"]) == (name, "the bundle's own graph", "int8")
     assert said["parameter_bytes"]["resident"] == read_header(colour_graph.data).weight_bytes
@@ -76,8 +80,8 @@ def test_the_model_is_built_only_where_the_record_does_not_count_it(
     graph_alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = Path(shutil.copytree(graph_alone, tmp_path / "copy"))
-    built, build = [], opening.empty_model
-    monkeypatch.setattr(opening, "empty_model", lambda config: built.append(config) or build(config))
+    built, build = [], bundles.empty_model
+    monkeypatch.setattr(bundles, "empty_model", lambda config: built.append(config) or build(config))
     counted = opened(copy, backend="onnxruntime").pipeline
     assert not built
     edit_config(copy, lambda document: document["graph"].pop("counts"))
@@ -91,13 +95,13 @@ def test_the_model_is_built_only_where_the_record_does_not_count_it(
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_an_answer_of_an_int8_graph_is_the_same_in_any_company_to_the_bit(name: Backend, graph_alone: Path) -> None:
     alone, lanes = opened(graph_alone, backend=name, lanes=1), opened(graph_alone, backend=name, lanes=3)
-    images = pixels(19)
-    expected = torch.cat([alone.pipeline.forward_stage.run(each[None]).probabilities for each in images])
+    images = pixels(19).numpy()
+    expected = np.concatenate([alone.pipeline.forward_stage.run(each[None]).probabilities for each in images])
     for count in (1, 2, 8, 9, 19):
         found = lanes.pipeline.forward_stage.run(images[:count]).probabilities
-        assert torch.equal(found, expected[:count])
-        found = lanes.pipeline.forward_stage.run(images[-count:].flip(0)).probabilities
-        assert torch.equal(found, expected[-count:].flip(0))
+        assert np.array_equal(found, expected[:count])
+        found = lanes.pipeline.forward_stage.run(images[-count:][::-1]).probabilities
+        assert np.array_equal(found, expected[-count:][::-1])
     for model in (alone, lanes):
         model.pipeline.close()
 
@@ -134,7 +138,7 @@ def test_without_a_runtime_torch_computes_the_weights_and_says_so(
     model, plain = opened(graph_and_weights), opened(colour_bundle)
     reason = (
         "the bundle's weights, not its graph; not onnxruntime: ONNX Runtime is not installed: "
-        "pip install 'milkweed[onnx]'; not openvino: OpenVINO is not installed: pip install 'milkweed[openvino]'"
+        "pip install 'milkweed[onnxruntime]'; not openvino: OpenVINO is not installed: pip install 'milkweed[openvino]'"
     )
     assert (model.pipeline.backend.name, model.pipeline.backend.reason, model.graph) == ("torch", reason, None)
     [record] = [each for each in caplog.records if each.name == "milkweed.backend"]
@@ -163,7 +167,7 @@ def test_torch_computes_the_weights_where_it_is_asked_for(graph_and_weights: Pat
         ),
         (
             *("default", []),
-            r"ONNX Runtime is not installed: pip install 'milkweed\[onnx\]'; "
+            r"ONNX Runtime is not installed: pip install 'milkweed\[onnxruntime\]'; "
             r"OpenVINO is not installed: pip install 'milkweed\[openvino\]'",
         ),
     ],
@@ -177,9 +181,9 @@ def test_what_cannot_compute_a_graph_alone_is_told_in_a_line(
 
 
 def test_a_gpu_computes_the_weights_and_never_a_graph(graph_alone: Path) -> None:
-    record, gpu = read_config(graph_alone).graph, torch.device("cuda:0")
+    record, gpu = read_config(graph_alone).graph, Device("cuda", 0)
     found, refused = find_candidates("default", "float32", gpu, record)
-    assert found == (Candidate("torch", torch.float32),)
+    assert found == (Candidate("torch", "float32"),)
     assert set(refused.values()) == {"the model is on cuda:0, where torch computes it"}
     line = "^backend auto: the model is on cuda:0, and a graph alone runs on a CPU: set --device cpu$"
     with pytest.raises(BackendError, match=line):

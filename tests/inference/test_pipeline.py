@@ -7,17 +7,19 @@ import numpy as np
 import pytest
 import torch
 
+from milkweed.inference import forward as forward_module
+from milkweed.inference.device import CPU, Device
 from milkweed.inference.errors import InferenceError
 from milkweed.inference.forward import Forward, LanePlan, batches, plan_lanes
 from milkweed.inference.pipeline import Pipeline
 from milkweed.inference.results import Predictions
+from milkweed.inference.torch_forward import TorchForward
 from milkweed.loaders.errors import InputError
 from milkweed.models.architectures.registry import create_model
+from milkweed.models.onnx.session import GraphSession
 from milkweed.models.serving.prepare import prepare_for_inference
 
 from ..support.server_parts import HeldModel, broken, encoded, make_pipeline
-
-CPU = torch.device("cpu")
 
 
 def small_vit() -> torch.nn.Module:
@@ -36,7 +38,7 @@ def test_answer_is_the_models_softmax() -> None:
     model = HeldModel()
     image = encoded()
     [answer] = make_pipeline(model).classify([image], top_k=3)
-    pixels = make_pipeline(model).loader.load([image]).pixels
+    pixels = torch.from_numpy(make_pipeline(model).loader.load([image]).pixels)
     with torch.inference_mode():
         expected = model(pixels)[0].double().softmax(-1).sort(descending=True)
     assert answer.index == tuple(expected.indices[:3].tolist())
@@ -54,7 +56,7 @@ def test_score_prints_as_the_float32_it_is() -> None:
 @pytest.mark.parametrize("plan", [LanePlan(1, 2, 1), LanePlan(8, 2, 1), LanePlan(8, 1, 2), LanePlan(3, 3, 1)])
 def test_answer_does_not_depend_on_neighbours_to_the_bit(plan: LanePlan) -> None:
     pixels = torch.randn(19, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    lanes = Forward(small_vit(), plan, device=CPU, dtype=torch.float32, size=32)
+    lanes = TorchForward(small_vit(), plan, dtype="float32", size=32)
     alone = torch.cat([probabilities(lanes, pixels[i : i + 1]) for i in range(len(pixels))])
     for count in (2, 7, 8, 9, 19):
         assert torch.equal(probabilities(lanes, pixels[:count]), alone[:count])
@@ -67,7 +69,7 @@ def test_lanes_and_threads_do_not_change_a_bit() -> None:
     model = small_vit()
     answers = []
     for plan in (LanePlan(8, 1, 1), LanePlan(8, 2, 1), LanePlan(8, 1, 2)):
-        lanes = Forward(model, plan, device=CPU, dtype=torch.float32, size=32)
+        lanes = TorchForward(model, plan, dtype="float32", size=32)
         answers.append(probabilities(lanes, pixels))
         lanes.close()
     assert torch.equal(answers[0], answers[1])
@@ -75,14 +77,14 @@ def test_lanes_and_threads_do_not_change_a_bit() -> None:
 
 
 def test_padding_is_told() -> None:
-    lanes = Forward(small_vit(), LanePlan(8, 2, 1), device=CPU, dtype=torch.float32, size=32)
+    lanes = TorchForward(small_vit(), LanePlan(8, 2, 1), dtype="float32", size=32)
     assert [lanes.run(torch.zeros(n, 3, 32, 32)).padding for n in (1, 8, 9)] == [7, 0, 7]
     lanes.close()
 
 
 def test_failure_in_a_lane_is_raised_and_the_lanes_go_on() -> None:
     model = HeldModel()
-    lanes = Forward(model, LanePlan(1, 2, 1), device=CPU, dtype=torch.float32, size=32)
+    lanes = TorchForward(model, LanePlan(1, 2, 1), dtype="float32", size=32)
     model.failure = RuntimeError("lane")
     with pytest.raises(RuntimeError, match="lane"):
         lanes.run(torch.zeros(4, 3, 8, 8))
@@ -180,9 +182,34 @@ def test_plan_follows_model_and_cores(
 
 
 def test_gpu_takes_the_whole_batch() -> None:
-    assert plan_lanes(torch.device("cuda"), 1) == LanePlan(0, 1, 0)
+    assert plan_lanes(Device("cuda"), 1) == LanePlan(0, 1, 0)
 
 
 def test_batches_cover_every_place_once() -> None:
     assert [list(places) for places in batches(7, 3)] == [[0, 1, 2], [3, 4, 5], [6]]
     assert list(batches(0, 3)) == []
+
+
+class Counting(GraphSession):
+    """Answers with the first pixels, and counts the images."""
+
+    runtime = "Fake"
+    images = 0
+
+    def _compute(self, images: Any) -> Any:
+        self.images += len(images)
+        return images[:, :, 0, 0]
+
+
+@pytest.mark.parametrize(("limit", "images"), [(0.0, 2), (1e9, 2 + 2 * 8)])
+def test_a_start_waits_for_large_batches_no_longer_than_it_must(
+    limit: float, images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward_module, "WARM_UP_SECONDS", limit)
+    session = Counting()
+    forward = Forward(session, LanePlan(1, 2, 1), dtype="float32", size=4)
+    forward.warm_up((8, 1))
+    assert session.images == images
+    assert set(forward.warm_seconds) == {1, 8}
+    assert limit or forward.warm_seconds[8] == 4 * forward.warm_seconds[1]  # eight in two lanes
+    forward.close()

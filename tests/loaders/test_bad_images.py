@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from milkweed.loaders import FORMATS, Limits, PreprocessSpec, create_loader
@@ -92,10 +92,10 @@ def test_every_file_gets_its_code_and_neighbours_keep_their_bits(loader, folder,
         body = (folder / file).read_bytes()
         alone = loader.load([body])
         between = loader.load([bodies[0], body, bodies[1]])
-        assert torch.equal(between.pixels[[0, -1]], good), file
+        assert np.array_equal(between.pixels[[0, -1]], good), file
         if code is GOOD:
             assert alone.ok == [0], alone.errors
-            assert torch.equal(between.pixels[1], alone.pixels[0]), file
+            assert np.array_equal(between.pixels[1], alone.pixels[0]), file
         else:
             assert (alone.ok, between.ok) == ([], [0, 2])
             assert {alone.errors[0].code, between.errors[1].code} == {code}, file
@@ -126,4 +126,4 @@ def test_jpeg_2000_is_the_lossless_picture_once_turned_on(name, file, folder, en
         lossless = encoded(original, "PNG")
     result = loader.load([(folder / file).read_bytes()])
     assert not result.errors
-    assert torch.equal(result.pixels, create_loader("pillow", SPEC).load([lossless]).pixels)
+    assert np.array_equal(result.pixels, create_loader("pillow", SPEC).load([lossless]).pixels)

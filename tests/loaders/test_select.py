@@ -8,7 +8,6 @@ import pytest
 from milkweed.loaders import CpuLoader, PreprocessSpec, create_loader, select
 from milkweed.loaders.decode.dali_graph import DaliOptions
 from milkweed.loaders.errors import LoaderError
-from milkweed.loaders.sandbox.sandbox import Sandbox
 
 SPEC = PreprocessSpec(size=32)
 
@@ -16,8 +15,8 @@ SPEC = PreprocessSpec(size=32)
 class Pinless(CpuLoader):
     """The fast loader where there is no CUDA to page-lock memory for."""
 
-    def __init__(self, *arguments: object, pin_memory: bool = False, sandbox: Sandbox | None = None) -> None:
-        super().__init__(*arguments, sandbox=sandbox)  # type: ignore[arg-type]
+    def __init__(self, *arguments: object, pin_memory: bool = False, **options: object) -> None:
+        super().__init__(*arguments, **options)  # type: ignore[arg-type]
         self.pinned = pin_memory
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from milkweed.models.layers.token_merging import TokenMerging
+from milkweed.models.layers.token_plan import TokenMerging
 
 
 def merged_by_loops(

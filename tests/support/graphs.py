@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from milkweed.models.architectures.registry import create_model
 from milkweed.models.bundle.bundle import load_bundle, save_bundle
 from milkweed.models.bundle.golden import golden_images, recorded
 from milkweed.models.bundle.graph import Graph
@@ -17,6 +19,47 @@ from milkweed.models.onnx.export import write_verified
 from milkweed.models.onnx.file import INPUT
 from milkweed.models.onnx.session import OnnxSession
 from milkweed.models.onnx.telemetry import without_telemetry
+
+PROGRAM_SIZE = 40
+PROGRAM_ARGUMENTS = {
+    "num_classes": 7,
+    "embed_dim": 64,
+    "depth": 2,
+    "num_heads": 4,
+    "img_size": PROGRAM_SIZE,
+    "patch_size": 8,
+}
+PROGRAM_VITAE_ARGUMENTS = {
+    "num_classes": 7,
+    "img_size": PROGRAM_SIZE,
+    "embed_dims": [16, 16, 32],
+    "token_dims": [32, 16, 64],
+    "downsample": [4, 2, 2],
+    "depths": [0, 0, 2],
+    "num_heads": [1, 1, 4],
+    "mlp_ratio": 2,
+    "groups": [1, 1, 16],
+}
+
+
+def program_vit() -> nn.Module:
+    """A vision transformer that our CPU kernels compute, of weights whose answers differ from image to image."""
+    torch.manual_seed(0)
+    model = create_model("deit_tiny_patch16_224", **PROGRAM_ARGUMENTS).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            parameter.mul_(20 if name == "head.weight" else 5)
+    return model
+
+
+def program_vitae() -> nn.Module:
+    """A ViTAE of the same kind: a pyramid, performers, branches in many groups and in one."""
+    torch.manual_seed(0)
+    model = create_model("vitae_basic", **PROGRAM_VITAE_ARGUMENTS).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and not name.endswith(".w"):
+            parameter.mul_(20 if name == "head.weight" else 5)
+    return model
 
 
 class _Noise:

@@ -17,8 +17,9 @@ from fastapi import FastAPI
 from PIL import Image
 from torch import Tensor, nn
 
-from milkweed.inference.forward import Forward, LanePlan
+from milkweed.inference.forward import LanePlan
 from milkweed.inference.pipeline import Pipeline
+from milkweed.inference.torch_forward import TorchForward
 from milkweed.loaders.decode.pillow import PillowLoader
 from milkweed.loaders.preprocess.spec import PreprocessSpec
 from milkweed.models.bundle.config import BundleConfig
@@ -92,7 +93,7 @@ def make_pipeline(
     """A pipeline on the CPU with the exact loader."""
     return Pipeline(
         PillowLoader(PreprocessSpec.from_dict(MEANS)),
-        Forward(model, plan, device=torch.device("cpu"), dtype=torch.float32, size=SIZE),
+        TorchForward(model, plan, dtype="float32", size=SIZE),
         num_classes=classes,
         dense_bytes=4000,
         max_batch_size=max_batch_size,

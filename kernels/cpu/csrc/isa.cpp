@@ -1,4 +1,5 @@
 // All kernels for one instruction set: compiled once for each, with ISA its name and the compiler's flags for it.
+#include "../../images/resize.h"
 #include "merging.h"
 
 namespace milkweed {
@@ -48,6 +49,10 @@ extern "C" __attribute__((visibility("default"))) int64_t PEAK(int eight_bits, i
   const Tiles tiles;
   (void)tiles;
   return eight_bits ? multiply_again<I8>(nr, repeats) : multiply_again<BF16>(nr, repeats);
+}
+
+extern "C" __attribute__((visibility("default"))) void RESIZE(const uint8_t* pixels, int width, const Axis* across, const Axis* down, char* scratch, uint8_t* out) {
+  ISA::resize(pixels, width, *across, *down, scratch, out);
 }
 
 extern "C" __attribute__((visibility("default"))) void ENTRY(const Program* p, const void* constants, void* arena, const float* images, int count, float* logits) {

@@ -12,7 +12,7 @@ sub-block. One block is plain whitened low rank, exact without a sweep.
 import torch
 from torch import Tensor
 
-from ...layers.monarch import monarch_shapes
+from ...layers.shapes import monarch_shapes
 from .statistics import InputStatistics
 
 RIDGE = 1e-3

@@ -8,8 +8,8 @@ W outside of them: a low-rank matrix seen through a mask. Its factors are fitted
 import torch
 from torch import Tensor
 
-from ...layers.butterfly import ButterflyShape
 from ...layers.layer_spec import LayerSpec
+from ...layers.shapes import ButterflyShape
 
 TURNS = 200
 """The most turns to take; each fits both factors of L once."""

@@ -74,7 +74,7 @@ def test_the_backend_is_the_one_that_would_compute(monkeypatch: pytest.MonkeyPat
     missing = plan(device="cpu", backend="onnxruntime")["backend"]
     assert (missing.status, "is not installed" in missing.text) == ("broken", True)
     assert plan(device="cpu", backend="auto")["backend"].text == (
-        "PyTorch: backend = auto (--backend); ONNX Runtime is not installed: pip install 'milkweed[onnx]'; "
+        "PyTorch: backend = auto (--backend); ONNX Runtime is not installed: pip install 'milkweed[onnxruntime]'; "
         "OpenVINO is not installed: pip install 'milkweed[openvino]'"
     )
 
@@ -89,14 +89,13 @@ def test_a_device_that_is_not_there_is_broken() -> None:
 
 def test_what_would_be_used_is_what_the_pipeline_has() -> None:
     from milkweed.cli.bundle_args import demo_bundle
-    from milkweed.inference.device import dtype_name
     from milkweed.inference.open import InferenceOptions, open_model
 
     found = plan(demo_bundle(), device="cpu", dtype="auto", lanes=3, decode_threads=5)
     pipeline = open_model(
         demo_bundle(), InferenceOptions(device="cpu", dtype="auto", lanes=3, decode_threads=5)
     ).pipeline
-    assert dtype_name(pipeline.dtype) in found["numbers"].text
+    assert pipeline.dtype in found["numbers"].text
     assert found["loader"].text.startswith(f"{pipeline.loader.name} with 5 threads: the model is on the CPU")
     sizes = f"{pipeline.plan.lanes} forwards at once, {pipeline.plan.threads} threads each"
     assert found["forward"].text.startswith(f"{sizes}, {pipeline.plan.micro_batch} images each")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from milkweed.models import create_model, read_config, save_bundle
-from milkweed.models.layers.token_merging import TokenMerging, TokenPlan
+from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 
 from ...models.tiny import TINY_VIT, config_of
 from ...support.command import Milkweed

@@ -1,11 +1,13 @@
 """Tests what `milkweed export` writes and prints, and what it refuses."""
 
+import shutil
 from pathlib import Path
 
 import onnx
 import pytest
+import torch
 
-from milkweed.models import ExportError, read_config
+from milkweed.models import ExportError, load_bundle, read_config
 from milkweed.models.onnx import export as export_module
 
 from ...support.command import Milkweed, Refused
@@ -55,3 +57,20 @@ def test_export_refuses_what_it_cannot_do(
     line = refused("export", dense_bundle, "--onnx", file)
     assert line == f"bundle {dense_bundle}: cannot be exported as ONNX: it branches"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_export_into_a_bundle_lets_runtimes_serve_it(
+    milkweed: Milkweed, dense_bundle: Path, tmp_path: Path, refused: Refused
+) -> None:
+    bundle = Path(shutil.copytree(dense_bundle, tmp_path / "b"))
+    said = milkweed("export", bundle, "--into", "--json").ok().document
+    config = read_config(bundle)
+    assert (said["version"], said["added"]) == (config.version, "graph.onnx")
+    assert config.graph is not None
+    assert (config.graph.precision, set(config.graph.backends)) == ("float32", {"onnxruntime", "openvino"})
+    model, before = load_bundle(bundle)[0].state_dict(), load_bundle(dense_bundle)[0].state_dict()
+    assert all(torch.equal(model[key], before[key]) for key in before)
+    line = f"bundle {bundle}: holds graph.onnx already; --force replaces it"
+    assert refused("export", bundle, "--into") == line
+    milkweed("export", bundle, "--into", "--force").ok()
+    assert "either --onnx FILE or --into" in refused("export", bundle, "--into", "--onnx", tmp_path / "x", code=2)

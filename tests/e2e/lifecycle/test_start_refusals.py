@@ -44,7 +44,7 @@ CASES: dict[str, tuple[dict[str, Any], str, int]] = {
     ),
     "ONNX Runtime": (
         {"backend": "onnxruntime", "prelude": "import sys; sys.modules['onnxruntime'] = None\n"},
-        "backend onnxruntime: ONNX Runtime is not installed: pip install 'milkweed[onnx]'",
+        "backend onnxruntime: ONNX Runtime is not installed: pip install 'milkweed[onnxruntime]'",
         1,
     ),
     "bundle": ({"bundles": {"broken": "{folder}/bundle"}}, "bundle {folder}/bundle: model.safetensors", 1),

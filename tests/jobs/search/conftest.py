@@ -18,7 +18,7 @@ from milkweed.loaders.dataset.training import Sample
 from milkweed.loaders.preprocess.spec import PreprocessSpec
 from milkweed.models import BundleConfig, create_model, save_bundle
 from milkweed.models.bundle.labels import default_labels
-from milkweed.models.layers.token_merging import TokenMerging
+from milkweed.models.layers.token_plan import TokenMerging
 
 ARCH = "deit_tiny_patch16_224"
 ARGS = {"num_classes": 5, "embed_dim": 32, "depth": 3, "num_heads": 2, "img_size": 32, "patch_size": 8}

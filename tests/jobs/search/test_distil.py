@@ -18,7 +18,7 @@ from milkweed.loaders.dataset.training import Sample
 from milkweed.models import create_model
 from milkweed.models.architectures.token_blocks import apply_token_plan
 from milkweed.models.divergence import answers, diverge
-from milkweed.models.layers.token_merging import TokenMerging, TokenPlan
+from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.progress import Progress
 
 from ...models.tiny import TINY_VITAE

@@ -15,7 +15,7 @@ from milkweed.jobs.search.job import SearchJob
 from milkweed.jobs.search.levers import Levers
 from milkweed.jobs.search.trials import TrialsError
 from milkweed.models import load_bundle
-from milkweed.models.layers.token_merging import TokenMerging
+from milkweed.models.layers.token_plan import TokenMerging
 from milkweed.models.progress import Progress
 
 from .conftest import saved

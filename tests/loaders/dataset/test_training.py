@@ -72,7 +72,7 @@ def test_worker_processes_make_the_same_batches(samples: list[Sample]) -> None:
 def test_without_augmentation_images_are_those_of_the_serving_loader(samples: list[Sample]) -> None:
     source = TrainingImages(samples, SPEC, NOTHING, batch_size=20)
     loader = CpuLoader(SPEC)
-    wanted = loader.load([path.read_bytes() for path, _ in samples]).pixels
+    wanted = torch.from_numpy(loader.load([path.read_bytes() for path, _ in samples]).pixels)
     loader.close()
     ((images, targets),) = source.batches(0, 0)
     order = epoch_order(0, 0, 20)

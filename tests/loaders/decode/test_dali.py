@@ -18,7 +18,7 @@ pytest.importorskip("nvidia.dali", reason="the extra `dali` is not installed")
 from milkweed.loaders.decode.dali import DaliLoader
 
 SPEC = PreprocessSpec()
-LEVEL = torch.tensor(SPEC.std).view(3, 1, 1) * 255
+LEVEL = np.array(SPEC.std)[:, None, None] * 255
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_a_pixel_too_far_would_be_seen(picture, encoded):
         ramp[..., 0], ramp[..., 1] = np.arange(width) * 2 % 256, (np.arange(height) * 2 % 256)[:, None]
         body = encoded(Image.fromarray(ramp), "JPEG", quality=100, subsampling=0)
         found, wanted = (made.load([body]).pixels for made in (DaliLoader(spec), PillowLoader(spec)))
-        assert float(((found - wanted).abs() * LEVEL).mean()) < 0.15, (width, height)
+        assert float((abs(found - wanted) * LEVEL).mean()) < 0.15, (width, height)
 
 
 def test_others_go_to_the_fast_loader_bit_for_bit(loader, picture, encoded):
@@ -47,11 +47,11 @@ def test_others_go_to_the_fast_loader_bit_for_bit(loader, picture, encoded):
         encoded(picture(300, 280, 3).convert("CMYK"), "JPEG"),
     ]
     before = replace(loader.counts)
-    assert torch.equal(loader.load(bodies).pixels, CpuLoader(SPEC).load(bodies).pixels)
+    assert np.array_equal(loader.load(bodies).pixels, CpuLoader(SPEC).load(bodies).pixels)
     assert (loader.counts.dali, loader.counts.cpu) == (before.dali, before.cpu + 4)
     padded = PreprocessSpec(size=64, crop_pct=1.5)
     body = encoded(picture(90, 80), "JPEG")
-    assert torch.equal(DaliLoader(padded).load([body]).pixels, CpuLoader(padded).load([body]).pixels)
+    assert np.array_equal(DaliLoader(padded).load([body]).pixels, CpuLoader(padded).load([body]).pixels)
 
 
 def damaged(body: bytes) -> bytes:
@@ -86,7 +86,7 @@ def test_a_batch_that_dali_loses_is_answered_and_the_graph_rebuilt(picture, enco
     result = loader.load(bodies)
     assert {index: error.code for index, error in result.errors.items()} == {3: "undecodable"}
     assert result.ok == [0, 1, 2, 4, 5, 6]
-    assert torch.equal(result.pixels, loader.load([*good[:3], *good[4:]]).pixels)  # as if it had not been there
+    assert np.array_equal(result.pixels, loader.load([*good[:3], *good[4:]]).pixels)  # as if it had not been there
     assert result.decoders == ["dali"] * 6
     assert (loader.counts.retried, loader.health.rebuilds) == (before.retried + 7, 1)
     assert loader.health.trouble is None
@@ -130,7 +130,7 @@ def test_batches_keep_to_their_limits(picture, encoded, runs):
 
 
 def test_without_a_gpu_its_graph_is_refused_but_can_be_made():
-    options = DaliOptions(max_batch=4, hw_decoder_load=0.65, dtype=torch.float16)
+    options = DaliOptions(max_batch=4, hw_decoder_load=0.65, dtype="float16")
     if not torch.cuda.is_available():
         with pytest.raises(LoaderError, match=r"DALI cannot be built for the gpu: .*CUDA"):
             DaliGraph(SPEC, options, device="gpu")
@@ -147,7 +147,7 @@ def test_without_a_gpu_its_graph_is_refused_but_can_be_made():
     [
         ({"resample": "nearest"}, "resample is 'nearest': expected exact or fused"),
         ({"hw_decoder_load": 1.5}, "hw_decoder_load is 1.5: expected a number from 0 to 1"),
-        ({"dtype": torch.int8}, "dtype is torch.int8: expected torch.float32"),
+        ({"dtype": "int8"}, "dtype is int8: expected float32"),
     ],
 )
 def test_options_out_of_range_are_named(option, said):
@@ -168,8 +168,9 @@ def pixels(graph, slots):
 def test_half_types_are_the_rounded_float32(slots):
     exact = pixels(DaliGraph(SPEC), slots)
     assert exact.dtype == torch.float32
-    for dtype in (torch.float16, torch.bfloat16):
-        graph = DaliGraph(SPEC, DaliOptions(dtype=dtype))
+    for name in ("float16", "bfloat16"):
+        dtype = getattr(torch, name)
+        graph = DaliGraph(SPEC, DaliOptions(dtype=name))
         assert torch.equal(pixels(graph, slots), exact.to(dtype))
         assert pixels(graph, []).dtype == dtype
 

@@ -77,7 +77,7 @@ def reference(body: bytes, spec: PreprocessSpec) -> np.ndarray:
         image.convert("RGB").save(out, "PNG")
     plain = PreprocessSpec(spec.size, spec.crop_pct, spec.interpolation, mean=(0, 0, 0), std=(1, 1, 1))
     pixels = PillowLoader(plain).load([out.getvalue()]).pixels[0]
-    return (pixels * 255).round().byte().permute(1, 2, 0).numpy()
+    return (pixels * 255).round().astype("u1").transpose(1, 2, 0)
 
 
 @pytest.mark.parametrize(("format", "mode"), MODES)

@@ -12,7 +12,7 @@ from milkweed.models.accounting import macs
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.architectures.token_blocks import apply_token_plan, token_plan_of
 from milkweed.models.architectures.vitae.merging import MergingCell
-from milkweed.models.layers.token_merging import TokenMerging, TokenPlan
+from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 
 from ..small_models import SHALLOW, VITAE_V2
 from ..tiny import TINY_VITAE

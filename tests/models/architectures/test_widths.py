@@ -11,7 +11,7 @@ from milkweed.models.architectures.registry import create_model
 from milkweed.models.architectures.widths import narrowable_widths, widths_summary
 from milkweed.models.layers.layer_spec import LayerSpec
 from milkweed.models.layers.narrow_attention import NarrowAttention
-from milkweed.models.layers.token_merging import TokenMerging, TokenPlan
+from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.serving.prepare import prepare_for_inference
 
 from ..small_models import T2T, VIT, fused, images, relative

@@ -180,7 +180,7 @@ def test_a_model_that_does_not_fit_its_config_is_not_saved(tmp_path: Path, tiny_
     ):
         with pytest.raises(BundleError, match=message):
             save_bundle(tmp_path / "b", model, config)
-    with pytest.raises(BundleError, match=r"is torch\.float64, the model needs torch\.float32"):
+    with pytest.raises(BundleError, match=r"is float64, the model needs float32"):
         save_bundle(tmp_path / "b", model.double(), tiny_config)
     assert list(tmp_path.iterdir()) == []
 

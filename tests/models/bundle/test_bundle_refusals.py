@@ -62,7 +62,7 @@ def test_changed_labels(tiny_bundle: Path) -> None:
         (lambda t: t.update({"head.bias": torch.zeros(6)}), "head.bias has shape [6], the model needs [5]"),
         (
             lambda t: t.update({"head.bias": torch.zeros(5).half()}),
-            "head.bias is torch.float16, the model needs torch.f",
+            "head.bias is float16, the model needs f",
         ),
     ],
 )

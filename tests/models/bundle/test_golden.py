@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,18 +38,18 @@ def bundle(tmp_path: Path, model: torch.nn.Module) -> Path:
 
 def answers(model: torch.nn.Module, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     with torch.inference_mode():
-        return model.eval().to(dtype)(golden_images(32).to(dtype)).float().softmax(-1)
+        return model.eval().to(dtype)(torch.from_numpy(golden_images(32)).to(dtype)).float().softmax(-1)
 
 
 def test_images_are_always_the_same_and_fill_the_range():
     images = golden_images(48)
     assert images.shape == (IMAGES, 3, 48, 48)
-    assert images.dtype == torch.float32
+    assert images.dtype == np.float32
     assert float(images.max()) > 1.8
     assert float(images.min()) < -1.8
-    assert torch.equal(images, golden_images(48))
+    assert np.array_equal(images, golden_images(48))
     assert float(images[0, 0, 0, 0]) == 1.0  # cos 0 + sin 0
-    assert len({float(plane.sum()) for plane in images.flatten(0, 1)}) > 1
+    assert len({float(plane.sum()) for plane in images.reshape(-1, 48, 48)}) > 1
 
 
 def test_a_saved_bundle_has_its_models_golden_answers(bundle: Path):
@@ -58,8 +59,8 @@ def test_a_saved_bundle_has_its_models_golden_answers(bundle: Path):
     best = wanted.topk(5)
     assert config.golden["index"] == best.indices.tolist()
     assert torch.allclose(torch.tensor(config.golden["probability"]), best.values, rtol=1e-6)
-    check_golden(config.golden, wanted, torch.float32)
-    check_golden(config.golden, answers(model, torch.bfloat16), torch.bfloat16)
+    check_golden(config.golden, wanted, "float32")
+    check_golden(config.golden, answers(model, torch.bfloat16), "bfloat16")
 
 
 def test_another_models_answers_are_refused(bundle: Path):
@@ -67,9 +68,9 @@ def test_another_models_answers_are_refused(bundle: Path):
     with torch.no_grad():
         model.blocks[1].mlp.fc1.weight.mul_(0.5)
     with pytest.raises(BundleError, match=r"golden image 0, class \d+: the model answers 0\.\d+, its"):
-        check_golden(config.golden, answers(model), torch.float32)
+        check_golden(config.golden, answers(model), "float32")
     with pytest.raises(BundleError, match="nan"):
-        check_golden(config.golden, torch.full((2, 10), torch.nan), torch.float32)
+        check_golden(config.golden, torch.full((2, 10), torch.nan), "float32")
 
 
 def test_saving_leaves_the_mode_and_refuses_nan(tmp_path: Path, model: torch.nn.Module):

@@ -222,8 +222,8 @@ def test_a_config_with_another_storage_is_refused(int8_bundle: Path, change: Cha
     [
         (lambda t: t.pop("head.weight_scale"), "key head.weight_scale is missing"),
         (lambda t: t.update({"head.weight_scale": torch.ones(3).bfloat16()}), "head.weight_scale has shape [3], the m"),
-        (lambda t: t.update({"head.weight_scale": torch.ones(3, 1)}), "head.weight_scale is torch.float32, the model "),
-        (lambda t: t.update({"head.weight": torch.ones(3, 32)}), "head.weight is torch.float32, the model needs torch"),
+        (lambda t: t.update({"head.weight_scale": torch.ones(3, 1)}), "head.weight_scale is float32, the model "),
+        (lambda t: t.update({"head.weight": torch.ones(3, 32)}), "head.weight is float32, the model needs "),
         (lambda t: t.update({"head.weight": t["head.weight"][:2]}), "head.weight has shape [2, 32], the model needs ["),
         (lambda t: t["head.weight_scale"].fill_(0), "head.weight_scale holds 0: a scale must be finite and above 0"),
         (lambda t: t["head.weight_scale"][1].fill_(-2), "head.weight_scale holds -2: a scale must be finite and above"),

@@ -14,7 +14,7 @@ from milkweed.models.architectures.token_blocks import apply_token_plan, token_p
 from milkweed.models.bundle.bundle import load_bundle, save_bundle
 from milkweed.models.bundle.reading import read_config
 from milkweed.models.errors import BundleError
-from milkweed.models.layers.token_merging import ALL_TOKENS, TokenMerging, TokenPlan
+from milkweed.models.layers.token_plan import ALL_TOKENS, TokenMerging, TokenPlan
 
 from ..tiny import TINY_VIT, TINY_VITAE, config_of
 from .edits import edit_config, refuse

@@ -13,7 +13,7 @@ from milkweed.models.architectures.widths import Widths
 from milkweed.models.bundle.bundle import load_bundle, save_bundle
 from milkweed.models.bundle.reading import read_config
 from milkweed.models.errors import BundleError
-from milkweed.models.layers.token_merging import TokenPlan
+from milkweed.models.layers.token_plan import TokenPlan
 
 from ..tiny import TINY_VIT, config_of
 from .edits import edit_config, refuse

@@ -15,7 +15,7 @@ from milkweed.models.compress.narrow import narrow_model, widths_for
 from milkweed.models.compress.replacement import project_layer
 from milkweed.models.divergence import answers, diverge
 from milkweed.models.layers.layer_spec import LayerSpec
-from milkweed.models.layers.token_merging import TokenPlan
+from milkweed.models.layers.token_plan import TokenPlan
 
 from ..tiny import TINY_VIT, TINY_VITAE
 

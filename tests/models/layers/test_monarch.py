@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from milkweed.models.layers.monarch import MonarchLinear, monarch_shapes
+from milkweed.models.layers.monarch import MonarchLinear
+from milkweed.models.layers.shapes import monarch_shapes
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from milkweed.models.layers.blockdiag import BlockdiagLinear
-from milkweed.models.layers.butterfly import ButterflyShape
 from milkweed.models.layers.layer_spec import LayerSpec, layer_spec_of
 from milkweed.models.layers.lowrank import LowRankLinear
 from milkweed.models.layers.monarch import MonarchLinear
 from milkweed.models.layers.pixelfly import FlatButterfly, PixelflyLinear
+from milkweed.models.layers.shapes import ButterflyShape
 from milkweed.models.layers.structured import StructuredLinear
 
 Arrays = dict[str, np.ndarray]

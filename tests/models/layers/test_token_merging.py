@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkweed.models.layers.token_merging import ALL_TOKENS, TokenMerging, TokenPlan, matched, merged, places, rows
+from milkweed.models.layers.token_merging import matched, merged, places, rows
+from milkweed.models.layers.token_plan import ALL_TOKENS, TokenMerging, TokenPlan
 
 from ..token_reference import merged_by_loops
 

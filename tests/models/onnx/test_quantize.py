@@ -126,7 +126,7 @@ def test_record_says_how_it_was_made(quantised: Graph) -> None:
         "images": 37,
         "versions": {},
     }
-    answer = OnnxSession(quantised.data)(golden_images(SIZE)).softmax(-1)
+    answer = OnnxSession(quantised.data)(torch.from_numpy(golden_images(SIZE))).softmax(-1)
     best = answer.topk(5)
     assert record.golden["index"] == best.indices.tolist()
     assert torch.allclose(torch.tensor(record.golden["probability"]), best.values, rtol=1e-6)

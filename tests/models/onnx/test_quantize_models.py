@@ -30,13 +30,13 @@ ARCH = "deit_tiny_patch16_224"
 
 def quantised(model: nn.Module, size: int, folder: Path) -> Graph:
     """Quantise a model; whoever opens its bytes gets its golden answers."""
-    golden = golden_images(size)
+    golden = torch.from_numpy(golden_images(size))
     write_verified(model, folder / "float.onnx", size)
     noise = torch.randn(40, *golden.shape[1:], generator=torch.Generator().manual_seed(5))
     graph = quantized_graph(folder / "float.onnx", noise)
     sessions = {"onnxruntime": OnnxSession, "openvino": OpenVinoSession}
     for name in graph.record.backends:
-        check_golden(graph.record.golden, sessions[name](graph.data)(golden).softmax(-1), torch.int8)
+        check_golden(graph.record.golden, sessions[name](graph.data)(golden).softmax(-1), "int8")
     return graph
 
 

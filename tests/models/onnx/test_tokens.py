@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models.errors import ExportError
-from milkweed.models.layers.token_merging import TokenMerging, TokenPlan
+from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.onnx import export
 from milkweed.models.onnx.export import KL_LIMITS, write_verified
 from milkweed.models.onnx.file import contents

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from milkweed.models.divergence import answers, divergence
-from milkweed.models.layers.token_merging import TokenMerging, TokenPlan
+from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.onnx.export import write_verified
 from milkweed.models.onnx.quantize import quantized_graph
 from milkweed.models.onnx.session import OnnxSession

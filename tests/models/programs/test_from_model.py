@@ -13,7 +13,7 @@ from milkweed.models.architectures.token_blocks import apply_token_plan
 from milkweed.models.bundle.storage import as_stored
 from milkweed.models.errors import ExportError
 from milkweed.models.layers.layer_spec import LayerSpec, replace_linears
-from milkweed.models.layers.token_merging import TokenMerging, TokenPlan
+from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.programs import session
 from milkweed.models.programs.from_model import program_of
 from milkweed.models.programs.int8 import calibrate, int8_program, int8_storage

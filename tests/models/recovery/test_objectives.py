@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.architectures.token_blocks import apply_token_plan
-from milkweed.models.layers.token_merging import TokenMerging, TokenPlan
+from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.recovery import BlockReconstruction, FeatureDistillation, RecoveryPlan
 from milkweed.models.recovery.blocks import block_names, feature_error, tapped
 from milkweed.models.training import mix

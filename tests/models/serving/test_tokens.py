@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from milkweed.inference.forward import Forward, LanePlan
+from milkweed.inference.forward import LanePlan
+from milkweed.inference.torch_forward import TorchForward
 from milkweed.models.architectures.token_blocks import TokenBlock, apply_token_plan
 from milkweed.models.architectures.vitae.merging import MergingCell
 from milkweed.models.bundle.golden import check_golden, golden_images, golden_record
-from milkweed.models.layers.token_merging import TokenMerging, TokenPlan
+from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.serving.fused.block import FusedBlock
 from milkweed.models.serving.fused.report import Fallback
 from milkweed.models.serving.prepare import prepare_for_inference
@@ -58,8 +59,8 @@ def test_an_image_gets_the_same_bits_in_any_company(
 ) -> None:
     served = prepare_for_inference(model("mlp", FAMILIES[family], family), dtype=dtype)
     plan = LanePlan(micro_batch, 2, 1)
-    arguments: dict[str, Any] = {"device": torch.device("cpu"), "dtype": dtype, "size": 32, "cpu_graphs": cpu_graphs}
-    forward, photos = Forward(served, plan, **arguments), images(9)
+    arguments: dict[str, Any] = {"dtype": str(dtype).removeprefix("torch."), "size": 32, "cpu_graphs": cpu_graphs}
+    forward, photos = TorchForward(served, plan, **arguments), images(9)
     try:
         alone = torch.cat([forward.run(photos[i : i + 1]).probabilities for i in range(9)])
         assert torch.equal(forward.run(photos).probabilities, alone)
@@ -82,8 +83,9 @@ def test_golden_answers_hold_in_every_dtype() -> None:
     record = golden_record(model(), 32)
     for dtype in (torch.float32, torch.bfloat16):
         with torch.inference_mode():
-            answers = prepare_for_inference(model(), dtype=dtype)(golden_images(32).to(dtype)).float().softmax(-1)
-        check_golden(record, answers, dtype)
+            images = torch.from_numpy(golden_images(32)).to(dtype)
+            answers = prepare_for_inference(model(), dtype=dtype)(images).float().softmax(-1)
+        check_golden(record, answers, str(dtype).removeprefix("torch."))
 
 
 def test_blocks_before_a_merge_are_fused_and_the_others_named() -> None:

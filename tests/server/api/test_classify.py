@@ -81,7 +81,7 @@ async def test_arrays_of_inputs_go_in_as_they_are(running: Start) -> None:
     good = np.random.default_rng(0).normal(size=(2, 3, SIZE, SIZE)).astype("f4")
     async with running() as app:
         pipeline = app.service.models["held"].pipeline
-        good[0] = pipeline.loader.load([image]).pixels[0].numpy()
+        good[0] = pipeline.loader.load([image]).pixels[0].copy()
         expected = (await app.classify(image)).json()["results"]
         bad = good.copy()
         bad[1, 0, 0, 0] = np.nan

@@ -54,7 +54,7 @@ async def test_pixels_raw_and_typed(running: Start) -> None:
     pixels = np.asarray(Image.open(io.BytesIO(image)))[None]
     async with running(settings=settings()) as app, calling(app) as client:
         classified = await app.classify(image)
-        inputs = app.service.models["held"].pipeline.loader.load([image]).pixels[:1].numpy()
+        inputs = app.service.models["held"].pipeline.loader.load([image]).pixels[:1]
         answers = []
         for datatype, values, field in (("UINT8", pixels, "uint_contents"), ("FP32", inputs, "fp32_contents")):
             for raw in (True, False):

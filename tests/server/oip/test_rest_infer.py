@@ -76,7 +76,7 @@ async def test_inputs_of_the_model_go_in_as_they_are(running: Start) -> None:
     images = [encoded(seed=seed) for seed in range(2)]
     async with running() as app:
         pipeline = app.service.models["held"].pipeline
-        inputs = np.stack([pipeline.loader.load([image]).pixels[0].numpy() for image in images])
+        inputs = np.stack([pipeline.loader.load([image]).pixels[0] for image in images])
         classified = await app.classify(files=files(*images))
         shape = list(inputs.shape)
         wide, wide_headers = oip.binary_tensor("pixels", "FP32", shape, inputs.astype("<f4").tobytes())

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from milkweed.inference.device import DeviceError
 from milkweed.models.errors import BundleError
@@ -59,7 +58,7 @@ def test_without_an_engine_nothing_is_opened() -> None:
 
 
 def test_devices_that_would_answer_in_different_numbers_are_refused() -> None:
-    numbers = iter((torch.bfloat16, torch.float32))
+    numbers = iter(("bfloat16", "float32"))
 
     def open_held(name: str, path: Path, settings: Settings) -> Any:
         pipeline = make_pipeline(HeldModel())

@@ -15,6 +15,7 @@ from milkweed.inference.backend import Candidate
 from milkweed.inference.forward import Forward, LanePlan
 from milkweed.inference.graph import BundleGraph
 from milkweed.inference.pipeline import Pipeline
+from milkweed.inference.torch_forward import TorchForward
 from milkweed.server.config.settings import Settings
 from milkweed.server.repository.served_model import open_model
 
@@ -40,7 +41,7 @@ def fail(*_: Any, **__: Any) -> Any:
     ("owner", "name"),
     [
         (opening, "plan_lanes"),
-        (Forward, "__init__"),
+        (TorchForward, "__init__"),
         (Forward, "warm_up"),
         (opening, "choose_forward"),
         (Forward, "check_golden"),
@@ -60,7 +61,7 @@ def test_a_backend_that_cannot_be_measured_leaves_no_thread(
     colour_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def graph_forward(graph: BundleGraph, candidate: Candidate, plan: LanePlan, size: int) -> Forward:
-        made = Forward(HeldModel(), LanePlan(1, 2, 1), device=CPU, dtype=candidate.dtype, size=size)
+        made = TorchForward(HeldModel(), LanePlan(1, 2, 1), dtype=candidate.dtype, size=size)
         made.run(made.blank(4))
         return made
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from milkweed.kernels import monarch_to_dense
 from milkweed.models.compress.projection.statistics import InputStatistics
-from milkweed.models.layers.monarch import monarch_shapes
+from milkweed.models.layers.shapes import monarch_shapes
 
 from .monarch_fit import fit_monarch
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from milkweed.kernels import monarch_to_dense
-from milkweed.models.layers.monarch import MonarchLinear, monarch_shapes
+from milkweed.models.layers.monarch import MonarchLinear
+from milkweed.models.layers.shapes import monarch_shapes
 
 from .monarch_fit import MonarchFit, fit_monarch
 

@@ -1,0 +1,207 @@
+"""Brings a torch module into its serving form and runs it: on a CPU in lanes, on a GPU the whole batch at once.
+
+Lanes are recorded graphs, so that they do not wait for each other's Python. On a GPU there is one lane, and a captured
+graph where there is one.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..models.accounting import resident_bytes
+from ..models.bundle.config import BundleConfig
+from ..models.serving.fused.report import FusionReport
+from ..models.serving.prepare import prepare_for_inference
+from .device import CPU, Device
+from .forward import Forward, ForwardResult, LanePlan
+from .pipeline import GPU_BATCH_SIZE
+
+if TYPE_CHECKING:
+    from ..models.serving.cuda_graph import Capture, CudaGraphForward
+    from ..models.serving.torchscript import TorchScriptForward
+    from .open import InferenceOptions
+
+
+logger = logging.getLogger("milkweed.opening")
+
+
+@dataclass(frozen=True)
+class ServingForm:
+    """A model in the form in which a device runs it.
+
+    Args:
+        model: takes normalised images of the dtype on the device, returns logits.
+        fusion: how its blocks were fused; None where they were not.
+        graph_batch_sizes: batch sizes to capture CUDA graphs for; empty where none are captured.
+    """
+
+    model: nn.Module
+    fusion: FusionReport | None = None
+    graph_batch_sizes: tuple[int, ...] = ()
+
+
+NO_FUSED_KERNEL = "none of our fused kernels runs, since they take two-byte numbers"
+"""What a forward in float32 loses on a GPU, in words for the log and the doctor."""
+
+
+def prepare_model(
+    model: nn.Module,
+    config: BundleConfig,
+    device: Device,
+    dtype: str,
+    size: int,
+    options: "InferenceOptions",
+) -> ServingForm:
+    """Bring a model into its serving form: packed on a CPU, fused and tuned for each batch size on a GPU.
+
+    Args:
+        model: as `load_bundle` gives it; it is used up.
+        size: side of the model's input, px.
+    """
+    number_type: torch.dtype = getattr(torch, dtype)
+    if device.type != "cuda":
+        # A GPU's kernels take two-byte weights, so int8 layers stay int8 in memory on a CPU alone.
+        return ServingForm(prepare_for_inference(model, dtype=number_type, int8_layers=config.int8_layers))
+    # A machine without a GPU pays for none of it, not even in memory.
+    from ..models.serving.cuda_graph import batch_buckets
+    from ..models.serving.fused.fuse import fuse
+    from ..models.serving.fused.tuning import Tuning, open_cache
+
+    batch_sizes = batch_buckets(options.max_batch_size or GPU_BATCH_SIZE)
+    graphs = batch_sizes if options.cuda_graphs else ()
+    if options.fusion == "off":
+        return ServingForm(prepare_for_inference(model, dtype=number_type), None, graphs)
+    if dtype == "float32":
+        logger.warning("dtype float32 on %s: %s", device, NO_FUSED_KERNEL)
+    folder = None if options.tuning_cache == "auto" else Path(options.tuning_cache)
+    tuning = Tuning(options.tuning, open_cache(device.for_torch, options.tuning, folder))
+    report = fuse(
+        model, device=device.for_torch, dtype=number_type, image_size=size, batch_sizes=batch_sizes, tuning=tuning
+    )
+    torch.cuda.empty_cache()  # what measuring needed and serving does not
+    return ServingForm(model, report, graphs)
+
+
+class TorchForward(Forward):
+    """A model on its device, ready to run: its graphs are captured or recorded here, so that serving never pays for it.
+
+    Args:
+        model: takes normalised images of `dtype` and returns logits.
+        plan: how batches are cut.
+        size: side of the model's input, px.
+        graph_batch_sizes: batch sizes to capture CUDA graphs for; none on a CPU.
+        cpu_graphs: record the forward as a TorchScript graph where it runs in micro-batches.
+        capture: makes a CUDA graph; tests bring their own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: LanePlan,
+        *,
+        device: Device = CPU,
+        dtype: str,
+        size: int,
+        graph_batch_sizes: Sequence[int] = (),
+        cpu_graphs: bool = False,
+        capture: "Capture | None" = None,
+    ) -> None:
+        self._prepare(plan, dtype, size, time.thread_time)
+        self.device, self._torch_device = device, torch.device(str(device))
+        self._dtype: torch.dtype = getattr(torch, dtype)
+        self.resident_bytes = resident_bytes(model)
+        self._probabilities = _Probabilities(model.to(self._torch_device))
+        self._compute: Callable[[Tensor], Tensor] = self._probabilities
+        if graph_batch_sizes:
+            self.cuda_graphs = self._captured(graph_batch_sizes, capture)
+        elif cpu_graphs and plan.micro_batch:
+            self.traced = self._compute = self._traced()
+
+    def run(self, pixels: NDArray[np.float32] | Tensor) -> ForwardResult:
+        """Probabilities, a tensor, of normalised float32 images (n, 3, S, S), n >= 1."""
+        images = torch.as_tensor(pixels)
+        return self._run_in_lanes(images) if self.plan.micro_batch else self._run_whole(images)
+
+    def joined(self, parts: Sequence[Any], ready: Iterable[torch.cuda.Event] = ()) -> Tensor:
+        for event in ready:
+            torch.cuda.current_stream(self._torch_device).wait_event(event)
+        tensors = [torch.as_tensor(part) for part in parts]
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+    def best(self, probabilities: Tensor, k: int) -> tuple[list[list[int]], NDArray[np.float32]]:
+        scores, indices = probabilities.topk(k)
+        return indices.tolist(), scores.cpu().numpy()  # one copy to the host each
+
+    def _on_host(self, probabilities: Tensor) -> NDArray[np.float32]:
+        found: NDArray[np.float32] = probabilities.float().cpu().numpy()
+        return found
+
+    def _captured(self, batch_sizes: Sequence[int], capture: "Capture | None") -> "CudaGraphForward":
+        # Imported here: a machine without a GPU pays for none of it, not even in memory.
+        from ..models.serving.cuda_graph import CudaGraphForward
+
+        shape = (3, self.size, self.size)
+        return CudaGraphForward(
+            self._on_device, device=self._torch_device, image_shape=shape, batch_sizes=batch_sizes, capture=capture
+        )
+
+    def _traced(self) -> "TorchScriptForward":
+        from ..models.serving.torchscript import TorchScriptForward
+
+        return TorchScriptForward(self._probabilities, (self.plan.micro_batch, 3, self.size, self.size), self._dtype)
+
+    def _on_device(self, images: Tensor) -> Tensor:
+        """Normalised float32 images (n, 3, S, S) on the device -> (n, num_classes), float32."""
+        return cast(Tensor, self._probabilities(images.to(self._dtype)))
+
+    def _run_whole(self, pixels: Tensor) -> ForwardResult:
+        started = time.thread_time()
+        with torch.inference_mode():
+            if self.cuda_graphs is not None:
+                probabilities, padding = self.cuda_graphs(pixels), self.cuda_graphs.padding(len(pixels))
+            else:
+                probabilities, padding = self._on_device(pixels.to(self._torch_device, non_blocking=True)), 0
+            if self.device.type == "cuda":
+                # So that the stage's time is the work's, not the launch's.
+                torch.cuda.synchronize(self._torch_device)
+        return ForwardResult(probabilities, padding, time.thread_time() - started)
+
+    def _run_lane(
+        self, chunks: Sequence[Tensor], sizes: Sequence[int], results: list[Any], turns: Iterator[int]
+    ) -> float:
+        started = self._clock()
+        if torch.get_num_threads() != self.plan.threads:
+            torch.set_num_threads(self.plan.threads)  # a property of the calling thread
+        with torch.inference_mode():
+            for turn in turns:
+                chunk = chunks[turn]
+                images = _filled_up(chunk, sizes[turn]).to(self._dtype)
+                results[turn] = self._compute(images)[: len(chunk)]
+        return float(self._clock() - started)
+
+
+class _Probabilities(nn.Module):
+    """Images of the model's type to probabilities in float32."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return cast(Tensor, self.model(images)).float().softmax(-1)
+
+
+def _filled_up(chunk: Tensor, size: int) -> Tensor:
+    """The chunk with zero images added up to `size`."""
+    missing = size - len(chunk)
+    if not missing:
+        return chunk
+    return torch.cat([chunk, chunk.new_zeros((missing, *chunk.shape[1:]))])

@@ -1,0 +1,1 @@
+"""Kernels on the levels of images."""

@@ -1,0 +1,203 @@
+"""Programs in files: what is read is what was written, to the bit, and what does not fit together is refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from milkweed.inference.forward import Forward, LanePlan
+from milkweed.inference.program import program_forward
+from milkweed.kernels.cpu.program import Branch, Factor, Grid, Performer, Pyramid
+from milkweed.models.architectures.registry import create_model
+from milkweed.models.bundle.bundle import save_bundle
+from milkweed.models.bundle.config import BundleConfig
+from milkweed.models.bundle.golden import golden_images, recorded
+from milkweed.models.bundle.labels import default_labels
+from milkweed.models.bundle.program_record import ProgramRecord
+from milkweed.models.bundle.storage import storable_weights
+from milkweed.models.errors import BundleError
+from milkweed.models.programs import compact
+from milkweed.models.programs.file import load_operators, stored
+from milkweed.models.programs.from_model import program_of
+from milkweed.models.programs.session import ProgramSession, kernels_refusal
+from milkweed.models.programs.stored import StoredProgram, stored_bfloat16, stored_int8
+
+from ...support.graphs import (
+    PROGRAM_ARGUMENTS,
+    PROGRAM_SIZE,
+    PROGRAM_VITAE_ARGUMENTS,
+    program_vit,
+    program_vitae,
+)
+
+pytestmark = pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal()))
+
+PREPROCESS = {"size": PROGRAM_SIZE, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+
+
+def images(count: int) -> Tensor:
+    return torch.randn(count, 3, PROGRAM_SIZE, PROGRAM_SIZE, generator=torch.Generator().manual_seed(2))
+
+
+Made = tuple[StoredProgram, BundleConfig]
+ARCHITECTURES = {
+    "deit_tiny_patch16_224": (PROGRAM_ARGUMENTS, program_vit),
+    "vitae_basic": (PROGRAM_VITAE_ARGUMENTS, program_vitae),
+}
+
+
+@pytest.fixture(scope="module")
+def made_int8(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+    """A model in int8, and the config of its bundle."""
+
+    @cache
+    def make(arch: str) -> Made:
+        arguments, model = ARCHITECTURES[arch]
+        folder = tmp_path_factory.mktemp("program")
+        program = stored_int8(model(), PROGRAM_SIZE, images(32), folder / "activations")
+        return program, BundleConfig(arch=arch, arch_args=arguments, preprocess=PREPROCESS)
+
+    return make
+
+
+@pytest.fixture
+def made(made_int8: Callable[[str], Made]) -> Made:
+    return made_int8("deit_tiny_patch16_224")
+
+
+def saved(made: Made, path: Path, operators: bytes) -> BundleConfig:
+    program, config = made
+    golden = recorded(np.log(forward_of(program, 1).run(golden_images(PROGRAM_SIZE)).probabilities))
+    record = ProgramRecord(precision=program.precision, golden=golden)
+    options: dict[str, Any] = {"storage": program.storage, "activations": program.tensors or None, "program": record}
+    return save_bundle(path, program.model, config, default_labels(7), operators=operators, **options)
+
+
+def forward_of(made: StoredProgram, batch: int) -> Forward:
+    return program_forward(made.loaded, LanePlan(batch, 1, 1), PROGRAM_SIZE, made.activations)
+
+
+@pytest.mark.parametrize("levels", [63, 127])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_what_is_read_computes_the_same_bits_whichever_cpu_reads_it(
+    made_int8: Callable[[str], Made], arch: str, levels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = made_int8(arch)
+    written = saved(made, tmp_path / "b", made[0].operators(PROGRAM_SIZE))
+    monkeypatch.setattr(compact, "weight_levels", lambda: levels)
+    program, config = load_operators(tmp_path / "b")
+    assert config.version == written.version
+    assert written.program is not None
+    assert config.program is not None
+    assert config.program.counts == written.program.counts != {}
+    most = {int(abs(each.weight).max()) for each in program.operators if isinstance(each, Factor)}
+    assert most == {levels}
+    pixels = images(5).numpy()
+    assert np.array_equal(ProgramSession(program, 5)(pixels), forward_of(made[0], 5)._session(pixels))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_bfloat16_takes_two_bytes_and_computes_the_same_bits(arch: str, tmp_path: Path) -> None:
+    arguments, model = ARCHITECTURES[arch]
+    made = stored_bfloat16(model()), BundleConfig(arch=arch, arch_args=arguments, preprocess=PREPROCESS)
+    saved(made, tmp_path / "b", made[0].operators(PROGRAM_SIZE))
+    program, _ = load_operators(tmp_path / "b")
+    pixels = images(5).numpy()
+    assert np.array_equal(ProgramSession(program, 5)(pixels), forward_of(made[0], 5)._session(pixels))
+
+
+def test_a_file_is_hardly_larger_than_the_weights() -> None:
+    """The places of inputs and outputs, and their names, are more of a small model than of a large one."""
+    model = create_model("deit_tiny_patch16_224", num_classes=10).eval()
+    made = StoredProgram(model, dict.fromkeys(storable_weights(model), "bfloat16"))
+    assert len(made.operators(224)) < 1.05 * made.weight_bytes
+
+
+def planted(made: Made, place: int, **changed: Any) -> bytes:
+    """The file of a program of which one operator is changed."""
+    program = program_of(made[0].loaded, PROGRAM_SIZE)
+    operators = list(program.operators)
+    operators[place] = replace(operators[place], **changed)  # type: ignore[type-var]
+    return stored(replace(program, operators=operators), int8=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"inputs": np.full((1, 64), 64)}, "a place outside 0..63 or twice"),
+        ({"outputs": np.arange(-1, 191)[None]}, "a place outside 0..191 or twice"),
+        ({"inputs": np.zeros((1, 64), np.int64)}, "a place outside 0..63 or twice"),
+        ({"weight": np.ones((1, 192, 63), "f4")}, "its places"),
+        ({"width": 10**6}, "its bias"),
+        ({"bias": np.full(192, np.nan)}, "its bias"),
+        ({"adds": True}, "adds 192 channels to 64"),
+    ],
+)
+def test_a_factor_whose_parts_do_not_fit_is_refused(
+    made: Made, tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    saved(made, tmp_path / "b", planted(made, 1, **changed))
+    with pytest.raises(BundleError, match=rf"^bundle \S+: program.safetensors: operator 1 \(Factor\): {said}$"):
+        load_operators(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("arch", "place", "changed", "said"),
+    [
+        ("deit_tiny_patch16_224", 1, {"width": 96, "bias": np.zeros(96)}, r"2 \(Attention\): of 96 channels"),
+        ("deit_tiny_patch16_224", 0, {"weight": np.ones(65)}, r"0 \(Norm\): not 64 channels"),
+        ("vitae_basic", 0, {"convolutions": []}, r"0 \(Pyramid\): of sides set\(\)"),
+        ("vitae_basic", Performer, {"w": np.ones((8, 20))}, r"\d+ \(Performer\): of 96 channels"),
+        ("vitae_basic", Grid, {"prefix": 1}, r"\d+ \(Grid\): 100 tokens are no grid"),
+        ("vitae_basic", Grid, {"prefix": 10**9}, r"\d+ \(Grid\): a prefix of 1000000000"),
+        ("vitae_basic", Branch, {"prefix": 3}, r"\d+ \(Branch\): adds \(10, 32\) to 100 tokens"),
+    ],
+)
+def test_operators_that_do_not_fit_each_other_are_refused(
+    made_int8: Callable[[str], Made], arch: str, place: Any, changed: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    made = made_int8(arch)
+    if isinstance(place, type):
+        operators = program_of(made[0].loaded, PROGRAM_SIZE).operators
+        place = next(i for i, each in enumerate(operators) if isinstance(each, place))
+    saved(made, tmp_path / "b", planted(made, place, **changed))
+    with pytest.raises(BundleError, match=rf"^bundle \S+: program.safetensors: operator {said}$"):
+        load_operators(tmp_path / "b")
+
+
+@pytest.mark.parametrize("changed", [{"side": 39}, {"channels": 4}, {"kernel": 200}, {"stride": 0}, {"padding": -9}])
+def test_a_convolution_that_reads_another_grid_is_refused(
+    made_int8: Callable[[str], Made], tmp_path: Path, changed: dict[str, int]
+) -> None:
+    made = made_int8("vitae_basic")
+    [first, *_] = program_of(made[0].loaded, PROGRAM_SIZE).operators
+    assert isinstance(first, Pyramid)
+    others = [replace(each, **changed) for each in first.convolutions]  # type: ignore[arg-type]
+    saved(made, tmp_path / "b", planted(made, 0, convolutions=others))
+    with pytest.raises(BundleError, match=r"operator 0 \(Pyramid\): a convolution "):
+        load_operators(tmp_path / "b")
+
+
+def test_a_file_in_another_number_type_or_with_other_activations_is_refused(made: Made, tmp_path: Path) -> None:
+    program = program_of(made[0].loaded, PROGRAM_SIZE)
+    saved(made, tmp_path / "b", stored(program, int8=False))
+    said = r"size, classes and int8 are \(40, 7, False\), the config says \(40, 7, True\)"
+    with pytest.raises(BundleError, match=rf"program.safetensors: {said}$"):
+        load_operators(tmp_path / "b")
+    saved(made, tmp_path / "c", stored(replace(program, operators=program.operators[:8]), int8=True))
+    said = r"activations.safetensors: activations of blocks\.1\.attn\.proj: 64 channels, not any"
+    with pytest.raises(BundleError, match=said):
+        load_operators(tmp_path / "c")
+
+
+def test_another_file_than_the_hashed_one_is_refused(made: Made, tmp_path: Path) -> None:
+    saved(made, tmp_path / "b", made[0].operators(PROGRAM_SIZE))
+    (tmp_path / "b" / "program.safetensors").write_bytes(planted(made, 1, gelu=True))
+    with pytest.raises(BundleError, match=r"program\.safetensors: sha256 is"):
+        load_operators(tmp_path / "b")
