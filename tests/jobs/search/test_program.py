@@ -17,7 +17,7 @@ from milkweed.jobs.search.job import SearchJob
 from milkweed.jobs.search.levers import Bits
 from milkweed.models import load_bundle
 from milkweed.models.bundle.program_record import read_activations
-from milkweed.models.layers.token_merging import TokenMerging
+from milkweed.models.layers.token_plan import TokenMerging
 from milkweed.models.programs import stored
 from milkweed.models.programs.session import kernels_refusal
 
