@@ -13,6 +13,7 @@ import pytest
 
 from milkweed.bench.studies.scale_to_zero import Proxy, histogram, main, parsed, schedule
 
+ROOT = Path(__file__).resolve().parents[3]
 REQUEST = b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx"
 
 # Its requests are counted in a file, over all lives. After SIGTERM it takes some for `grace` seconds, then lets nobody
@@ -203,6 +204,15 @@ def test_every_value_is_in_a_bar() -> None:
     assert rows[-1].split() == ["210", "ms", "1", "#" * 25]
     assert len(rows) == 12
     assert len(list(histogram([5.0]))) == 1
+
+
+def test_the_committed_run_is_what_the_page_says() -> None:
+    found = json.loads((ROOT / "bench/results/scale_to_zero.json").read_text(encoding="utf-8"))
+    assert (found["lost"], found["unclean_ends"]) == (0, 0)
+    page = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
+    assert f"{found['starts']} starts, {found['requests']:,} requests, 0 lost" in page
+    seconds = [f"{found['first_answer_ms'][name] / 1e3:.1f}" for name in ("p50", "p90", "p100")]
+    assert "median {} s, p90 {} s, at most {} s".format(*seconds) in page
 
 
 @pytest.mark.skipif("MILKWEED_TEST_DEPLOY" not in os.environ, reason="slow: MILKWEED_TEST_DEPLOY=1")
