@@ -23,7 +23,8 @@ import os, signal, sys, threading, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from milkweed.server.http.transport.sockets import drop_newcomers
 
-counted, port, grace, fault, fault_at = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4], int(sys.argv[5])
+counted, port, grace, linger = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+fault, fault_at = sys.argv[5], int(sys.argv[6])
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
@@ -54,7 +55,7 @@ def stop():
     drop_newcomers(server.socket)
     time.sleep(0.2)
     server.socket.close()
-    time.sleep(0.1)
+    time.sleep(linger)
     os._exit(4 if fault == "ends badly" else 0)
 
 server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
@@ -74,8 +75,8 @@ def fake(tmp_path: Path) -> Fake:
     script = tmp_path / "fake.py"
     script.write_text(FAKE)
 
-    def command(grace: float = 0.1, fault: str = "none", fault_at: int = 0) -> str:
-        return f"{sys.executable} -P {script} {tmp_path / 'counted'} {{port}} {grace} '{fault}' {fault_at}"
+    def command(grace: float = 0.1, linger: float = 0.1, fault: str = "none", fault_at: int = 0) -> str:
+        return f"{sys.executable} -P {script} {tmp_path / 'counted'} {{port}} {grace} {linger} '{fault}' {fault_at}"
 
     return command
 
@@ -173,7 +174,7 @@ def test_a_request_that_is_not_let_in_starts_the_next_server_at_once(fake: Fake)
         while len(proxy.lives) == 1:
             assert (await proxy.answer(REQUEST)).status == "200"
 
-    proxy = in_a_loop(fake(grace=0.05), 0.05, told)
+    proxy = in_a_loop(fake(grace=0.05, linger=2), 0.05, told)
     assert proxy.handed_on == 1
     assert [life.row["beside_the_one_before"] for life in proxy.lives] == [False, True]
     assert {life.row["exit_code"] for life in proxy.lives} == {0}
