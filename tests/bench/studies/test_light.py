@@ -7,7 +7,7 @@ import pytest
 from milkweed import models
 from milkweed.bench.studies import light
 
-from ..support.server_parts import encoded
+from ...support.server_parts import encoded
 
 DEMO = Path(models.__file__).parent / "demo"
 
