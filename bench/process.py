@@ -26,7 +26,7 @@ PORTS = range(12_000, 32_000)
 """Ports below those that Linux gives to clients: a client could take such a port, even by connecting to it while nobody
 listens there, and a server that is started again could not have it."""
 
-START_SECONDS, ASK_EVERY_SECONDS = 120.0, 0.1
+START_SECONDS, ASK_EVERY_SECONDS = 120.0, 0.02  # a start of a second is measured with it
 OUR_END_SECONDS = 60.0  # it drains for 30
 
 _SERVE = """

@@ -77,7 +77,9 @@ class Runs:
         self.plan = plan_lanes(CPU, macs(subject.model, subject.size).total)
         self._graphs = job.work / "graphs"
         self._graphs.mkdir(parents=True, exist_ok=True)
-        refusal = _ours_refusal(subject) if not job.backends or OURS in job.backends else "not asked for"
+        refusal = (
+            ours_refusal(subject.model, subject.size) if not job.backends or OURS in job.backends else "not asked for"
+        )
         self.ours = refusal is None
         usable = _usable(job, progress, refusal)
         # Our own kernels compute nothing in float32, of which all speeds are multiples.
@@ -185,7 +187,8 @@ class Runs:
         if levers.bits is not None and levers.bits.per_channel:
             return [Candidate(OURS, "int8")]
         if levers.bits is None:
-            able = [each for each in self.candidates if each.backend != OURS or levers.widths.qk == 1]
+            ours = self.ours and ours_refusal(self.model(levers), self.subject.size) is None
+            able = [each for each in self.candidates if each.backend != OURS or ours]
             return ([each for each in able if each.backend != "torch"] or able)[:1]
         graphs = [each for each in self.candidates if each.backend not in ("torch", OURS)]
         first: Backend = "openvino" if any(each.backend == "openvino" for each in graphs) else "onnxruntime"
@@ -262,10 +265,10 @@ class Runs:
         return sum(each.numel() * each.element_size() for each in self.model(run.levers).state_dict().values())
 
 
-def _ours_refusal(subject: Subject) -> str | None:
+def ours_refusal(model: nn.Module, size: int) -> str | None:
     """Why our own kernels cannot compute the model here; None where they can."""
     try:
-        program_of(subject.model, subject.size)
+        program_of(model, size)
     except NotFusable as error:
         return str(error)
     return kernels_refusal()

@@ -31,7 +31,7 @@ from .job import SearchJob
 from .levers import BITS, ENOUGH_KL, WHOLE, Bits, Levers, mergings
 from .narrower import smaller
 from .pace import Pace
-from .runs import DENSE, Run, Runs
+from .runs import DENSE, Run, Runs, ours_refusal
 from .subject import Subject
 from .trials import Trials
 
@@ -88,12 +88,14 @@ class Search:
         """
         exact = self._exact()
         self._measure(exact)
-        best = replace(exact, bits=self._bits(exact))
+        kl = self._bits(exact)
+        best = replace(exact, bits=self._best_bits(exact, kl))
         over = min((found.bytes for found in self._found(best)), default=0) - (self.job.target.bytes or inf)
         if over > 0:  # merging tokens saves no bytes
             self._narrower(best, int(over))
         else:
-            self._schedules(self._screened(best.tokens), best)
+            cost = self._screened(best.tokens)
+            self._schedules(cost, self._mergeable(best, kl, cost))
         if self.job.distil:
             self._distilled()
         chosen = self._pick()
@@ -118,8 +120,8 @@ class Search:
         with self.pace.model(lambda: len(self.trials.found) > known):
             self.runs.measure(levers)
 
-    def _bits(self, exact: Levers) -> Bits | None:
-        """The quantisation of every further model: the fastest that loses little, and None where float is faster."""
+    def _bits(self, exact: Levers) -> dict[Bits, float]:
+        """KL by quantisation, of those that can be had."""
         kl: dict[Bits, float] = {}
         for bits in BITS:
             if bits.alpha is not None and min(kl.values(), default=inf) <= ENOUGH_KL:
@@ -137,11 +139,26 @@ class Search:
                 kl[bits] = min(each.quality.kl.value for each in found)
         if kl and int8_instructions() is None and not self.runs.ours:
             self.progress.note("this CPU has no products of int8, such as VNNI: int8 saves bytes, but hardly time")
+        return kl
+
+    def _best_bits(self, exact: Levers, kl: Mapping[Bits, float]) -> Bits | None:
+        """The quantisation of every further model: the fastest that loses little, and None where float is faster."""
         if not kl or self.job.target.bytes is not None:
             return min(kl, key=lambda bits: kl[bits], default=None)
         close = [bits for bits in kl if kl[bits] <= max(ENOUGH_KL, min(kl.values()))]
         by_model = {found: bits for bits in (None, *close) for found in self._found(replace(exact, bits=bits))}
         return by_model[fastest(list(by_model), self.runs.dense)]
+
+    def _mergeable(self, best: Levers, kl: Mapping[Bits, float], plans: Mapping[TokenPlan, int]) -> Levers:
+        """The best levers whose kernels can merge tokens so: ours do not in every model."""
+        if not plans or best.bits is None or not best.bits.per_channel:
+            return best
+        refusal = ours_refusal(self.runs.model(Levers(next(iter(plans)))), self.subject.size)
+        if refusal is None:
+            return best
+        self.progress.note(f"tokens merge without {best.bits}: {refusal}")
+        others = {bits: found for bits, found in kl.items() if not bits.per_channel}
+        return replace(best, bits=self._best_bits(best.floating, others))
 
     def _screened(self, tokens: TokenPlan) -> dict[TokenPlan, int]:
         """Multiply-accumulates of token schedules that no other one beats in KL with as many, the least KL first."""

@@ -44,6 +44,10 @@ def doubts(frontier: Frontier) -> list[str]:
     chosen, images = frontier.chosen.quality, counted(frontier.images, "image")
     labelled, change = chosen.top1 is not None, chosen.change
     found = [JUDGES_CHOSE]
+    if change.value < -(FAIR_POINTS if labelled else 100 - FAIR_AGREEMENT):
+        lost = f"{-change.value:.1f}"
+        what = f"is {lost} points less accurate than" if labelled else f"differs on {lost} % of images from"
+        found.insert(0, f"what keeps the promise {what} the dense model: ask for less before it serves anyone")
     if chosen.agreement.low >= 100:
         found.append(
             f"{images} all got the dense model's answer, so that the interval has no width: up to "

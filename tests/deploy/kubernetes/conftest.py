@@ -18,7 +18,7 @@ KUBERNETES = ROOT / "deploy" / "kubernetes"
 MODELS = ((), ("models-pvc",), ("models-oci",), ("models-objectstore",))
 SCALING = ((), ("autoscale",), ("hpa",), ("kserve",))
 COMBINATIONS = [
-    *(("cpu", *models, *scaling) for models, scaling in product(MODELS, SCALING)),
+    *(("cpu", *models, *scaling) for models, scaling in product(MODELS, (*SCALING, ("scale-to-zero",)))),
     *(("gpu", *components) for components in (*MODELS, *SCALING[1:])),
     ("gpu-mig",),
     ("kserve",),

@@ -68,6 +68,15 @@ def test_it_grows_at_once_and_shrinks_slowly(kustomize: Any, component: str) -> 
     assert 2 <= bounds[0] < bounds[1], "one alone may be away while a node is drained"
 
 
+def test_what_goes_to_zero_grows_and_shrinks_as_what_does_not(kustomize: Any) -> None:
+    zero, usual = (kustomize("cpu", name).one("ScaledObject")["spec"] for name in ("scale-to-zero", "autoscale"))
+    assert zero["advanced"] == usual["advanced"]
+    assert (zero["minReplicaCount"], zero["maxReplicaCount"]) == (0, usual["maxReplicaCount"])
+    (held,) = (each for each in usual["triggers"] if each["name"] == "in-flight")
+    target = kustomize("cpu", "scale-to-zero").one("InterceptorRoute")["spec"]["scalingMetric"]["concurrency"]
+    assert target["targetValue"] == int(float(held["metadata"]["threshold"]))
+
+
 def test_the_fallback_needs_nothing_but_metrics_server(kustomize: Any) -> None:
     (metric,) = kustomize("cpu", "hpa").one("HorizontalPodAutoscaler")["spec"]["metrics"]
     assert metric["type"] == "Resource"

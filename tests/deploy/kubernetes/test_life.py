@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 UNITS = {"": 1, "m": 1e-3, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 
 
@@ -66,6 +68,17 @@ def test_a_rollout_waits_longer_than_a_start(manifests: Any) -> None:
     assert budget == (900 if "nvidia.com/gpu.present" in manifests.pod.get("nodeSelector", {}) else 300)
     for deployment in manifests.of("Deployment"):
         assert deployment["spec"]["progressDeadlineSeconds"] > budget
+
+
+def test_a_start_that_requests_wait_for_is_noticed_each_second(kustomize: Any) -> None:
+    made = kustomize("cpu", "scale-to-zero")
+    probe, usual = made.server["startupProbe"], kustomize("cpu").server["startupProbe"]
+    budget = probe["periodSeconds"] * probe["failureThreshold"]
+    assert probe["periodSeconds"] == 1
+    assert budget == usual["periodSeconds"] * usual["failureThreshold"]
+    assert made.one("InterceptorRoute")["spec"]["timeouts"]["readiness"] == f"{budget}s"
+    with pytest.raises(AssertionError, match=r"testing value .*failureThreshold failed"):
+        kustomize("gpu", "scale-to-zero")
 
 
 def test_a_rollout_needs_no_spare_gpu(kustomize: Any) -> None:

@@ -51,16 +51,30 @@ def test_the_secret_has_the_name_that_is_used(page: str, kustomize: Any) -> None
     assert f"a remote called {remote}" in page
 
 
-def test_thresholds_are_set_as_the_page_on_scaling_says(
-    root: Path, tmp_path: Path, kustomize_folder: Callable[[Path], Any]
-) -> None:
-    shutil.copytree(root / "deploy" / "kubernetes", tmp_path / "kubernetes")
-    ((patches,),) = [re.findall(r"```yaml\n(.*?)```", (root / "docs" / "scaling.md").read_text(), re.DOTALL)]
-    folder = tmp_path / "kubernetes" / "overlays" / "mine"
-    folder.mkdir()
-    head = "resources: [../gpu]\ncomponents: [../../components/autoscale]\n"
-    (folder / "kustomization.yaml").write_text(head + patches)
-    made = kustomize_folder(folder).one("ScaledObject")["spec"]
+@pytest.fixture
+def scaled(root: Path, tmp_path: Path, kustomize_folder: Callable[[Path], Any]) -> Callable[[int, str], Any]:
+    """Renders a block of docs/scaling.md, by its place, below a head."""
+
+    def render(place: int, head: str) -> Any:
+        shutil.copytree(root / "deploy" / "kubernetes", tmp_path / "kubernetes")
+        blocks = re.findall(r"```yaml\n(.*?)```", (root / "docs" / "scaling.md").read_text(), re.DOTALL)
+        assert len(blocks) == 2
+        folder = tmp_path / "kubernetes" / "overlays" / "mine"
+        folder.mkdir()
+        (folder / "kustomization.yaml").write_text(head + blocks[place])
+        return kustomize_folder(folder)
+
+    return render
+
+
+def test_the_host_of_held_requests_is_set_as_the_page_on_scaling_says(scaled: Callable[[int, str], Any]) -> None:
+    made = scaled(1, "resources: [../cpu]\n")
+    assert made.one("InterceptorRoute")["spec"]["rules"] == [{"hosts": ["classify.example.com"]}]
+    assert made.one("ScaledObject")["spec"]["minReplicaCount"] == 0
+
+
+def test_thresholds_are_set_as_the_page_on_scaling_says(scaled: Callable[[int, str], Any]) -> None:
+    made = scaled(0, "resources: [../gpu]\ncomponents: [../../components/autoscale]\n").one("ScaledObject")["spec"]
     assert {each["name"]: each["metadata"]["threshold"] for each in made["triggers"]} == {
         "in-flight": "13",
         "queue-wait": "0.016",

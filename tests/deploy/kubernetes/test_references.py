@@ -71,6 +71,14 @@ def test_one_party_decides_how_many_there_are(manifests: Any) -> None:
         assert manifests.one("Deployment")
 
 
+def test_held_requests_go_to_the_service_and_start_the_deployment(kustomize: Any) -> None:
+    made = kustomize("cpu", "scale-to-zero")
+    (trigger,) = made.one("ScaledObject")["spec"]["triggers"]
+    route = made.one("InterceptorRoute", trigger["metadata"]["interceptorRoute"])["spec"]
+    service = made.one("Service", route["target"]["service"])
+    assert route["target"]["portName"] in {port["name"] for port in service["spec"]["ports"]}
+
+
 def test_the_service_is_scraped(manifests: Any) -> None:
     monitors = [each for each in manifests.of("ServiceMonitor") if each["metadata"]["name"] == "milkweed"]
     service = manifests.one("Service")

@@ -9,6 +9,7 @@ CUSTOM = {
     "ServiceMonitor": "monitoring.coreos.com/v1",
     "PrometheusRule": "monitoring.coreos.com/v1",
     "ScaledObject": "keda.sh/v1alpha1",
+    "InterceptorRoute": "http.keda.sh/v1beta1",
     "InferenceService": "serving.kserve.io/v1beta1",
 }
 
@@ -39,21 +40,28 @@ SCALED = {
     "scaleTargetRef": {"apiVersion": str, "kind": str, "name": str},
     "minReplicaCount": int,
     "maxReplicaCount": int,
+    "cooldownPeriod?": int,
     "advanced": {"horizontalPodAutoscalerConfig": {"behavior": {"scaleUp": BEHAVIOR, "scaleDown": BEHAVIOR}}},
-    "triggers": [
-        {
-            "type": {"prometheus"},
-            "name": str,
-            "metricType": {"Value", "AverageValue"},
-            # https://keda.sh/docs/latest/scalers/prometheus/: all are strings
-            "metadata": {"serverAddress": str, "query": str, "threshold": str, "ignoreNullValues": {"true", "false"}},
-        }
-    ],
+    "triggers": [dict],
+}
+# https://keda.sh/docs/latest/scalers/prometheus/: all of a trigger's metadata are strings
+PROMETHEUS = {"serverAddress": str, "query": str, "threshold": str, "ignoreNullValues": {"true", "false"}}
+TRIGGERS = {
+    "prometheus": {"type": str, "name": str, "metricType": {"Value", "AverageValue"}, "metadata": PROMETHEUS},
+    "external-push": {"type": str, "name": str, "metadata": {"scalerAddress": str, "interceptorRoute": str}},
+}
+# https://keda.sh/http-add-on/latest/reference/interceptorroute/, the fields that are used
+ROUTE = {
+    "target": {"service": str, "portName": str},
+    "rules": [{"hosts": [str]}],
+    "scalingMetric": {"concurrency": {"targetValue": int}},
+    "timeouts": {"readiness": str},
 }
 SHAPES = {
     "ServiceMonitor": MONITOR,
     "PrometheusRule": {"groups": [{"name": str, "interval?": str, "limit?": int, "rules": [RULE]}]},
     "ScaledObject": SCALED,
+    "InterceptorRoute": ROUTE,
 }
 
 
@@ -87,6 +95,8 @@ def test_custom_resources_fit(manifests: Any) -> None:
             assert document.keys() == {"apiVersion", "kind", "metadata", "spec"}
         if kind in SHAPES:
             assert misfits(document["spec"], SHAPES[kind]) == []
+        for trigger in document.get("spec", {}).get("triggers", []):
+            assert misfits(trigger, TRIGGERS[trigger["type"]], "trigger") == []
         for rule in (rule for group in document.get("spec", {}).get("groups", []) for rule in group["rules"]):
             assert ("record" in rule) != ("alert" in rule)
 
@@ -112,6 +122,7 @@ def test_every_document_fits_its_schema(kustomize: Any) -> None:
         kustomize("gpu-mig"),
         kustomize("cpu", "models-objectstore"),
         kustomize("cpu", "grpc"),
+        kustomize("cpu", "scale-to-zero"),
         kustomize("kserve"),
     ]
     documents = [each for render in renders for each in render.documents if each["kind"] not in CUSTOM]

@@ -1,6 +1,6 @@
 """A tiny model, pictures and a quick search of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,14 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def saved(path: Path, **arguments: Any) -> Path:
+def saved(path: Path, arch: str = ARCH, args: Mapping[str, Any] = ARGS, **arguments: Any) -> Path:
     torch.manual_seed(0)
-    model = create_model(ARCH, **ARGS, **arguments).eval()
+    model = create_model(arch, **args, **arguments).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2:
                 parameter.mul_(30 if name == "head.weight" else 4)
-    config = BundleConfig(arch=ARCH, arch_args={**ARGS, **arguments}, preprocess=PREPROCESS)
+    config = BundleConfig(arch=arch, arch_args={**args, **arguments}, preprocess=PREPROCESS)
     save_bundle(path, model, config, default_labels(5))
     return path
 

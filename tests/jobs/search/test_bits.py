@@ -54,4 +54,5 @@ def bits_of(found: Case, target: Target) -> tuple[list[Bits], Bits | None]:
         _measure=lambda levers: asked.append(levers.bits),
         _found=lambda levers: [measured(*found[levers.bits])] if levers.bits in found else [],
     )
-    return asked, search.Search._bits(stub, Levers())
+    kl = search.Search._bits(stub, Levers())
+    return asked, search.Search._best_bits(stub, Levers(), kl)

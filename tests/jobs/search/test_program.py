@@ -17,6 +17,7 @@ from milkweed.jobs.search.job import SearchJob
 from milkweed.jobs.search.levers import Bits
 from milkweed.models import load_bundle
 from milkweed.models.bundle.program_record import read_activations
+from milkweed.models.layers.token_plan import TokenMerging
 from milkweed.models.programs import stored
 from milkweed.models.programs.session import kernels_refusal
 
@@ -126,3 +127,26 @@ def test_a_model_that_our_kernels_do_not_compute_is_left_to_others(
     _, config = compress(replace(ours, source=pooled, backends=("milkweed", "torch")))
     assert {row["computed_by"].partition(" ")[0] for row in config.metrics["search"]["models"]} == {"torch"}
     assert "without our own kernels: fc_norm is a LayerNorm" in config.metrics["search"]["notes"]
+
+
+def test_a_vitae_merges_its_tokens_in_other_numbers(
+    ours: SearchJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from .conftest import saved
+
+    monkeypatch.setattr(search, "mergings", lambda depth, token: [TokenMerging(1, 1, 0.4)])
+    cells = {"reductions": ["performer"], "embed_dims": [16], "token_dims": [32], "downsample": [4]}
+    cells |= {
+        "kernel_sizes": [7],
+        "dilations": [[1, 2]],
+        "depths": [3],
+        "num_heads": [2],
+        "groups": [1],
+        "mlp_ratio": 2,
+    }
+    vitae = saved(tmp_path / "vitae", "vitae_basic", {"num_classes": 5, "img_size": 32, **cells})
+    _, config = compress(replace(ours, source=vitae, backends=("milkweed", "torch")))
+    rows = config.metrics["search"]["models"]
+    assert {row["computed_by"].split()[0] for row in rows if "merge" in row["name"]} == {"torch"}
+    assert "milkweed int8" in {row["computed_by"] for row in rows}
+    assert any(note.startswith("tokens merge without per-channel int8: ") for note in config.metrics["search"]["notes"])

@@ -152,6 +152,16 @@ def test_doubts_say_what_so_many_images_cannot_tell() -> None:
     assert "from 5 of the 7 others on the front by how many answers are the same" in alike
 
 
+def test_a_promise_that_costs_the_model_its_use_is_told(frontier: Frontier) -> None:
+    chosen = frontier.chosen
+    lost = replace(chosen.quality, top1=Interval(-53.2, -58.4, -47.6))
+    told, *_ = doubts(replace(frontier, models=(replace(chosen, quality=lost),)))
+    assert told.startswith("what keeps the promise is 53.2 points less accurate than the dense model")
+    lost = replace(chosen.quality, top1=None, agreement=Interval(40.0, 30.0, 50.0))
+    told, *_ = doubts(replace(frontier, models=(replace(chosen, quality=lost),)))
+    assert told.startswith("what keeps the promise differs on 60.0 % of images from the dense model")
+
+
 def test_an_interval_without_width_is_no_certainty(frontier: Frontier) -> None:
     chosen = frontier.chosen
     sure = replace(chosen, quality=replace(chosen.quality, agreement=Interval(100, 100, 100)))
