@@ -136,9 +136,9 @@ class Spoiling:
         found = self._loader.load(items)
         self._calls += 1
         if self._how == "shifts":
-            found.pixels = found.pixels.roll(1, dims=3)
+            found.pixels = np.roll(found.pixels, 1, axis=3)
         if self._how == "blackens":
-            found.pixels[0] = found.pixels[0].amin((1, 2), keepdim=True)
+            found.pixels[0] = found.pixels[0].min((1, 2), keepdims=True)
         if self._how == "harms neighbours" and found.errors:
             found.pixels[0] += 1
         if self._how == "renames errors":

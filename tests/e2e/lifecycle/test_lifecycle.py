@@ -47,7 +47,7 @@ def test_not_ready_but_accepting_after_sigterm(serving: Any) -> None:
 
 HELD_LOAD = """
 import threading
-from milkweed.inference import open as opening
+from milkweed.models.bundle import bundle as opening
 from milkweed.server.scheduler.scheduler import Scheduler
 stopped, close, load = threading.Event(), Scheduler.close, opening.load_bundle
 Scheduler.close = lambda self: (close(self), stopped.set())
