@@ -104,8 +104,8 @@ def starts(bundle: Path, photo: bytes, backends: Sequence[str], count: int) -> l
                 found[backend].append((seconds, used.cpu_seconds, used.rss_bytes, index))
     rows = []
     for backend, runs in found.items():
-        seconds, cpu, rss, indices = zip(*runs[1:], strict=True)  # the first fills the page cache
-        medians = (statistics.median(seconds), statistics.median(cpu), statistics.median(rss))
+        *columns, indices = zip(*runs[1:], strict=True)  # the first fills the page cache
+        medians = map(statistics.median, columns)
         names = ("first_answer_seconds", "cpu_seconds", "rss_bytes")
         rows.append(
             {"section": "start", "backend": backend, **dict(zip(names, medians, strict=True)), "index": indices[0]}

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from milkweed import models
 from milkweed.inference.forward import LanePlan
 from milkweed.inference.open import open_model
 from milkweed.inference.program import program_forward
+from milkweed.jobs.export_into import export_into
 from milkweed.models.bundle.bundle import save_bundle
 from milkweed.models.bundle.config import BundleConfig
 from milkweed.models.bundle.golden import golden_images, recorded
@@ -25,8 +25,6 @@ from milkweed.models.programs.stored import stored_int8
 from ..support.graphs import PROGRAM_ARGUMENTS, PROGRAM_SIZE, PROGRAM_VITAE_ARGUMENTS, program_vit, program_vitae
 from ..support.server_parts import encoded
 from .conftest import Serve
-
-DEMO = Path(models.__file__).parent / "demo"
 
 WITHOUT_TORCH = """
 import importlib.machinery, os, sys
@@ -89,10 +87,20 @@ def answers(serving: Serve, bundles: dict[str, Path], **settings: object) -> tup
     return model["backend"], found
 
 
+@pytest.fixture(scope="module")
+def graph_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of weights that was given its graph."""
+    bundle = tmp_path_factory.mktemp("light") / "graph"
+    config = BundleConfig(arch="vitae_basic", arch_args=PROGRAM_VITAE_ARGUMENTS, preprocess=PREPROCESS)
+    save_bundle(bundle, program_vitae(), config, default_labels(7))
+    export_into(bundle)
+    return bundle
+
+
 @pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
-def test_a_graph_is_served_without_torch(serving: Serve, backend: str) -> None:
-    expected = answers_of_torch(serving, DEMO)
-    assert answers(serving, {"demo": DEMO}, backend=backend) == (backend, expected)
+def test_a_graph_is_served_without_torch(serving: Serve, graph_bundle: Path, backend: str) -> None:
+    expected = answers_of_torch(serving, graph_bundle)
+    assert answers(serving, {"graph": graph_bundle}, backend=backend) == (backend, expected)
 
 
 @pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal()))
