@@ -64,7 +64,7 @@ def server(arguments: Sequence[str], *, hidden: bool) -> Iterator[tuple[psutil.P
     port = free_port()
     command = [sys.executable, "-P", "-c", (HIDDEN if hidden else "") + SERVE, "serve", *arguments]
     process = psutil.Popen(
-        [*command, "--port", str(port), "--host", "127.0.0.1", "--metrics-port", "0"], stderr=DEVNULL
+        [*command, "--port", str(port), "--host", "127.0.0.1", "--metrics-port", "0"], stdout=DEVNULL, stderr=DEVNULL
     )
     try:
         yield process, f"http://127.0.0.1:{port}"

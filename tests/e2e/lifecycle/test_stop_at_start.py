@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-SLOW_TORCH = 'print("importing", flush=True); import time; time.sleep(60)\n'
+SLOW_IMPORT = 'print("importing", flush=True); import time; time.sleep(60)\n'
 
 MILKWEED = "import sys; from milkweed.cli import main; sys.exit(main())"
 
@@ -28,9 +28,9 @@ def may_be_process_1() -> bool:
 
 @contextmanager
 def importing(folder: Path, *before: str) -> Iterator[subprocess.Popen[str]]:
-    """`milkweed serve` in the middle of `import torch`."""
-    (folder / "torch").mkdir()
-    (folder / "torch" / "__init__.py").write_text(SLOW_TORCH)
+    """`milkweed serve` in the middle of its imports."""
+    (folder / "fastapi").mkdir()
+    (folder / "fastapi" / "__init__.py").write_text(SLOW_IMPORT)
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [*before, sys.executable, "-c", MILKWEED, "serve", "--port", "0", "--metrics-port", "0"]
     with subprocess.Popen(
