@@ -44,17 +44,17 @@ sys.exit(run_server(settings, {"bench": Path(sys.argv[1])} if sys.argv[1] else {
 
 _SLOW = """
 import time
-from milkweed.inference.forward import Forward
-quick = Forward.run
+from milkweed.inference.torch_forward import TorchForward
+quick = TorchForward.run
 def slow(self, pixels):
     time.sleep({seconds})
     return quick(self, pixels)
-Forward.run = slow
+TorchForward.run = slow
 """
 
 
 def slow_device(seconds: float) -> str:
-    """A prelude with which each batch takes so much longer, without the CPU.
+    """A prelude with which each batch that torch computes takes so much longer, without the CPU.
 
     The sleep is not in the model, since a recorded forward has no Python left.
     """

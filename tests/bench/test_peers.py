@@ -21,8 +21,8 @@ from milkweed.bench.peers.catalogue import PEERS, STAMP, Peer, running_peer
 from milkweed.bench.peers.servers.tiny_vit import RAW_BYTES, classify, decode, load
 from milkweed.bench.process import free_port, slow_device
 from milkweed.bench.server.bundles import tiny_bundle
-from milkweed.inference.forward import Forward
 from milkweed.inference.open import InferenceOptions, open_model
+from milkweed.inference.torch_forward import TorchForward
 from milkweed.loaders import PreprocessSpec, create_loader
 from milkweed.models import load_bundle
 
@@ -47,7 +47,7 @@ def test_peers_compute_what_we_do(tmp_path: Path) -> None:
     images = pictures(32)
     batch = torch.stack([decode(image.tobytes()) for image in images])
     loaded = create_loader("cpu", PreprocessSpec.from_dict(config.preprocess)).load(arrays(images))
-    torch.testing.assert_close(batch, loaded.pixels, atol=1e-5, rtol=0)
+    torch.testing.assert_close(batch, torch.as_tensor(loaded.pixels), atol=1e-5, rtol=0)
     with torch.inference_mode():
         torch.testing.assert_close(theirs(batch), ours.eval()(batch), atol=1e-5, rtol=1e-5)
         classes = [found[0] for found in classify(theirs, batch)]
@@ -148,7 +148,7 @@ def test_peers_that_are_not_there_are_rows_that_say_so(tmp_path: Path, capsys: p
 
 def test_our_slow_device_is_slow_with_a_recorded_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sleep must not be recorded away: then nobody is short of the device."""
-    monkeypatch.setattr(Forward, "run", Forward.run)
+    monkeypatch.setattr(TorchForward, "run", TorchForward.run)
     exec(slow_device(0.2), {})
     pipeline = open_model(tiny_bundle(tmp_path / "tiny"), InferenceOptions(device="cpu")).pipeline
     forward = pipeline.forward_stage
