@@ -135,25 +135,44 @@ def _backend(settings: Settings, origins: Mapping[str, str], device: Device, mod
 
 def _numbers(settings: Settings, origins: Mapping[str, str], device: Device, model: Model | None) -> Iterator[Finding]:
     """Make the rows about the number type and the backend."""
-    dtypes = resolve_dtypes(settings.dtype, device)
-    numbers = f"{' or '.join(dtypes)}: dtype = {_given('dtype', settings, origins)}"
-    if len(dtypes) > 1:
-        numbers += "; measured when the model loads, and held against its golden answers"
-    if device.type == "cuda" and "float32" in dtypes:
-        from ...inference.torch_forward import NO_FUSED_KERNEL
-
-        yield _row("numbers", "warning", f"{numbers}; {NO_FUSED_KERNEL}", "milkweed serve --dtype auto")
-    else:
-        yield _row("numbers", "ok", numbers)
-    given = f"backend = {_given('backend', settings, origins)}"
+    candidates, refused, error = tuple[Candidate, ...](), dict[str, str](), None
     try:
         candidates, refused = _candidates(settings, device, model)
-    except BackendError as error:
+    except BackendError as found:
+        error = found
+    yield _number_row(settings, origins, device, model, candidates)
+    given = f"backend = {_given('backend', settings, origins)}"
+    if error is not None:
         yield _row("backend", "broken", f"{error}: {given}", "milkweed serve --backend auto")
         return
     names = list(dict.fromkeys(runtime_name(each.backend) for each in candidates))
     which = names[0] if len(names) == 1 else f"{', '.join(names)}: whichever is fastest when the model loads"
     yield _row("backend", "ok", "; ".join([f"{which}: {given}", *refused.values()]))
+
+
+def _number_row(
+    settings: Settings,
+    origins: Mapping[str, str],
+    device: Device,
+    model: Model | None,
+    candidates: tuple[Candidate, ...],
+) -> Finding:
+    given = f"dtype = {_given('dtype', settings, origins)}"
+    if (
+        model is not None
+        and model.program is not None
+        and candidates == (Candidate("milkweed", model.program.precision),)
+    ):
+        return _row("numbers", "ok", f"{model.program.precision}, which the bundle was made for: {given}")
+    dtypes = resolve_dtypes(settings.dtype, device)
+    numbers = f"{' or '.join(dtypes)}: {given}"
+    if len(dtypes) > 1:
+        numbers += "; measured when the model loads, and held against its golden answers"
+    if device.type == "cuda" and "float32" in dtypes:
+        from ...inference.torch_forward import NO_FUSED_KERNEL
+
+        return _row("numbers", "warning", f"{numbers}; {NO_FUSED_KERNEL}", "milkweed serve --dtype auto")
+    return _row("numbers", "ok", numbers)
 
 
 def _candidates(

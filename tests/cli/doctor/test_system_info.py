@@ -99,7 +99,7 @@ def test_what_would_be_used_is_what_the_pipeline_has() -> None:
     assert found["loader"].text.startswith(f"{pipeline.loader.name} with 5 threads: the model is on the CPU")
     sizes = f"{pipeline.plan.lanes} forwards at once, {pipeline.plan.threads} threads each"
     assert found["forward"].text.startswith(f"{sizes}, {pipeline.plan.micro_batch} images each")
-    assert "bfloat16 graph beside its weights" in found["model"].text
+    assert "int8 for our CPU kernels" in found["model"].text
     assert {finding.status for finding in found.values()} == {"ok"}
     pipeline.close()
 
