@@ -15,7 +15,7 @@ MAX_PROTECT = 1.0
 
 @dataclass(frozen=True)
 class TokenMerging:
-    """Which blocks merge tokens, and how many. The last block of a model never does.
+    """A schedule of token merging: it says which blocks merge tokens, and how many. A model's last block never does.
 
     A ViTAE's blocks are its normal cells with attention over all tokens. Each gives all tokens back, so the last may
     merge too.
@@ -57,7 +57,7 @@ class TokenMerging:
 
 @dataclass(frozen=True)
 class TokenPlan:
-    """Which tokens a model computes: all of them where nothing is given.
+    """A plan says which tokens a model computes. Without arguments the model computes all of them.
 
     Args:
         merging: merge similar tokens between the blocks.
