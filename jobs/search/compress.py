@@ -21,11 +21,8 @@ from .front import speedup
 from .job import SearchJob
 from .narrower import widths_of
 from .report import run_report
-from .runs import OURS
+from .runs import FEWEST, OURS
 from .search import Found, Search
-
-TINY = 1e-30
-"""Stands for a probability of 0, which has no logarithm."""
 
 
 def compress(job: SearchJob, progress: Progress = SILENT) -> tuple[Found, BundleConfig]:
@@ -66,7 +63,7 @@ def _contents(search: Search, found: Found) -> dict[str, Any]:
     if chosen.candidate.backend == OURS:
         program, size = runs.program(chosen), search.subject.size
         with closing(program_forward(program.loaded, runs.plan, size, program.activations)) as forward:
-            answers = recorded(np.log(np.maximum(forward.run(golden_images(size)).probabilities, TINY)))
+            answers = recorded(np.log(np.maximum(forward.run(golden_images(size)).probabilities, FEWEST)))
         record = ProgramRecord(precision=program.precision, golden=answers)
         return {
             "model": program.model,

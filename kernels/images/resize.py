@@ -1,7 +1,7 @@
 """Resizes 8-bit levels as Pillow does, to the bit, with the instruction set that the CPU has."""
 
 import ctypes
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -45,8 +45,9 @@ class _Axis(ctypes.Structure):
         return cls(axis.starts.ctypes.data, axis.weights.ctypes.data, *axis.weights.shape)
 
 
+@cache
 def resize_refusal() -> str | None:
-    """Say in one line why `resize` cannot be used here; None where it can."""
+    """Say in one line why `resize` cannot be used here; None where it can. Looked once, since every picture asks."""
     try:
         resize_entry()
     except CpuLibraryError as error:

@@ -70,4 +70,4 @@ def test_without_the_library_the_refusal_says_why(monkeypatch: pytest.MonkeyPatc
         raise CpuLibraryError("the CPU kernels are not built: make kernels")
 
     monkeypatch.setattr(resizing, "resize_entry", missing)
-    assert resizing.resize_refusal() == "the CPU kernels are not built: make kernels"
+    assert resizing.resize_refusal.__wrapped__() == "the CPU kernels are not built: make kernels"
