@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..models.serving.cuda_graph import CudaGraphForward
     from ..models.serving.torchscript import TorchScriptForward
 
-WARM_UP_SECONDS = 0.25
+WARM_UP_SECONDS = 0.1
 """A start waits no longer for a larger batch to be measured."""
 
 # Below so many multiply-accumulates an image, so many images: the smaller a model, the more calls cost beside numbers.

@@ -158,7 +158,7 @@ def _check_factor(factor: Factor, channels: int) -> None:
     _require(factor.inputs.shape == (blocks, ins) and factor.outputs.shape == (blocks, outs), "its places")
     for places, most in ((factor.inputs, max(channels, blocks * ins)), (factor.outputs, blocks * outs)):
         right = places.dtype.kind == "i" and places.min() >= 0 and places.max() < most
-        _require(right and len(np.unique(places)) == places.size, f"a place outside 0..{most - 1} or twice")
+        _require(right and np.bincount(places.ravel()).max() == 1, f"a place outside 0..{most - 1} or twice")
     right = _whole(factor.width, 1, blocks * outs) and factor.bias.shape == (factor.width,)
     _require(right and _is_float(factor.bias), "its bias")
     _require(factor.quantiser is None and _is_float(factor.weight), f"its weight is {factor.weight.dtype}")

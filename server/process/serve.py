@@ -43,7 +43,7 @@ def run_server(settings: Settings, bundles: Mapping[str, Path]) -> int:
         PortError: a port is in use or not ours to take.
     """
     configure_logs(settings.log_level)
-    imports = time.time() - psutil.Process().create_time()
+    imports = _seconds_since_start()
     sys.setswitchinterval(SWITCH_SECONDS)
     with contextlib.suppress(OSError, ValueError):  # stderr may not be a file
         faulthandler.enable()  # a crash in a native library then tells the thread and the call
@@ -111,6 +111,15 @@ class _Run:
         """Exit with 1, so that the supervisor starts the process again; waiting clients have been answered."""
         logger.error("the engine has ended: the process ends with 1")
         self._server.fail()
+
+
+def _seconds_since_start() -> float:
+    """Seconds since this process was started."""
+    created = psutil.Process().create_time()
+    if sys.platform != "linux":
+        return time.time() - created
+    # The kernel counts from the boot, which is known to a whole second only, and is part of what psutil tells.
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - (created - psutil.boot_time())
 
 
 def log_failure(error: BaseException) -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -71,15 +72,18 @@ def program_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 
 def answers(serving: Serve, bundles: dict[str, Path], **settings: object) -> tuple[str, list[int]]:
     """The backend, and the best class of three images, of a server that dies where it imports torch."""
+    began = time.perf_counter()
     with serving(bundles, fresh=True, prelude=WITHOUT_TORCH, page=False, **settings) as server:
         server.wait_ready()
+        waited = time.perf_counter() - began
         found = []
         for format in ("JPEG", "PNG", "WEBP"):
             answer = httpx.post(server.url + "/classify", content=encoded(format, seed=1))
             assert answer.status_code == 200, answer.text
             found.append(answer.json()["results"][0]["predictions"][0]["index"])
         spent = json.loads(server.wait_log('"ready"'))["event"]["seconds"]
-        assert 0 < spent["imports"] < spent["imports"] + spent["read"] + spent["warm_up"] <= spent["total"] < 60
+        assert 0 < spent["imports"] < spent["imports"] + spent["read"] + spent["warm_up"] <= spent["total"]
+        assert spent["total"] < waited + 0.1  # the line may be written just after the readiness is told
         [model] = httpx.get(server.url + "/v1/models").json()["models"]
         assert httpx.get(server.url + "/metrics").status_code == 200
         server.terminate()
