@@ -107,8 +107,11 @@ def _ordered(factor: Factor, order: Places, levels: int) -> tuple[NDArray[Any], 
     bias = np.where(factor.outputs < factor.width, factor.bias[np.minimum(factor.outputs, factor.width - 1)], 0.0)
     scale, given = np.ones((blocks, outputs)), factor.weight
     if factor.scale is not None:
-        most = np.maximum(np.abs(given.astype(np.int16)).max(-1) / levels, 1)
-        scale, given = factor.scale.astype(np.float64) * most, np.rint(given / most[..., None]).astype(np.int8)
+        largest = np.maximum(given.max(-1).astype(np.int16), -given.min(-1).astype(np.int16))
+        most = np.maximum(largest / levels, 1)
+        scale = factor.scale.astype(np.float64) * most
+        if largest.max() > levels:
+            given = np.rint(given / most[..., None]).astype(np.int8)
     for block in range(blocks):
         channels = order[block * inputs : (block + 1) * inputs]
         column[factor.inputs[block]] = np.arange(inputs)
