@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,6 @@ class ServedModel:
     devices: tuple[str, ...] = ()
     load_seconds: float = 0.0
     warmup_seconds: float = 0.0
-    # Made once from the above: each prediction up to its score, and the beginning of every answer.
-    label_json: tuple[bytes, ...] = field(init=False, repr=False)
-    head_json: bytes = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        labels = tuple(_label_json(i, label.id, label.label) for i, label in enumerate(self.labels))
-        head = b'{"model": %b, "version": %b, "request_id": "' % (_json(self.name), _json(self.version))
-        object.__setattr__(self, "label_json", labels)
-        object.__setattr__(self, "head_json", head)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -64,6 +55,16 @@ class ServedModel:
     def version(self) -> str:
         """The bundle's version: a hash of its weights, labels and preprocessing."""
         return self.config.version
+
+    @cached_property
+    def label_json(self) -> tuple[bytes, ...]:
+        """Each prediction up to its score, as answers have it."""
+        return tuple(_label_json(i, label.id, label.label) for i, label in enumerate(self.labels))
+
+    @cached_property
+    def head_json(self) -> bytes:
+        """The beginning of every answer."""
+        return b'{"model": %b, "version": %b, "request_id": "' % (_json(self.name), _json(self.version))
 
     @cached_property
     def digest(self) -> bytes:

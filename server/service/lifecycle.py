@@ -81,7 +81,9 @@ class ModelLifecycle:
             {engine_id: self._engines.share_of(settings, engine_id) for engine_id in engine_ids},
             {engine_id: self._engines.names[engine_id] for engine_id in engine_ids},
         )
-        return replace(model, number=number, key=f"{name}#{next(self._key_numbers)}")
+        model = replace(model, number=number, key=f"{name}#{next(self._key_numbers)}")
+        assert model.label_json, "made here, where nobody waits for an answer"
+        return model
 
     def publish(self, models: Iterable[ServedModel]) -> dict[str, Pipelines]:
         """Serve the first models, all at once, so that ready means all; on the engine thread. Raises AliasError where
