@@ -61,8 +61,8 @@ COPY server server
 COPY --from=kernels /native kernels/_native
 RUN pip wheel --no-build-isolation --wheel-dir /wheels .
 
-# Left out: what only compilers read, what nothing here links to, modules for other Pythons; of Triton its profiler, what
-# is for AMD's GPUs, and what only a debugger reads; of OpenVINO what reads other formats than ONNX or is for Intel's GPUs.
+# Left out: what only compilers and debuggers read, what nothing here links to, modules for other Pythons, NumPy's tests; of
+# Triton its profiler and what is for AMD's GPUs; of OpenVINO what reads other formats than ONNX or is for Intel's GPUs.
 FROM packages AS installed
 ARG VARIANT
 COPY --from=wheel /wheels /wheels
@@ -75,13 +75,12 @@ RUN pip install /wheels/*.whl && pip uninstall --yes pip \
         triton/backends/nvidia/bin/cuobjdump triton/backends/nvidia/bin/nvdisasm \
         openvino/include openvino/libs/cache.json openvino/libs/libopenvino_intel_[gn]pu_plugin.so \
         openvino/libs/libopenvino_gguf* openvino/libs/libopenvino_jax* openvino/libs/libopenvino_paddle* \
-        openvino/libs/libopenvino_pytorch* openvino/libs/libopenvino_tensorflow* \
+        openvino/libs/libopenvino_pytorch* openvino/libs/libopenvino_tensorflow* numpy/tests numpy/*/tests \
     && find . \( -name '*.a' -o -name '*.bc' ! -path './triton/*' -o -name '*.cpython-*.so' ! -name "*${suffix}" \) -delete
 RUN if [ "${VARIANT}" = light ]; then rm -rf /opt/milkweed/lib/python3*/site-packages/setuptools*; fi
-RUN if [ "${VARIANT}" = cuda ]; then \
-        apt-get update && apt-get install --yes --no-install-recommends binutils \
-        && strip /opt/milkweed/lib/python3*/site-packages/triton/_C/libtriton.so; \
-    fi
+RUN apt-get update && apt-get install --yes --no-install-recommends binutils \
+    && cd /opt/milkweed/lib/python3*/site-packages \
+    && strip uvloop/loop.*.so $(if [ "${VARIANT}" = cuda ]; then echo triton/_C/libtriton.so; fi)
 
 # What is in the image, for whoever has to know: `--target sbom`. Python's packages, not Debian's.
 FROM installed AS bill

@@ -1,6 +1,6 @@
 """The image built for real by buildah, which needs no daemon, and its root filesystem run as a container would be.
 
-docs/image.md says how to run this. Beside MILKWEED_IMAGE_BASE, MILKWEED_IMAGE_VARIANT is cuda or cpu, and
+docs/image.md says how to run this. Beside MILKWEED_IMAGE_BASE, MILKWEED_IMAGE_VARIANT is cuda, cpu or light, and
 MILKWEED_IMAGE_OPTIONS are more options of `buildah build`, for example what a machine needs to reach its package index.
 """
 
@@ -33,7 +33,10 @@ VARIANT = os.environ.get("MILKWEED_IMAGE_VARIANT", "cuda")
 UID = 65532
 END_SECONDS = 60.0
 # These are the packages whose size docs/image.md says.
-PARTS = (".", "torch", "triton", "nvidia", "nvidia/dali", "nvidia/cudnn", "milkweed", "milkweed/kernels/_native")
+PARTS = (
+    *(".", "torch", "triton", "nvidia", "nvidia/dali", "nvidia/cudnn", "openvino"),
+    *("milkweed", "milkweed/kernels/_native"),
+)
 
 pytestmark = [
     pytest.mark.skipif("MILKWEED_TEST_DEPLOY" not in os.environ, reason="slow: MILKWEED_TEST_DEPLOY=1"),
@@ -163,7 +166,7 @@ def test_nothing_builds_in_it(files: Path) -> None:
     here = next(files.glob("opt/milkweed/lib/python3*/site-packages"))
     assert (here / "nvidia" / "dali").is_dir() == (here / "triton").is_dir() == (VARIANT == "cuda")
     native = {path.name.partition(".")[0] for path in (here / "milkweed" / "kernels" / "_native").glob("*.so")}
-    assert native == ({"libmilkweed_kernels", "cuda_utils"} if VARIANT == "cuda" else set())
+    assert native == {"libmilkweed_cpu"} | ({"libmilkweed_kernels", "cuda_utils"} if VARIANT == "cuda" else set())
     for part in (".", "usr", *(f"{here.relative_to(files)}/{each}" for each in PARTS)):
         print(f"{bytes_of(files / part) / 1e6:8.0f} MB {part}")
 
