@@ -1,6 +1,6 @@
 """A layer of our CPU kernels beside OpenVINO's and torch's: LayerNorm, MLP and residual sum, dense and Monarch.
 
-    python -m milkweed.bench.studies.cpu_kernels [--out FILE]
+    python -m milkweed.bench.studies.cpu_kernels [--shapes T S B] [--out FILE]
 
 One thread, the widths of DeiT-Tiny, ViT-S and ViT-B, 197 tokens an image, one image and eight. A layer's time is that
 of a stack of twelve behind a patch embedding, over twelve; all in turns. `of peak` is the share of
@@ -158,26 +158,27 @@ def rows(shape: str, arch: str, size: int, **arguments: Any) -> list[dict[str, A
     return table
 
 
-def measure() -> dict[str, Any]:
-    """All rows, printed as they are measured."""
+def measure(shapes: Sequence[str], out: Path) -> None:
+    """Print the rows of each shape and write them all, once it is measured."""
     before, found = os.getloadavg(), list[dict[str, Any]]()
-    for shape, arch in ARCHS.items():
-        for row in rows(shape, arch, 224):
+    for shape in shapes:
+        for row in rows(shape, ARCHS[shape], 224):
             share = "".join(f", {100 * row['of_peak'][b]:.0f} % of peak" for b in BATCHES if "of_peak" in row)
             times = ", ".join(f"{row['us'][b]:.0f} us ({row['times_dense_int8'][b]:.2f}x) at {b}" for b in BATCHES)
             print(f"{shape} {row['layer']:<30} {times}{share}", flush=True)
             found.append(row)
-    return {**about("cpu_kernels", before), "instruction_set": fastest_set().name, "rows": found}
+        document = {**about("cpu_kernels", before), "instruction_set": fastest_set().name, "rows": found}
+        out.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", choices=[*ARCHS], default=[*ARCHS])
     parser.add_argument("--out", type=Path, default=Path("bench/results/cpu_kernels.json"))
     args = parser.parse_args(arguments)
     args.out.parent.mkdir(parents=True, exist_ok=True)  # before what takes minutes
-    document = measure()
-    args.out.write_text(json.dumps(document, indent=1) + "\n")
+    measure(args.shapes, args.out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The study of CPU kernels: every form computes the same stack of layers, and is timed beside OpenVINO's dense int8."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,3 +45,18 @@ def test_every_row_has_its_time_and_ours_their_share_of_the_peak(monkeypatch: py
         assert row["us"][8] * row["times_dense_int8"][8] == pytest.approx(found[0]["us"][8])
         assert ("of_peak" in row) == ("milkweed" in row["layer"])
         assert all(0 < share < 1 for share in row.get("of_peak", {}).values())
+
+
+def test_what_is_measured_is_written_before_the_next_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"shape": "", "layer": "dense, OpenVINO int8", "us": {1: 2.0, 8: 3.0}, "times_dense_int8": {1: 1.0, 8: 1.0}}
+
+    def rows(shape: str, arch: str, size: int) -> list[dict[str, Any]]:
+        if shape == "B":
+            raise KeyboardInterrupt
+        return [row | {"shape": shape}]
+
+    monkeypatch.setattr(cpu_kernels, "rows", rows)
+    with pytest.raises(KeyboardInterrupt):
+        cpu_kernels.main(["--out", str(tmp_path / "out" / "found.json")])
+    written = json.loads((tmp_path / "out" / "found.json").read_text())
+    assert [each["shape"] for each in written["rows"]] == ["T", "S"]
