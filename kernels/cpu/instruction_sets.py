@@ -7,12 +7,12 @@ from .packing import InstructionSet
 
 CPUINFO = Path("/proc/cpuinfo")
 
-_AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
 _AVX2 = {"avx2", "fma", "bmi2"}
+_AVX512 = {*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
 
 SETS: dict[InstructionSet, tuple[frozenset[str], tuple[str, ...]]] = {
     InstructionSet("amx", 16, (2,)): (
-        frozenset({*_AVX512, "avx512_bf16", "amx_int8", "amx_bf16"}),
+        frozenset({*_AVX512, "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"}),
         ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
     ),
     InstructionSet("avx512_bf16", 1, (3, 4, 2)): (

@@ -37,6 +37,7 @@ static inline void multiply(const void* rows, long ld, const void* panel, int st
   const char* w = (const char*)panel;
   char* out = (char*)sums;
   const long ld_out = 4 * ld_sums;
+  asm volatile("" : : : "memory");  // gcc does not say that tiles are loaded from memory: what was stored comes first
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
