@@ -181,6 +181,12 @@ static inline float sum(f32x16 v) {
 static inline float largest(f32x16 v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)v);
+#elif defined(MILKWEED_HALVES)
+  const Halves x = halves(v);
+  const __m256 eight = _mm256_max_ps(x.low, x.high);
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 #else
   float found = v[0];
   for (int i = 1; i < kLanes; i++) found = v[i] > found ? v[i] : found;
@@ -225,7 +231,8 @@ static inline f32x16 exp2_of_negative(f32x16 x) {
 // SiLU(x) = x / (1 + 2^(-x log2(e))); off by 1e-4 of its value at most.
 static inline f32x16 silu(f32x16 x) {
   const f32x16 e = exp2_of_negative(smaller(x, -x) * 1.44269504f);
-  return x * (x < 0 ? e : all(1)) / (e + 1);
+  const i32x16 below = (i32x16)x >> 31;  // not x < 0, of which gcc 12 makes a branch a lane with AVX2
+  return x * (f32x16)(((i32x16)e & below) | ((i32x16)all(1) & ~below)) / (e + 1);
 }
 
 }  // namespace ISA
