@@ -14,10 +14,11 @@ CPU_KERNELS := kernels/_native/libmilkweed_cpu.so
 serve: $(CPU_KERNELS)
 	$(BIN)/milkweed serve --port $(PORT)
 
-# A file's tests stay in one process, since they share servers; JOBS=0 for all in one.
+# A file's tests stay in one process, since they share servers; JOBS=0 for all in one. Files go in their own order, so that
+# small ones (tests/server) come last: by number of tests, as xdist would sort them, the slowest would.
 JOBS ?= auto
 test: .venv/.installed-test $(CPU_KERNELS)
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # What `make test` leaves out of tests/deploy, since it takes minutes: a real Prometheus and Alertmanager, and other programs;
 # without one its tests are skipped and say so. And the slower commands of the documentation.

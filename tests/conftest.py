@@ -14,9 +14,18 @@ from milkweed.models.onnx import openvino_session
 from milkweed.server.telemetry.system_metrics import container_memory
 
 from .support.colours import colour_bundle, colour_photos, loose_photos
+from .support.forked import forker
 from .support.graphs import colour_graph, graph_alone, graph_and_weights
 
-__all__ = ["colour_bundle", "colour_graph", "colour_photos", "graph_alone", "graph_and_weights", "loose_photos"]
+__all__ = [
+    "colour_bundle",
+    "colour_graph",
+    "colour_photos",
+    "forker",
+    "graph_alone",
+    "graph_and_weights",
+    "loose_photos",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_WORKERS = 4

@@ -4,7 +4,6 @@ import ast
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from .blocks import PAGES, ROOT, Block, blocks_of
 from .left_out import reason
 from .parsed import check
 from .placeholders import make_placeholders
-from .walk import Walk, environment, walking
+from .walk import Walk, walking
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl, as the pages do")
 
@@ -56,12 +55,6 @@ held_out = [(images, targets)]
 
 def shells(page: str) -> list[Block]:
     return [block for block in blocks_of(page) if block.language in SHELLS]
-
-
-@pytest.fixture(scope="module")
-def forker() -> Iterator[Forker]:
-    with closing(Forker(environment())) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

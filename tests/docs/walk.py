@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 
-from ..support.forked import Forked, Forker
+from ..support.forked import Forked, Forker, environment
 from ..support.ports import free_port
 from .blocks import ROOT, Block, words
 
@@ -167,11 +167,6 @@ class Walk:
             "MILKWEED_LANES": "1",
             "MILKWEED_THREADS_PER_LANE": "1",
         }
-
-
-def environment() -> dict[str, str]:
-    """The environment of a person who has set nothing."""
-    return {**{k: v for k, v in os.environ.items() if not k.startswith("MILKWEED_")}, "OMP_NUM_THREADS": "1"}
 
 
 @contextmanager

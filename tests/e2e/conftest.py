@@ -9,7 +9,7 @@ import pytest
 from ..support.forked import Forker
 from ..support.ports import free_port
 from ..support.repositories import put_bundle
-from ..support.server import Server, environment
+from ..support.server import Server
 
 
 @pytest.fixture(scope="session")
@@ -29,12 +29,6 @@ def _serving(
 ) -> Iterator[Server]:
     with closing(Server(None if fresh else forker, bundles, settings, prelude)) as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def forker() -> Iterator[Forker]:
-    with closing(Forker(environment())) as running:
-        yield running
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import IO
+
+import pytest
 
 # Runs once a session. What it is sent: the program's text, arguments and environment, with a socket to tell the pid and
 # then the exit code on, stdout and stderr. A child leaves the loop and becomes the program. It ends without taking
@@ -128,3 +131,15 @@ class Forker:
         self._control.close()
         self._process.kill()
         self._process.wait()
+
+
+def environment() -> dict[str, str]:
+    """The variables of a process of ours: none that tests have set for milkweed, and one thread for torch."""
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("MILKWEED_")}, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def forker() -> Iterator[Forker]:
+    """One for all files that a process tests, started with the first of them."""
+    with contextlib.closing(Forker(environment())) as running:
+        yield running

@@ -1,6 +1,5 @@
 """A server process of ours, as `milkweed serve` starts it; its output is collected as it comes."""
 
-import os
 import re
 import signal
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from .forked import Forked, Forker
+from .forked import Forked, Forker, environment
 
 START_SECONDS = 60.0
 
@@ -97,8 +96,3 @@ class Server:
         assert self.process.stderr is not None
         self.process.stdout.close()
         self.process.stderr.close()
-
-
-def environment() -> dict[str, str]:
-    """The variables of a server: none of ours, and one thread for torch."""
-    return {**{k: v for k, v in os.environ.items() if not k.startswith("MILKWEED_")}, "OMP_NUM_THREADS": "1"}

@@ -1,5 +1,6 @@
 """A tiny model, pictures and a quick search of it."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
-from milkweed.jobs.search import search, timing
+from milkweed.jobs.search import runs, search, timing
 from milkweed.jobs.search.front import Target
 from milkweed.jobs.search.job import SearchJob
 from milkweed.jobs.search.levers import Bits
@@ -17,8 +19,10 @@ from milkweed.loaders.dataset.evaluation import PreparedImages
 from milkweed.loaders.dataset.training import Sample
 from milkweed.loaders.preprocess.spec import PreprocessSpec
 from milkweed.models import BundleConfig, create_model, save_bundle
+from milkweed.models.architectures.token_blocks import token_plan_of
 from milkweed.models.bundle.labels import default_labels
 from milkweed.models.layers.token_plan import TokenMerging
+from milkweed.models.onnx.export import Verified
 
 ARCH = "deit_tiny_patch16_224"
 ARGS = {"num_classes": 5, "embed_dim": 32, "depth": 3, "num_heads": 2, "img_size": 32, "patch_size": 8}
@@ -53,8 +57,27 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(tmp_path_factory.mktemp("vit") / "vit")
 
 
+@pytest.fixture(scope="session")
+def exported_once() -> Iterator[None]:
+    """A model that one search has exported is copied for the next: exports take most of a search's time."""
+    done, write = dict[Any, tuple[bytes, Verified]](), runs.write_verified
+
+    def written(model: nn.Module, file: Path, size: int, dtype: str) -> Verified:
+        state = b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())
+        same = str(model), token_plan_of(model), hashlib.sha256(state).digest(), size, dtype
+        if same not in done:
+            verified = write(model, file, size, dtype)
+            done[same] = file.read_bytes(), verified
+        file.write_bytes(done[same][0])
+        return done[same][1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "write_verified", written)
+        yield
+
+
 @pytest.fixture(scope="module")
-def quick() -> Iterator[None]:
+def quick(exported_once: None) -> Iterator[None]:
     """One schedule, one quantisation, short timings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "mergings", lambda depth, token: [TokenMerging(1, 1, 0.4, 0.1)])

@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from .emulation import in_full_runs
+from .emulation import FULL
 
 HERE = Path(__file__).parent
 
@@ -22,7 +23,8 @@ SELECTION = {
     "add_layernorm": ("test_add_layernorm.py", "stays_in_its_row or refused"),
 }
 
-QUICK = {"emulator", "conv_branch", "add_layernorm"}  # a sanitized build of the others takes a minute each
+QUICK = ("emulator", "conv_branch", "add_layernorm")
+"""These are tested in one process, whose imports take seconds. A sanitized build of the others takes a minute each."""
 
 
 def runtime(name: str, compiler: str) -> str:
@@ -33,7 +35,8 @@ def runtime(name: str, compiler: str) -> str:
     return found
 
 
-def pytest_under_sanitizers(file: str, expression: str, compiler: str) -> subprocess.CompletedProcess[str]:
+def pytest_under_sanitizers(selection: Sequence[tuple[str, str]], compiler: str) -> subprocess.CompletedProcess[str]:
+    """Run the tests of some files whose names match; with the fixtures of kernels/ alone, which need few imports."""
     environment = {
         **os.environ,
         "MILKWEED_EMULATE_SANITIZE": "1",
@@ -42,18 +45,25 @@ def pytest_under_sanitizers(file: str, expression: str, compiler: str) -> subpro
         "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
         "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(HERE / file), "-k", expression]
+    command = [sys.executable, "-m", "pytest", "-v", "-s", "-p", "no:cacheprovider", f"--confcutdir={HERE.parent}"]
+    command += [str(HERE / file) for file, _ in selection]
+    command += ["-k", " or ".join(f"({Path(file).stem} and ({names}))" for file, names in selection)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=HERE.parents[2])
 
 
-@pytest.mark.parametrize("kernel", in_full_runs(SELECTION, SELECTION.keys() - QUICK))
-def test_emulated_kernel_is_clean(kernel: str, host_compiler: str) -> None:
-    done = pytest_under_sanitizers(*SELECTION[kernel], host_compiler)
+@pytest.mark.parametrize(
+    "kernels",
+    [QUICK, *(pytest.param((name,), marks=FULL) for name in SELECTION if name not in QUICK)],
+    ids=lambda kernels: kernels[0] if len(kernels) == 1 else "quick",
+)
+def test_emulated_kernels_are_clean(kernels: Sequence[str], host_compiler: str) -> None:
+    done = pytest_under_sanitizers([SELECTION[kernel] for kernel in kernels], host_compiler)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    assert " passed" in done.stdout, "nothing was run"
+    for kernel in kernels:
+        assert SELECTION[kernel][0] in done.stdout, f"nothing of {kernel} was run"
 
 
 def test_a_read_past_shared_memory_is_caught(host_compiler: str) -> None:
-    done = pytest_under_sanitizers("../csrc/past_the_end.py", "past", host_compiler)
+    done = pytest_under_sanitizers([("../csrc/past_the_end.py", "past")], host_compiler)
     assert done.returncode != 0
     assert "heap-buffer-overflow" in done.stdout + done.stderr

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.serving.prepare import prepare_for_inference
 
@@ -30,7 +31,7 @@ TOLERANCE = {name: 2e-5 if name == "vitae_basic_small" else 1e-5 for name in REC
 
 def build(name: str, fill: ModuleType) -> nn.Module:
     """A model with the golden weights; no time spent on an initialisation that is overwritten."""
-    with torch.device("meta"):
+    with on_meta():
         model = create_model(name)
     model.to_empty(device="cpu")
     fill.fill(model)

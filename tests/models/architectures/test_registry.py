@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.architectures.registry import classifier_layers, create_model, default_preprocess, list_models
 from milkweed.models.bundle.config import check_preprocess
 
@@ -24,7 +25,7 @@ GOLDEN = [
 @pytest.mark.parametrize("arch", GOLDEN)
 def test_state_dict_is_the_published_one(arch: str, shared: Path) -> None:
     golden = json.loads((shared / "golden" / "keys" / f"{arch}_keys.json").read_text())
-    with torch.device("meta"):
+    with on_meta():
         model = create_model(arch)
     found = [(key, list(t.shape), str(t.dtype)) for key, t in model.state_dict().items()]
     assert found == [(entry["key"], entry["shape"], f"torch.{entry['dtype']}") for entry in golden["keys"]]
@@ -52,7 +53,7 @@ def test_list_models_names_every_family() -> None:
     ],
 )
 def test_classifier_layers_have_an_output_for_each_class(arch: str, layers: tuple[str, ...]) -> None:
-    with torch.device("meta"):
+    with on_meta():
         model = create_model(arch, num_classes=7)
     assert classifier_layers(arch) == layers
     assert all(model.get_submodule(name).weight.shape[0] == 7 for name in layers)  # type: ignore[union-attr, index]

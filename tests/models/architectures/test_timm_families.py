@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from milkweed.bench.tables.timm_models import examine, row_of, text_of
 from milkweed.models.architectures import timm_models
-from milkweed.models.architectures.meta_init import built_on_meta
+from milkweed.models.architectures.meta_init import built_on_meta, on_meta
 from milkweed.models.architectures.registry import classifier_layers, create_model, default_preprocess, list_models
 from milkweed.models.architectures.summary import linears_outside
 from milkweed.models.bundle.bundle import load_bundle, save_bundle
@@ -188,7 +188,7 @@ def test_a_layer_whose_weight_is_read_by_its_block_is_refused() -> None:
     ],
 )
 def test_roles_name_the_layers_of_blocks(name: str, counts: dict[str, int]) -> None:
-    with torch.device("meta"):
+    with on_meta():
         model = create_model(name)
     assert {role: len(select_linears(model, [role])) for role in counts} == counts
 

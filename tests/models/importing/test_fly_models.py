@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from milkweed.models import create_model, import_checkpoint, load_bundle
+from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.importing.families import detect_family
 from milkweed.models.serving.prepare import prepare_for_inference
 
@@ -68,7 +69,7 @@ def test_logits_are_flys(tmp_path: Path, golden: dict[str, np.ndarray], name: st
 
 
 def meta_state(arch: str, **arch_args: Any) -> dict[str, Tensor]:
-    with torch.device("meta"):
+    with on_meta():
         return create_model(arch, **arch_args).state_dict()
 
 
@@ -80,7 +81,7 @@ def test_flys_vits_are_recognised_with_arguments_that_keys_do_not_show() -> None
         assert family.candidates == ("vit_small_patch16_224",)
         assert dict(family.arch_args) == {**small, **separate}
         assert family.preprocess["mean"] == [0.485, 0.456, 0.406]
-        with torch.device("meta"):
+        with on_meta():
             model = create_model("vit_small_patch16_224", **family.arch_args)
         assert {m.eps for m in model.modules() if isinstance(m, torch.nn.LayerNorm)} == {1e-5}
     base = detect_family(meta_state("vit_base_patch16_224", separate_qkv=True))
@@ -96,7 +97,7 @@ def test_parameters_are_those_that_fly_counts() -> None:
 
     small = {"embed_dim": 768, "depth": 8, "num_heads": 8, "mlp_ratio": 3.0, "qkv_bias": False, "norm_eps": 1e-5}
     wanted = {"mlp": 29.88, "mlp,qkv": 22.80}
-    with torch.device("meta"):
+    with on_meta():
         model = create_model("vit_small_patch16_224", **small, separate_qkv=True)
         assert round(sum(p.numel() for p in model.parameters()) / 1e6, 2) == 48.75
         for layers, millions in wanted.items():

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from milkweed.models import Label, create_model, import_checkpoint, load_bundle, read_labels
+from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing import ImportReport
 from milkweed.models.importing.families import detect_family
@@ -207,7 +208,7 @@ def test_every_published_family_is_recognised(name: str, shared: Path) -> None:
     ["vit_base_patch32_384", "deit3_small_patch16_224", "deit_tiny_distilled_patch16_224", "vit_huge_patch14_224"],
 )
 def test_timm_names_are_told_apart_by_shapes(arch: str) -> None:
-    with torch.device("meta"):
+    with on_meta():
         state = create_model(arch).state_dict()
     assert detect_family(state).candidates == (arch,)
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from milkweed.models.accounting import parameter_count
+from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.layers.layer_spec import LayerSpec, layer_specs_for, layer_specs_of, replace_linears
 from milkweed.models.layers.monarch import MonarchLinear
@@ -30,7 +31,7 @@ SCOPES = {"mlp": ["mlp"], "mlp_attn": ["mlp", "qkv", "proj"], "all_but_head": ["
 
 
 def compressed(arch: str, layers: list[str], nblocks: int) -> nn.Module:
-    with torch.device("meta"):
+    with on_meta():
         model = create_model(arch)
         return replace_linears(model, layer_specs_for(model, select_linears(model, layers), nblocks=nblocks))
 
@@ -38,7 +39,7 @@ def compressed(arch: str, layers: list[str], nblocks: int) -> nn.Module:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_trainable_parameters_are_the_published_ones(variant: str, shared: Path) -> None:
     golden = json.loads((shared / "golden" / "linears_by_variant.json").read_text())[variant]
-    with torch.device("meta"):
+    with on_meta():
         count = parameter_count(create_model(variant.lower()))
     assert (count.trainable, count.total) == (golden["trainable"], golden["total"])
     for nblocks, by_scope in golden["monarch"].items():
@@ -56,7 +57,7 @@ def test_tiny_with_monarch_mlps_has_exactly_3735912_trainable_parameters() -> No
 
 
 def test_roles_select_normal_cells_only() -> None:
-    with torch.device("meta"):
+    with on_meta():
         vitae, vit = create_model("vitae_basic_tiny"), create_model("deit_tiny_patch16_224")
     assert select_linears(vitae, ["mlp"]) == [f"layers.2.NC.{i}.mlp.fc{j}" for i in range(7) for j in (1, 2)]
     assert select_linears(vitae, ["qkv"]) == [f"layers.2.NC.{i}.attn.qkv" for i in range(7)]
@@ -65,7 +66,7 @@ def test_roles_select_normal_cells_only() -> None:
 
 
 def test_names_and_patterns_select_in_the_models_order() -> None:
-    with torch.device("meta"):
+    with on_meta():
         vit = create_model("deit_tiny_patch16_224")
     assert select_linears(vit, ["head", "blocks.11.mlp.fc1"]) == ["blocks.11.mlp.fc1", "head"]
     assert select_linears(vit, ["blocks.1?.mlp.fc2"]) == ["blocks.10.mlp.fc2", "blocks.11.mlp.fc2"]
@@ -73,7 +74,7 @@ def test_names_and_patterns_select_in_the_models_order() -> None:
 
 @pytest.mark.parametrize("layers", ["mpl", "layers.*", "blocks.12.mlp.fc1", "patch_embed.proj", ""])
 def test_a_selector_that_finds_nothing_is_refused(layers: str) -> None:
-    with torch.device("meta"):
+    with on_meta():
         vit = create_model("deit_tiny_patch16_224")
     with pytest.raises(ValueError, match="selects no linear layer") as caught:
         select_linears(vit, ["mlp", layers])

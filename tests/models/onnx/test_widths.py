@@ -1,11 +1,14 @@
 """Narrower models, exported and quantised: the answers that torch gives, with fewer tokens and Monarch layers too."""
 
+import functools
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from milkweed.models.divergence import answers, divergence
 from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
@@ -28,20 +31,32 @@ CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
 }  # fmt: skip
 
 
+Written = Callable[[str], tuple[nn.Module, Path]]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """The model of a case in its form for export, and its file, written once."""
+
+    @functools.cache
+    def write(case: str) -> tuple[nn.Module, Path]:
+        arch, arguments, monarch = CASES[case]
+        model, file = made(arch, arguments, monarch=monarch), tmp_path_factory.mktemp("widths") / "model.onnx"
+        assert write_verified(model, file, 32).error <= 1e-5
+        return model, file
+
+    return write
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_onnx_runtime_gives_torchs_answers_for_any_batch_size(case: str, tmp_path: Path) -> None:
-    arch, arguments, monarch = CASES[case]
-    model = made(arch, arguments, monarch=monarch)
-    assert write_verified(model, tmp_path / "model.onnx", 32).error <= 1e-5
-    assert max(differences(model, tmp_path / "model.onnx", noise())) <= 1e-4
+def test_onnx_runtime_gives_torchs_answers_for_any_batch_size(case: str, written: Written) -> None:
+    assert max(differences(*written(case), noise())) <= 1e-4
 
 
 @pytest.mark.skipif(not (find_spec("nncf") and find_spec("openvino")), reason="needs milkweed[quantize]")
-def test_eight_bits_take_narrower_layers(tmp_path: Path) -> None:
-    arch, arguments, _ = CASES["dense"]
-    model, images = made(arch, arguments), noise(40)
-    write_verified(model, tmp_path / "model.onnx", 32)
-    (tmp_path / "int8.onnx").write_bytes(quantized_graph(tmp_path / "model.onnx", images).data)
+def test_eight_bits_take_narrower_layers(tmp_path: Path, written: Written) -> None:
+    (model, file), images = written("dense"), noise(40)
+    (tmp_path / "int8.onnx").write_bytes(quantized_graph(file, images).data)
     session = OnnxSession(tmp_path / "int8.onnx")
     with torch.inference_mode():
         found = torch.log_softmax(session(images), -1)
