@@ -6,6 +6,8 @@ BIN := .venv/bin
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 # So that `python -m` from the root does not let server/, models/, ... hide other packages.
 export PYTHONSAFEPATH := 1
+# What one process has compiled the next one reads, also where the environment would have it otherwise.
+export PYTHONDONTWRITEBYTECODE :=
 
 CPU_KERNELS := kernels/_native/libmilkweed_cpu.so
 
