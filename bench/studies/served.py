@@ -120,7 +120,7 @@ def measure(
             server.row |= found
             if number and "skipped" not in found:
                 server.row["turns"] = done = [*server.row.get("turns", []), found]
-                columns = {name: [each[name] for each in done] for name in found}
+                columns = {name: [each[name] for each in done] for name in found if not name.startswith("statuses")}
                 server.row |= {name: (sum if name in COUNTS else median)(values) for name, values in columns.items()}
             keep({"server": server.row["server"], **found})
 
@@ -204,6 +204,7 @@ def under_load(plan: Plan, pid: int) -> Row:
         "p99_ms": latency["p99"],
         "cpu_ms": round((after.cpu_seconds - before.cpu_seconds) / len(samples) * 1e3, 1),
         **memory(after),
+        "statuses": found["statuses"],
         "failed": found["good_failed"],
         "other_than_alone": found["wrong_answers"],
     }
