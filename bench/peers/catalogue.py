@@ -22,7 +22,10 @@ SERVERS = Path(__file__).parent / "servers"
 DEBIAN_PYTHON = "/usr/bin/python3.11"
 """Triton's Python backend in nvidia-pytriton is linked to it; it fails under others of the same version."""
 
-TORCH = ("--extra-index-url", "https://download.pytorch.org/whl/cpu", "torch==2.13.0+cpu", "numpy")
+SHARED = (
+    *("--extra-index-url", "https://download.pytorch.org/whl/cpu", "torch==2.13.0+cpu"),
+    *("numpy", "openvino==2026.4.1", "pillow"),
+)
 STAMP = "installed.txt"
 END_SECONDS = 10.0
 OURS = ("PYTHON", "MILKWEED_", "VIRTUAL_ENV")  # beginnings of variables that a peer does not get
@@ -30,8 +33,8 @@ OURS = ("PYTHON", "MILKWEED_", "VIRTUAL_ENV")  # beginnings of variables that a 
 BYTES = "application/octet-stream"
 
 
-def _tensor(body: bytes) -> Shot:
-    tensor = {"name": "pixels", "shape": [1, SIZE, SIZE, 3], "datatype": "UINT8"}
+def _tensor(body: bytes, shape: Sequence[int] = (1, SIZE, SIZE, 3), datatype: str = "UINT8") -> Shot:
+    tensor = {"name": "image", "shape": shape, "datatype": datatype}
     head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": len(body)}}]}).encode()
     return Shot(head + body, BYTES, headers=(("Inference-Header-Content-Length", str(len(head))),))
 
@@ -49,8 +52,8 @@ class Peer:
     """One server under comparison.
 
     Args:
-        requirements: of pip, beside torch and numpy; the first is the peer's own package.
-        command: starts it; {bin}, {servers}, {weights}, {port} and {scratch} are filled in, as in `environment`.
+        requirements: of pip, beside those that all have; the first is the peer's own package.
+        command: starts it; {bin}, {servers}, {port} and {scratch} are filled in, as in `environment`.
         ready: path that answers 200 when it can be asked.
         body: one of BODIES.
         answer: regular expression that finds the class.
@@ -60,7 +63,7 @@ class Peer:
 
     name: str
     requirements: Sequence[str]
-    command: str = "{bin}/python {servers}/{name}_app.py {weights} {port}"
+    command: str = "{bin}/python {servers}/{name}_app.py {port}"
     path: str
     ready: str
     body: str
@@ -75,6 +78,12 @@ class Peer:
         wrap = BODIES[self.body]
         broken = replace(wrap(cut(images[0].tobytes())), good=False)
         return (*(wrap(image.tobytes()) for image in images), broken)
+
+    def photo_shots(self, photos: Sequence[bytes]) -> tuple[Shot, ...]:
+        """Requests with encoded photographs, all good."""
+        if self.body == "binary tensor":  # its strings begin with their length
+            return tuple(_tensor(len(photo).to_bytes(4, "little") + photo, (1, 1), "BYTES") for photo in photos)
+        return tuple(BODIES[self.body](photo) for photo in photos)
 
     def home(self, venvs: Path) -> Path:
         """The folder of its environment."""
@@ -98,7 +107,7 @@ class Peer:
 
         pip = (str(home / "bin" / "python"), "-m", "pip")
         call(self.python, "-m", "venv", str(home))
-        call(*pip, "install", *TORCH)
+        call(*pip, "install", *SHARED)
         call(*pip, "install", *self.requirements)
         (home / STAMP).write_text(call(*pip, "freeze"))
 
@@ -114,8 +123,8 @@ class Peer:
 _TRITON = Peer(
     name="triton",
     requirements=("nvidia-pytriton",),
-    path="/v2/models/tiny/infer",
-    ready="/v2/models/tiny/ready",
+    path="/v2/models/served/infer",
+    ready="/v2/models/served/ready",
     body="binary tensor",
     answer=rb'"data":\s*\[(\d+)',
     settings="batch 16, 5 ms, queue as it comes",
@@ -137,20 +146,20 @@ PEERS: dict[str, Peer] = {
         replace(
             _TRITON,
             name="triton-bounded",
-            command="{bin}/python {servers}/triton_app.py {weights} {port} bounded",
+            command="{bin}/python {servers}/triton_app.py {port} bounded",
             settings="batch 16, 5 ms, queue 64, 250 ms REJECT",
             venv="triton",
         ),
         Peer(
             name="bentoml",
             requirements=("bentoml",),
-            command="{bin}/bentoml serve bentoml_app:Tiny --working-dir {servers} --host 127.0.0.1 --port {port}",
+            command="{bin}/bentoml serve bentoml_app:Served --working-dir {servers} --host 127.0.0.1 --port {port}",
             path="/classify",
             ready="/readyz",
             body="base64 in JSON",
             answer=rb"\[(\d+)",
             settings="adaptive batching, 16, 1 s",
-            environment={"TINY_WEIGHTS": "{weights}", "BENTOML_DO_NOT_TRACK": "True"},
+            environment={"BENTOML_DO_NOT_TRACK": "True"},
         ),
         Peer(
             name="ray",
@@ -164,8 +173,8 @@ PEERS: dict[str, Peer] = {
         Peer(
             name="torchserve",  # it needs Java
             requirements=("torchserve", "torch-model-archiver", "pyyaml", "setuptools"),
-            command="{bin}/python {servers}/torchserve_start.py {weights} {port} {scratch}",
-            path="/predictions/tiny",
+            command="{bin}/python {servers}/torchserve_start.py {port} {scratch}",
+            path="/predictions/served",
             ready="/ping",
             body="raw",
             settings="batch 16, 5 ms, one worker",
@@ -175,11 +184,15 @@ PEERS: dict[str, Peer] = {
 
 
 @contextmanager
-def running_peer(peer: Peer, venvs: Path, weights: Path, device_ms: float = 0.0) -> Iterator[tuple[int, str]]:
+def running_peer(
+    peer: Peer, venvs: Path, model: Path, device_ms: float = 0.0, cache: Path | None = None
+) -> Iterator[tuple[int, str]]:
     """Yield its first process and its URL, once it is ready.
 
     Args:
-        device_ms: that a batch takes besides.
+        model: a state dict of the tiny ViT, or a bundle whose graph is computed by OpenVINO.
+        device_ms: that a batch of the tiny ViT takes besides.
+        cache: folder for compiled graphs.
 
     Raises:
         RuntimeError: it did not start in START_SECONDS; with the last that it said.
@@ -187,11 +200,12 @@ def running_peer(peer: Peer, venvs: Path, weights: Path, device_ms: float = 0.0)
     port, bin = free_port(following=2), peer.home(venvs) / "bin"  # some serve gRPC and metrics as well
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-        places = {"name": peer.name, "bin": bin, "servers": SERVERS, "weights": weights, "port": port}
+        places = {"name": peer.name, "bin": bin, "servers": SERVERS, "port": port}
         places["scratch"] = scratch
         environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         environment |= {"PATH": f"{bin}:{environment.get('PATH', '')}", "OMP_NUM_THREADS": "1", "TMPDIR": scratch}
-        environment |= {"TINY_DEVICE_MS": str(device_ms)}
+        environment |= {"PEER_MODEL": str(model.resolve()), "TINY_DEVICE_MS": str(device_ms)}
+        environment |= {"PEER_CACHE": str(cache.resolve())} if cache else {}
         environment |= {name: value.format(**places) for name, value in peer.environment.items()}
         command = [part.format(**places) for part in peer.command.split()]
         options = {"cwd": scratch, "env": environment, "start_new_session": True}

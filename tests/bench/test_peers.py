@@ -1,6 +1,9 @@
 """What of the peers needs no peer: the same model, requests, environments, processes and the table."""
 
+import base64
+import io
 import json
+import runpy
 import socket
 import sys
 import time
@@ -9,19 +12,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
+from PIL import Image
 
-from milkweed.bench.bodies import arrays, pictures
+from milkweed.bench.bodies import arrays, made_jpegs, pictures
 from milkweed.bench.load.plan import Plan
 from milkweed.bench.load.samples import Samples, summary
 from milkweed.bench.peers.__main__ import COLUMNS, cells, export, main
-from milkweed.bench.peers.catalogue import PEERS, STAMP, Peer, running_peer
+from milkweed.bench.peers.catalogue import PEERS, SERVERS, STAMP, Peer, running_peer
 from milkweed.bench.peers.servers.tiny_vit import RAW_BYTES, classify, decode, load
 from milkweed.bench.process import free_port, slow_device
 from milkweed.bench.server.bundles import tiny_bundle
 from milkweed.inference.open import InferenceOptions, open_model
+from milkweed.inference.results import Predictions
 from milkweed.inference.torch_forward import TorchForward
 from milkweed.loaders import PreprocessSpec, create_loader
 from milkweed.models import load_bundle
@@ -74,6 +80,51 @@ def test_requests_hold_the_pixels(name: str) -> None:
         head = int(dict(found[0].headers)["Inference-Header-Content-Length"])
         assert json.loads(found[0].body[:head])["inputs"][0]["shape"] == [1, 32, 32, 3]
         assert len(found[0].body) - head == RAW_BYTES
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_requests_hold_the_photograph(name: str) -> None:
+    photo = made_jpegs(1)[0]
+    (shot,) = PEERS[name].photo_shots([photo])
+    if PEERS[name].body == "base64 in JSON":
+        assert base64.b64decode(json.loads(shot.body)["images"][0]) == photo
+    else:
+        assert photo in shot.body
+    if PEERS[name].body == "binary tensor":
+        head = int(dict(shot.headers)["Inference-Header-Content-Length"])
+        assert json.loads(shot.body[:head])["inputs"][0]["datatype"] == "BYTES"
+        assert int.from_bytes(shot.body[head : head + 4], "little") == len(photo)
+
+
+@pytest.mark.parametrize("changed", [{}, {"crop_pct": 1.5, "interpolation": "bilinear"}, {"orientation": "ignore"}])
+def test_a_photograph_is_prepared_as_by_our_reference_loader(changed: dict[str, Any]) -> None:
+    graph_model = pytest.importorskip("milkweed.bench.peers.servers.graph_model", exc_type=ImportError)
+    spec = PreprocessSpec.from_dict({**PreprocessSpec(size=96).to_dict(), **changed})
+    turned, out = Image.Exif(), io.BytesIO()
+    turned[0x0112] = 6
+    photo = made_jpegs(1)[0]
+    Image.open(io.BytesIO(photo)).save(out, "JPEG", exif=turned)
+    for body in (*made_jpegs(2), out.getvalue()):
+        expected = np.asarray(create_loader("pillow", spec).load([body]).pixels)[0]
+        np.testing.assert_allclose(graph_model.pixels(body, **spec.to_dict()), expected, rtol=0, atol=1e-6)
+
+
+def test_a_bundle_is_served_by_its_graph(
+    graph_alone: Path, colour_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino")
+    monkeypatch.syspath_prepend(SERVERS)
+    monkeypatch.setenv("PEER_MODEL", str(graph_alone))
+    served = runpy.run_path(str(SERVERS / "served_model.py"))
+    assert (served["BODY"], served["SHAPE"]) == (bytes, (1,))
+    bodies = [path.read_bytes() for path in sorted(colour_photos.rglob("*.png"))[::6]]
+    found = served["classify"](served["load"](graph_alone), [served["decode"](body) for body in bodies])
+    pipeline = open_model(graph_alone, InferenceOptions(device="cpu", backend="openvino")).pipeline
+    ours = pipeline.classify(bodies, top_k=1)
+    pipeline.close()
+    assert [(index,) for index, _ in found] == [each.index for each in ours if isinstance(each, Predictions)]
+    monkeypatch.setenv("PEER_MODEL", str(tmp_path / "tiny.pt"))
+    assert runpy.run_path(str(SERVERS / "served_model.py"))["SHAPE"] == (32, 32, 3)
 
 
 def test_an_environment_that_is_complete_is_left_alone(tmp_path: Path) -> None:

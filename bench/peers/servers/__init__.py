@@ -1,1 +1,1 @@
-"""Scripts that run in the peers' own environments: they know nothing of milkweed but the weights file."""
+"""Scripts that run in the peers' own environments: they know of milkweed only a state dict or a bundle's graph."""

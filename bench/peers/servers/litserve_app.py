@@ -5,28 +5,26 @@ from typing import Any
 
 import litserve
 from fastapi import Request
-from tiny_vit import classify, decode, load
+from served_model import MODEL, classify, decode, load
 
 MAX_BATCH, BATCH_SECONDS = 16, 0.005
 
 
-class Tiny(litserve.LitAPI):
-    """The tiny ViT."""
+class Served(litserve.LitAPI):
+    """The model."""
 
     def setup(self, device: str) -> None:
-        self.model = load(sys.argv[1])
+        self.model = load(MODEL)
 
     def decode_request(self, request: Request) -> Any:  # it reads the annotation; what comes is the form
         form: Any = request
         return decode(form["image"].file.read())
 
     def batch(self, inputs: list[Any]) -> Any:
-        import torch
-
-        return torch.stack(inputs)
+        return inputs
 
     def predict(self, batch: Any) -> Any:
-        return classify(self.model, batch) if batch.ndim == 4 else classify(self.model, batch[None])[0]
+        return classify(self.model, batch)
 
     def unbatch(self, output: Any) -> Any:
         return output
@@ -36,6 +34,6 @@ class Tiny(litserve.LitAPI):
 
 
 if __name__ == "__main__":
-    api = Tiny(max_batch_size=MAX_BATCH, batch_timeout=BATCH_SECONDS)
+    api = Served(max_batch_size=MAX_BATCH, batch_timeout=BATCH_SECONDS)
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, fast_queue=True)
-    server.run(port=int(sys.argv[2]), host="127.0.0.1", generate_client_file=False, log_level="error")
+    server.run(port=int(sys.argv[1]), host="127.0.0.1", generate_client_file=False, log_level="error")

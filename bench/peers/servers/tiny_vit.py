@@ -2,8 +2,10 @@
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,6 +13,7 @@ from torch.nn import functional as F
 SIZE, HEADS = 32, 4
 RAW_BYTES = SIZE * SIZE * 3
 MEAN, STD = 0.5, 0.25
+BODY, SHAPE = np.uint8, (SIZE, SIZE, 3)  # of a request, for who declares it
 
 DEVICE_SECONDS = float(os.environ.get("TINY_DEVICE_MS", "0")) / 1e3  # a batch takes this besides, without the CPU
 
@@ -70,17 +73,12 @@ def decode(body: bytes) -> Tensor:
     if len(body) != RAW_BYTES:
         raise ValueError(f"expected {RAW_BYTES} bytes, got {len(body)}")
     pixels = torch.frombuffer(bytearray(body), dtype=torch.uint8).reshape(SIZE, SIZE, 3)
-    return normalise(pixels[None])[0]
+    return (pixels.permute(2, 0, 1).float() / 255 - MEAN) / STD
 
 
-def normalise(pixels: Tensor) -> Tensor:
-    """uint8 (B, 32, 32, 3) to float32 (B, 3, 32, 32)."""
-    return (pixels.permute(0, 3, 1, 2).float() / 255 - MEAN) / STD
-
-
-def classify(model: TinyViT, batch: Tensor) -> list[tuple[int, float]]:
+def classify(model: TinyViT, images: Sequence[Tensor]) -> list[tuple[int, float]]:
     """Best class and its score, for each image."""
     time.sleep(DEVICE_SECONDS)
     with torch.inference_mode():
-        scores, classes = model(batch).softmax(-1).max(-1)
+        scores, classes = model(torch.stack(tuple(images))).softmax(-1).max(-1)
     return list(zip(classes.tolist(), scores.tolist(), strict=True))

@@ -1,10 +1,8 @@
-"""TorchServe: the raw body, a handler of its own; packed into an archive with the weights and `tiny_vit.py`."""
+"""TorchServe: the raw body, a handler of its own; packed into an archive with the modules of the model."""
 
-from pathlib import Path
 from typing import Any
 
-import torch
-from tiny_vit import classify, decode, load
+from served_model import MODEL, classify, decode, load
 
 _state: dict[str, Any] = {}
 
@@ -12,9 +10,9 @@ _state: dict[str, Any] = {}
 def handle(data: Any, context: Any) -> Any:
     """Best class of each body of a batch; called once with no data to load the model."""
     if "model" not in _state:
-        _state["model"] = load(Path(context.system_properties["model_dir"]) / "tiny.pt")
+        _state["model"] = load(MODEL)
     if data is None:
         return None
     bodies = [bytes(row.get("body") or row.get("data")) for row in data]
-    found = classify(_state["model"], torch.stack([decode(body) for body in bodies]))
+    found = classify(_state["model"], [decode(body) for body in bodies])
     return [{"class": index, "score": score} for index, score in found]

@@ -5,11 +5,10 @@ import tempfile
 from typing import Any
 
 import numpy as np
-import torch
 from pytriton.decorators import batch
 from pytriton.model_config import DynamicBatcher, ModelConfig, QueuePolicy, Tensor, TimeoutAction
 from pytriton.triton import Triton, TritonConfig
-from tiny_vit import SIZE, classify, load, normalise
+from served_model import BODY, MODEL, SHAPE, classify, decode, load
 
 MAX_BATCH, BATCH_MICROSECONDS = 16, 5000
 
@@ -24,22 +23,23 @@ def batcher(bounded: bool) -> Any:
     return DynamicBatcher(max_queue_delay_microseconds=BATCH_MICROSECONDS, default_queue_policy=policy)
 
 
-def main(weights: str, port: int, bounded: bool) -> None:
+def main(port: int, bounded: bool) -> None:
     """Serve until the process is told to end."""
-    model = load(weights)
+    model = load(MODEL)
 
     @batch
-    def infer(pixels: Any) -> dict[str, Any]:
-        found = classify(model, normalise(torch.from_numpy(pixels)))
+    def infer(image: Any) -> dict[str, Any]:
+        bodies = [each.item() if each.dtype == object else each.tobytes() for each in image]
+        found = classify(model, [decode(body) for body in bodies])
         return {"class": np.array([[pair[0]] for pair in found], np.int64)}
 
     home = tempfile.mkdtemp() + "/workspace"
     config = TritonConfig(http_port=port, grpc_port=port + 1, metrics_port=port + 2, model_repository=None)
     with Triton(config=config, workspace=home) as triton:
         triton.bind(
-            model_name="tiny",
+            model_name="served",
             infer_func=infer,
-            inputs=[Tensor(name="pixels", dtype=np.uint8, shape=(SIZE, SIZE, 3))],
+            inputs=[Tensor(name="image", dtype=BODY, shape=SHAPE)],
             outputs=[Tensor(name="class", dtype=np.int64, shape=(1,))],
             config=ModelConfig(max_batch_size=MAX_BATCH, batcher=batcher(bounded)),
         )
@@ -47,4 +47,4 @@ def main(weights: str, port: int, bounded: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), "bounded" in sys.argv[3:])
+    main(int(sys.argv[1]), "bounded" in sys.argv[2:])

@@ -1,0 +1,251 @@
+"""A real model behind this server and behind others: first correct answer, images a second, memory, accuracy.
+
+    python -m milkweed.bench.studies.served PHOTOS torch=./deit openvino=./deit-int8 milkweed=./deit-fast \\
+        --graph ./deit-int8 --peers litserve triton torchserve
+
+Each BACKEND=BUNDLE is served by `milkweed serve`; each peer serves the graph of `--graph` in OpenVINO. All are
+asked for each photograph alone; that also warms the page cache and the caches of compiled graphs. Then, in turns, each
+is started until the first photograph has the class that the first server gave it, and gets requests, drawn alike,
+from 1 and from 32 clients on the same cores. The figures are medians of the turns; failures are summed.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ...jobs.calibration_images import folder_samples
+from ...jobs.dataset import spaced
+from ...models import read_config
+from ..load.connection import ConnectionFailed, learned
+from ..load.plan import Plan, Shot, target_of
+from ..load.processes import run_plan
+from ..load.samples import summary
+from ..machine import about
+from ..peers.catalogue import PEERS, running_peer
+from ..process import OUR_END_SECONDS, START_SECONDS, Usage, free_port, running_process, usage
+from ..server.request import ANSWER
+from .light import ASK_EVERY_SECONDS, SERVE
+
+Row = dict[str, Any]
+CLIENTS, ROW_SECONDS, TIMEOUT_SECONDS = (1, 32), 600.0, 60.0
+COUNTS = [f"{name}_of_{clients}" for name in ("failed", "other_than_alone") for clients in CLIENTS]
+PEER_SETTINGS = "dense graph in OpenVINO, all cores a batch, Pillow on all cores"
+
+
+@dataclass
+class Server:
+    """One server under comparison.
+
+    Args:
+        row: what is known of it before it runs, and what becomes known.
+        started: runs it; yields its first process and URL when it says that it is ready.
+        shots: a request for each photograph, with the answer once it has been asked for alone.
+        answer: finds the class, as in `Plan`.
+    """
+
+    row: Row
+    started: Callable[[], AbstractContextManager[tuple[int, str]]]
+    shots: tuple[Shot, ...]
+    path: str
+    answer: bytes
+
+    def plan(self, url: str) -> Plan:
+        """Requests to it while it runs."""
+        return Plan(
+            (target_of(url),), self.path, self.shots, ROW_SECONDS, timeout_seconds=TIMEOUT_SECONDS, answer=self.answer
+        )
+
+
+def ours(backend: str, bundle: Path, photos: Sequence[bytes]) -> Server:
+    """Our server with a bundle in one of its backends."""
+
+    @contextmanager
+    def started() -> Iterator[tuple[int, str]]:
+        port = free_port()
+        command = [sys.executable, "-P", "-c", SERVE, "serve", f"x={bundle}", "--backend", backend]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--metrics-port", "0"]
+        url, failure = f"http://127.0.0.1:{port}", f"milkweed with {backend} did not start"
+        with running_process(command, url + "/readyz", failure, OUR_END_SECONDS, start_new_session=True) as process:
+            with urllib.request.urlopen(url + "/v1/models") as answer:
+                (model,) = json.loads(answer.read())["models"]
+            row["settings"] = f"{model['kernels'] or backend}, {model['lanes']}"
+            yield process.pid, url
+
+    row = {
+        "server": f"milkweed serve --backend {backend}, {bundle.name}",
+        "version": read_config(bundle).version,
+        "settings": None,
+    }
+    return Server(row, started, tuple(Shot(photo, "image/jpeg") for photo in photos), "/classify?top_k=1", ANSWER)
+
+
+def theirs(name: str, graph: Path, venvs: Path, cache: Path, photos: Sequence[bytes]) -> Server:
+    """A peer with the graph of a bundle."""
+    peer = PEERS[name]
+    row = {"server": name, "version": peer.version(venvs), "settings": f"{peer.settings}; {PEER_SETTINGS}"}
+    started = partial(running_peer, peer, venvs, graph, cache=cache)
+    return Server(row, started, peer.photo_shots(photos), peer.path, peer.answer)
+
+
+def measure(
+    servers: Sequence[Server], targets: Sequence[int | None], turns: int, requests: int, keep: Callable[[Row], None]
+) -> None:
+    """Measure all in turns, after a turn for accuracy; one that cannot be measured has a row that says why.
+
+    Args:
+        targets: the classes of the photographs, where they are known.
+        requests: of a row of load.
+        keep: called with what is new.
+    """
+    right: list[int] = []
+    for number in range(turns + 1):
+        for server in servers:
+            if "skipped" in server.row:
+                continue
+            try:
+                found = turn(server, right[0], requests) if number else accuracy(server, targets, right)
+            except (RuntimeError, ConnectionFailed, TimeoutError) as error:
+                found = {"skipped": str(error)}
+            server.row |= found
+            if number and "skipped" not in found:
+                server.row["turns"] = done = [*server.row.get("turns", []), found]
+                columns = {name: [each[name] for each in done] for name in found if not name.startswith("statuses")}
+                server.row |= {name: (sum if name in COUNTS else median)(values) for name, values in columns.items()}
+            keep({"server": server.row["server"], **found})
+
+
+def accuracy(server: Server, targets: Sequence[int | None], right: list[int]) -> Row:
+    """Ask for each photograph alone; the shares of answers that are right and that are the first server's.
+
+    Args:
+        right: what the first server answers; empty until there is one.
+
+    Raises:
+        RuntimeError: it is not installed, does not start, or does not answer.
+    """
+    if server.row["version"] is None:
+        raise RuntimeError(f"not installed: python -m milkweed.bench.peers setup {server.row['server']}")
+    with server.started() as (_, url):
+        plan = server.plan(url)
+        first_answer(plan)
+        server.shots = learned(plan).shots
+    answers = [int(shot.expected) for shot in server.shots]
+    right += [] if right else answers
+    found = {"top1": share(answers, targets), "as_first": share(answers, right)}
+    return {"settings": server.row["settings"], "photographs": len(answers), **found}
+
+
+def share(answers: Sequence[int], right: Sequence[int | None]) -> float | None:
+    """The share of answers that are right; None where it is not known what is."""
+    return None if None in right else sum(a == b for a, b in zip(answers, right, strict=True)) / len(answers)
+
+
+def turn(server: Server, right: int, requests: int) -> Row:
+    """Start it, ask for the first photograph until there is an answer, put it under load: what all that took.
+
+    Raises:
+        RuntimeError: there is no answer in time, or not the right class.
+    """
+    began = time.perf_counter()
+    with server.started() as (pid, url):
+        plan = server.plan(url)
+        found = first_answer(plan)
+        seconds, used = time.perf_counter() - began, usage(pid)
+        if found != right:
+            raise RuntimeError(f"its first answer was class {found}, not {right}")
+        row = {"start_seconds": round(seconds, 2), "start_cpu_seconds": round(used.cpu_seconds, 2)}
+        row |= {f"start_{name}": value for name, value in memory(used).items()}
+        for clients in CLIENTS:
+            loaded = under_load(replace(plan, connections=clients, requests=requests), pid)
+            row |= {f"{name}_of_{clients}": value for name, value in loaded.items()}
+        return row
+
+
+def first_answer(plan: Plan) -> int:
+    """Ask for the first photograph until there is an answer; the class in it. Raises as `learned`."""
+    end = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            return int(learned(replace(plan, shots=plan.shots[:1])).shots[0].expected)
+        except (RuntimeError, ConnectionFailed, TimeoutError):  # some say they are ready before they are
+            if time.monotonic() > end:
+                raise
+            time.sleep(ASK_EVERY_SECONDS)
+
+
+def under_load(plan: Plan, pid: int) -> Row:
+    """Send the plan's requests, back to back on each of its connections.
+
+    Raises:
+        RuntimeError: none was answered.
+    """
+    run_plan(replace(plan, requests=2 * plan.connections))  # a warm-up
+    before = usage(pid)
+    samples = run_plan(plan)
+    seconds, after = max(map(sum, zip(samples.starts, samples.latencies, strict=True))), usage(pid)
+    found = summary(replace(plan, seconds=seconds), samples)
+    latency = found["latency_ms"]
+    if latency is None:
+        raise RuntimeError(f"no answer under load: {found['statuses']}")
+    return {
+        "images_per_second": found["goodput"],
+        "p50_ms": latency["p50"],
+        "p99_ms": latency["p99"],
+        "cpu_ms": round((after.cpu_seconds - before.cpu_seconds) / len(samples) * 1e3, 1),
+        **memory(after),
+        "statuses": found["statuses"],
+        "failed": found["good_failed"],
+        "other_than_alone": found["wrong_answers"],
+    }
+
+
+def memory(used: Usage) -> Row:
+    """Resident and proportional megabytes of all its processes."""
+    return {"rss_mb": round(used.rss_bytes / 1e6), "pss_mb": round(used.pss_bytes / 1e6)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print each row when it is measured, and write those that there are."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("photos", type=Path, help="a folder of JPEGs, named by class or not")
+    parser.add_argument("ours", nargs="+", metavar="BACKEND=BUNDLE")
+    parser.add_argument("--graph", type=Path, help="the bundle whose graph the peers serve")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=[], metavar="NAME")
+    parser.add_argument("--venvs", type=Path, default=Path("/tmp/peers"), help="of bench.peers setup")
+    parser.add_argument("--most", type=int, default=500, help="photographs, evenly spaced")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=500, help="of each row of load")
+    parser.add_argument("--out", type=Path, default=Path("bench/results/served.json"))
+    options = parser.parse_args(arguments)
+    if options.peers and options.graph is None:
+        parser.error("--peers needs --graph")
+    pairs, load = [each.partition("=") for each in options.ours], os.getloadavg()
+    samples = spaced(folder_samples(options.photos, read_config(pairs[0][2])), options.most)
+    photos = [sample.path.read_bytes() for sample in samples]
+    with tempfile.TemporaryDirectory() as folder:
+        servers = [ours(backend, Path(bundle), photos) for backend, _, bundle in pairs]
+        servers += [theirs(name, options.graph, options.venvs, Path(folder), photos) for name in options.peers]
+
+        def keep(row: Row) -> None:
+            print(json.dumps(row), flush=True)
+            document = {**about("served", load), "turns": options.turns, "requests": options.requests}
+            document["rows"] = [server.row for server in servers]
+            options.out.write_text(json.dumps(document, indent=1) + "\n")
+
+        measure(servers, [sample.target for sample in samples], options.turns, options.requests, keep)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
