@@ -75,15 +75,14 @@ def answers(serving: Serve, bundles: dict[str, Path], **settings: object) -> tup
     began = time.perf_counter()
     with serving(bundles, fresh=True, prelude=WITHOUT_TORCH, page=False, **settings) as server:
         server.wait_ready()
-        waited = time.perf_counter() - began
+        spent = json.loads(server.wait_log('"ready"'))["event"]["seconds"]
+        assert 0 < spent["imports"] < spent["imports"] + spent["read"] + spent["warm_up"] <= spent["total"]
+        assert spent["total"] < time.perf_counter() - began + 0.02  # the kernel counts starts in hundredths
         found = []
         for format in ("JPEG", "PNG", "WEBP"):
             answer = httpx.post(server.url + "/classify", content=encoded(format, seed=1))
             assert answer.status_code == 200, answer.text
             found.append(answer.json()["results"][0]["predictions"][0]["index"])
-        spent = json.loads(server.wait_log('"ready"'))["event"]["seconds"]
-        assert 0 < spent["imports"] < spent["imports"] + spent["read"] + spent["warm_up"] <= spent["total"]
-        assert spent["total"] < waited + 0.1  # the line may be written just after the readiness is told
         [model] = httpx.get(server.url + "/v1/models").json()["models"]
         assert httpx.get(server.url + "/metrics").status_code == 200
         server.terminate()
