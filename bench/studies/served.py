@@ -68,7 +68,7 @@ class Server:
 
 
 def ours(backend: str, bundle: Path, photos: Sequence[bytes]) -> Server:
-    """Our server with a bundle in one of its backends."""
+    """Our server with a bundle in one of its backends, started by the command that a person types."""
 
     @contextmanager
     def started() -> Iterator[tuple[int, str]]:

@@ -169,6 +169,10 @@ def test_nothing_builds_in_it(files: Path) -> None:
     assert native == {"libmilkweed_cpu"} | ({"libmilkweed_kernels", "cuda_utils"} if VARIANT == "cuda" else set())
     for part in (".", "usr", *(f"{here.relative_to(files)}/{each}" for each in PARTS)):
         print(f"{bytes_of(files / part) / 1e6:8.0f} MB {part}")
+    apt = ("var/lib/apt", "var/cache/apt")
+    print(f"{(bytes_of(files) - sum(bytes_of(files / each) for each in apt)) / 1e6:8.0f} MB without apt's files")
+    packed = f"tar {' '.join(f'--exclude=./{each}' for each in apt)} -c . | gzip | wc -c"
+    print(f"{int(subprocess.check_output(packed, shell=True, cwd=files)) / 1e6:8.0f} MB of that in tar and gzip")
 
 
 @pytest.mark.skipif(VARIANT != "cuda", reason="Triton is in the image for GPUs")
