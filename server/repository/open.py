@@ -1,17 +1,43 @@
-"""Opening a model on every device, one after the other, each held against its golden images there."""
+"""Opening a model on every device, one after the other, each held against its golden images there; the first models
+several at once, where none disturbs another."""
 
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from ...inference.device import DeviceError
+from ...inference.device import DeviceError, resolve_devices, usable_cores
+from ...models.bundle.program_record import OPERATORS
 from ...models.bundle.strict_json import canonical_json
+from ...models.programs.session import kernels_refusal
 from ..config.settings import Settings
 from .served_model import OpenModel, ServedModel
 
 logger = logging.getLogger("milkweed.opening")
+
+MOST_AT_ONCE = 4
+"""More threads would wait for Python, which runs one of them at a time."""
+
+
+@contextmanager
+def opening(paths: Iterable[Path], settings: Settings) -> Iterator[Callable[..., Iterable[Any]]]:
+    """What calls a function for each of some models, as `map` does: by several threads where all are programs for our
+    CPU kernels. Else in turns, on this thread: PyTorch's captures, and measurements that choose a backend, must not be
+    disturbed. No call begins after one has failed.
+
+    Args:
+        paths: the bundles of all of the models.
+    """
+    programs = settings.backend in ("default", "auto", "milkweed") and settings.dtype == "auto"
+    programs = programs and [device.type for device in resolve_devices(settings.device)] == ["cpu"]
+    if programs and kernels_refusal() is None and all((path / OPERATORS).is_file() for path in paths):
+        with ThreadPoolExecutor(min(usable_cores(), MOST_AT_ONCE), thread_name_prefix="milkweed-open") as opener:
+            yield opener.map
+    else:
+        yield map
 
 
 def open_on_all(

@@ -62,16 +62,21 @@ class RepositoryPoller:
         self._seen = _by_key(found)
         return found
 
-    def open_first(self, found: Mapping[str, list[StoredBundle]]) -> list[ServedModel]:
+    def open_first(
+        self, found: Mapping[str, list[StoredBundle]], calls: Callable[..., Iterable[list[ServedModel]]] = map
+    ) -> list[ServedModel]:
         """The versions of each name to serve from the start; on the engine thread.
 
         A version that cannot be served leaves its place to the one before: a pod that is started again must not be lost
         to a version that a running one refuses.
 
+        Args:
+            calls: opens the models of each name, as `map` does.
+
         Raises:
             ValueError: (BundleError, DeviceError) of a name whose versions all fail; of the newest.
         """
-        return [model for name, versions in found.items() for model in self._open_newest(name, versions)]
+        return [model for opened in calls(self._open_newest, found, found.values()) for model in opened]
 
     def _open_newest(self, name: str, versions: list[StoredBundle]) -> list[ServedModel]:
         pins = self._lifecycle.index.pins(name)

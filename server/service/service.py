@@ -19,6 +19,7 @@ from ..errors import ServiceError
 from ..http.body_budget import BodyBudget
 from ..http.parser_threads import ParserThreads
 from ..repository.index import ModelIndex
+from ..repository.open import opening
 from ..repository.served_model import OpenModel, open_model
 from ..scheduler.request import Batch, Priority, Request
 from ..scheduler.scheduler import Scheduler
@@ -230,12 +231,14 @@ class Service(EngineEvents):
         return count_answers(family for each in counted for family in each.collect())
 
     def _open_models(self) -> Mapping[str, Pipelines]:
-        """Load every model, on the first engine's thread, and publish all of them together, so that ready means all."""
+        """Load every model, for the first engine's thread; publish all of them together, so that ready means all."""
         found = {} if self.poller is None else self.poller.first_poll(self.bundles)
         self.lifecycle.check_names([*self.bundles, *found])
-        models = [self.lifecycle.open(name, path) for name, path in self.bundles.items()]
-        if self.poller is not None:
-            models += self.poller.open_first(found)
+        stored = (each.path for versions in found.values() for each in versions)
+        with opening([*self.bundles.values(), *stored], self.settings) as calls:
+            models = list(calls(self.lifecycle.open, self.bundles, self.bundles.values()))
+            if self.poller is not None:
+                models += self.poller.open_first(found, calls)
         return self.lifecycle.publish(models)
 
     def ready(self, engine_id: int, error: BaseException | None) -> None:

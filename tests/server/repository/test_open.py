@@ -1,15 +1,18 @@
 """A model is opened on every device or on none."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from milkweed.inference.device import DeviceError
+from milkweed.models.bundle.program_record import OPERATORS
 from milkweed.models.errors import BundleError
+from milkweed.models.programs.session import kernels_refusal
 from milkweed.server.config.settings import Settings
-from milkweed.server.repository.open import open_on_all
+from milkweed.server.repository.open import open_on_all, opening
 
 from ...support.server_parts import HeldModel, ServedModel, make_pipeline, served_model
 
@@ -55,6 +58,59 @@ def test_a_device_that_cannot_load_a_model_is_named_and_nothing_stays_open(
 def test_without_an_engine_nothing_is_opened() -> None:
     with pytest.raises(DeviceError, match=r"^model held cannot be opened: every engine has ended$"):
         open_on_all(lambda *_: None, "held", Path("x"), {}, {})  # type: ignore[arg-type, return-value]
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders of bundles for our CPU kernels, on a machine with two cores."""
+    monkeypatch.setattr("milkweed.server.repository.open.usable_cores", lambda: 2)
+    folders = [tmp_path / name for name in "abcd"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / OPERATORS).touch()
+    return folders
+
+
+@pytest.mark.skipif(kernels_refusal() is not None, reason="our CPU kernels cannot be used here")
+def test_the_first_models_are_opened_two_at_a_time_in_their_order(programs: list[Path]) -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    def open_one(path: Path) -> str:
+        both.wait()  # breaks, and fails, where one thread opens them all
+        return path.name
+
+    with opening(programs, Settings(device="cpu")) as calls:
+        assert list(calls(open_one, programs)) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.skipif(kernels_refusal() is not None, reason="our CPU kernels cannot be used here")
+def test_where_one_of_the_first_models_fails_the_next_are_left(programs: list[Path]) -> None:
+    begun: list[str] = []
+    failed = threading.Event()
+
+    def open_one(path: Path) -> None:
+        begun.append(path.name)
+        if path.name == "a":
+            failed.set()
+            raise BundleError("a is broken")
+        failed.wait(30)
+        threading.Event().wait(0.2)  # until the rest is cancelled
+
+    many = programs * 20
+    with pytest.raises(BundleError, match=r"^a is broken$"), opening(many, Settings(device="cpu")) as calls:
+        list(calls(open_one, many))
+    assert len(begun) < len(many)
+
+
+@pytest.mark.parametrize(
+    ("options", "other"), [({"backend": "torch"}, False), ({"dtype": "float32"}, False), ({}, True)]
+)
+def test_what_others_would_disturb_is_opened_alone(programs: list[Path], options: dict[str, Any], other: bool) -> None:
+    if other:
+        (programs[2] / OPERATORS).unlink()  # another backend computes it
+    here = threading.get_ident()
+    with opening(programs, Settings(device="cpu", **options)) as calls:
+        assert list(calls(lambda _: threading.get_ident(), programs)) == [here] * 4
 
 
 def test_devices_that_would_answer_in_different_numbers_are_refused() -> None:
