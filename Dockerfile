@@ -47,6 +47,22 @@ FROM kernels-cpu AS kernels-light
 
 FROM kernels-${VARIANT} AS kernels
 
+# NumPy where it finds no BLAS to link: that is half of its wheel, and the light server multiplies no matrices by NumPy.
+FROM packages AS numpy-cpu
+RUN mkdir /wheels
+
+FROM numpy-cpu AS numpy-cuda
+
+FROM numpy-cpu AS numpy-light
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ libpython3-dev \
+    && rm -rf /var/lib/apt/lists/*
+RUN awk '/^[a-z]/ {numpy = /^numpy==/} numpy' /locks/light.txt > /numpy.txt \
+    && PYTHONSAFEPATH= pip wheel --require-hashes --no-binary numpy --no-build-isolation --wheel-dir /wheels \
+        --requirement /numpy.txt
+
+FROM numpy-${VARIANT} AS numpy
+
 FROM packages AS wheel
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
@@ -62,11 +78,17 @@ COPY --from=kernels /native kernels/_native
 RUN pip wheel --no-build-isolation --wheel-dir /wheels .
 
 # Left out: what only compilers and debuggers read, what nothing here links to, modules for other Pythons, NumPy's tests; of
-# Triton its profiler and what is for AMD's GPUs; of OpenVINO what reads other formats than ONNX or is for Intel's GPUs.
+# Triton its profiler and what is for AMD's GPUs; of OpenVINO what reads other formats than ONNX or is for Intel's GPUs or
+# several devices.
 FROM packages AS installed
 ARG VARIANT
+COPY --from=numpy /wheels /wheels
 COPY --from=wheel /wheels /wheels
-RUN pip install /wheels/*.whl && pip uninstall --yes pip \
+RUN pip install --force-reinstall /wheels/*.whl \
+    && if [ "${VARIANT}" = light ]; then \
+        pip uninstall --yes cython meson meson-python ninja packaging pygments pyproject-metadata setuptools; \
+    fi \
+    && pip uninstall --yes pip \
     && suffix=$(python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))') \
     && cd /opt/milkweed/lib/python3*/site-packages \
     && rm -rf torch/include torch/share nvidia/*/include nvidia/cu*/lib/libcusolverMg* nvidia/libnvcomp/bin \
@@ -75,12 +97,13 @@ RUN pip install /wheels/*.whl && pip uninstall --yes pip \
         triton/backends/nvidia/bin/cuobjdump triton/backends/nvidia/bin/nvdisasm \
         openvino/include openvino/libs/cache.json openvino/libs/libopenvino_intel_[gn]pu_plugin.so \
         openvino/libs/libopenvino_gguf* openvino/libs/libopenvino_jax* openvino/libs/libopenvino_paddle* \
-        openvino/libs/libopenvino_pytorch* openvino/libs/libopenvino_tensorflow* numpy/tests numpy/*/tests \
+        openvino/libs/libopenvino_pytorch* openvino/libs/libopenvino_tensorflow* openvino/libs/libopenvino_auto* \
+        openvino/libs/libopenvino_hetero* openvino/frontend/[jpt]* numpy/distutils numpy/f2py numpy/tests numpy/*/tests \
     && find . \( -name '*.a' -o -name '*.bc' ! -path './triton/*' -o -name '*.cpython-*.so' ! -name "*${suffix}" \) -delete
-RUN if [ "${VARIANT}" = light ]; then rm -rf /opt/milkweed/lib/python3*/site-packages/setuptools*; fi
 RUN apt-get update && apt-get install --yes --no-install-recommends binutils \
     && cd /opt/milkweed/lib/python3*/site-packages \
-    && strip uvloop/loop.*.so $(if [ "${VARIANT}" = cuda ]; then echo triton/_C/libtriton.so; fi)
+    && strip --strip-unneeded PIL/*.so httptools/parser/*.so numpy/*/*.so uvloop/loop.*.so \
+        $(if [ "${VARIANT}" = cuda ]; then echo triton/_C/libtriton.so; fi)
 
 # What is in the image, for whoever has to know: `--target sbom`. Python's packages, not Debian's.
 FROM installed AS bill
@@ -91,7 +114,22 @@ RUN python -m venv /opt/cyclonedx \
 FROM scratch AS sbom
 COPY --from=bill /sbom.cdx.json /
 
-FROM ${BASE}
+# All that `light` has of Debian and Python: no shell, no apt.
+FROM installed AS small
+RUN sh /locks/small.sh /small
+
+FROM ${BASE} AS root-cpu
+# The base's own pip; the packages below have none. Its library is compiled here, as nothing can be written later.
+RUN if python -m pip --version; then python -m pip uninstall --yes pip setuptools wheel; fi \
+    && python -m compileall -q "$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
+
+FROM root-cpu AS root-cuda
+
+FROM scratch AS root-light
+COPY --from=small /small /
+ENV PATH=/opt/milkweed/bin:/usr/local/bin:/usr/bin LANG=C.UTF-8
+
+FROM root-${VARIANT}
 ARG VARIANT
 ARG VERSION=0.1.0
 ARG REVISION=
@@ -100,8 +138,6 @@ LABEL org.opencontainers.image.title="milkweed" \
       org.opencontainers.image.version="${VERSION}-${VARIANT}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-# The base's own; the packages below have none.
-RUN if python -m pip --version; then python -m pip uninstall --yes pip setuptools wheel; fi
 COPY --from=installed /opt/milkweed /opt/milkweed
 # Nothing is written but what a mounted folder is for: the root may be read-only. Triton's cache is below HOME and holds
 # code for GPUs alone: its module for the driver is in /opt/milkweed, and ldconfig need not be asked where the driver is.

@@ -86,7 +86,11 @@ def test_uvicorn_is_the_minor_version_that_is_tested() -> None:
 
 def test_the_base_is_all_that_a_tag_decides_on() -> None:
     stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", DOCKERFILE, re.MULTILINE)
-    known = {name for _, name in stages} | {"${BASE}", "scratch", "kernels-${VARIANT}"}
+    known = {name for _, name in stages} | {
+        "${BASE}",
+        "scratch",
+        *(f"{each}-${{VARIANT}}" for each in ("kernels", "numpy", "root")),
+    }
     assert {base for base, _ in stages} <= known
     assert "# syntax=" not in DOCKERFILE  # a frontend by a tag would be a program that builds what it likes
 
@@ -103,11 +107,21 @@ def test_the_light_image_has_a_runtime_and_nothing_that_makes_models() -> None:
     assert not {"torch", "timm", "safetensors", "huggingface-hub", "onnx", "onnxscript"} & light.keys()
 
 
+def test_what_made_the_light_image_is_taken_out_of_it() -> None:
+    asked = {normal(each.name) for each in map(Requirement, requirements(LOCKS / "build.in"))}
+    [taken] = re.findall(r"pip uninstall --yes (cython [^;]*);", DOCKERFILE)
+    assert asked <= set(taken.split()) <= pins((LOCKS / "light.txt").read_text()).keys()
+
+
+def requirements(file: Path) -> Iterator[str]:
+    return (line for line in file.read_text().splitlines() if not line.startswith("#"))
+
+
 def test_triton_gets_the_module_that_is_compiled_where_a_compiler_is() -> None:
     stages = dict(
         zip(re.findall(r"^FROM .*?(\S+)$", DOCKERFILE, re.MULTILINE), DOCKERFILE.split("\nFROM ")[1:], strict=True)
     )
-    last = stages["${BASE}"]
+    last = stages["root-${VARIANT}"]
     assert "triton" in pins((LOCKS / "cuda.txt").read_text())
     assert (
         "python -m milkweed.kernels.triton.driver_module && mv milkweed/kernels/_native /native"
@@ -164,6 +178,7 @@ def test_it_runs_as_nobody_and_is_asked_where_it_answers() -> None:
 
 def test_variants_have_their_stages() -> None:
     stages = re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE, re.MULTILINE)
-    assert {"kernels-cpu", "kernels-cuda", "sbom"} <= set(stages)
+    parts, variants = ("kernels", "numpy", "root"), ("cpu", "cuda", "light")
+    assert {"sbom", *(f"{part}-{variant}" for part in parts for variant in variants)} <= set(stages)
     assert {path.stem for path in LOCKS.glob("c*.txt")} == {"cpu", "cuda"}
     assert f"ARG VERSION={PROJECT['version']}\n" in DOCKERFILE
