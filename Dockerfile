@@ -77,9 +77,9 @@ COPY server server
 COPY --from=kernels /native kernels/_native
 RUN pip wheel --no-build-isolation --wheel-dir /wheels .
 
-# Left out: what only compilers and debuggers read, what nothing here links to, modules for other Pythons, NumPy's tests; of
-# Triton its profiler and what is for AMD's GPUs; of OpenVINO what reads other formats than ONNX or is for Intel's GPUs or
-# several devices.
+# Left out: what only compilers and debuggers read, what nothing here links to, modules for other Pythons; of NumPy its
+# tests and what builds extensions; of Triton its profiler and what is for AMD's GPUs; of OpenVINO what reads other formats
+# than ONNX or is for Intel's GPUs or several devices.
 FROM packages AS installed
 ARG VARIANT
 COPY --from=numpy /wheels /wheels
@@ -119,7 +119,7 @@ FROM installed AS small
 RUN sh /locks/small.sh /small
 
 FROM ${BASE} AS root-cpu
-# The base's own pip; the packages below have none. Its library is compiled here, as nothing can be written later.
+# The base's own pip; the packages below have none. Python's library becomes bytecode here: later nothing can be written.
 RUN if python -m pip --version; then python -m pip uninstall --yes pip setuptools wheel; fi \
     && python -m compileall -q "$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 

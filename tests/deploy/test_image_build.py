@@ -113,17 +113,8 @@ class Container:
         self.environment = dict(each.split("=", 1) for each in config["Env"])
         self.environment |= {f"MILKWEED_{name.upper()}": str(value) for name, value in settings.items()}
         mounts = ["--ro-bind", files, "/", "--proc", "/proc", "--dev", "/dev", "--ro-bind", "/sys", "/sys"]
-        user = [
-            "--cap-add",
-            "CAP_SETUID",
-            "--cap-add",
-            "CAP_SETGID",
-            "--cap-add",
-            "CAP_SETPCAP",
-            "python",
-            "-c",
-            NOBODY,
-        ]
+        rights = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
+        user = [*chain.from_iterable(("--cap-add", right) for right in rights), "python", "-c", NOBODY]
         apart = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--as-pid-1", "--die-with-parent"]
         mounts += ["--tmpfs", "/tmp"] if tmp is None else ["--bind", tmp, "/tmp"]
         mounts += chain.from_iterable(("--ro-bind", source, target) for source, target in binds.items())
@@ -264,7 +255,7 @@ def test_what_it_holds_can_be_asked(files: Path, config: dict[str, Any]) -> None
     """Doctor draws its tables with a library that is not whole in `light`, and imports each runtime."""
     code, said = Container(files, config).output("milkweed", "doctor")
     assert code == 0, said
-    assert ("openvino" in said.lower()) == (VARIANT == "light"), said
+    assert (re.search(r"openvino 20\d\d\.", said) is None) == (VARIANT == "cuda"), said
     records = {path.name for path in files.glob("var/lib/dpkg/status.d/*")}
     assert {"libc6", "libssl3"} <= records or VARIANT != "light"
     assert all((files / "usr/share/doc" / each / "copyright").is_file() for each in records)
