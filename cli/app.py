@@ -1,36 +1,20 @@
-"""Builds the typer app with all commands."""
+"""Builds the typer app: with all commands, or with `serve` alone."""
 
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from .bench import add_bench
-from .doctor.command import doctor
 from .help import page
-from .modelling.compress import compress
-from .modelling.compress_options import HEADINGS as COMPRESS_HEADINGS
-from .modelling.convert import convert
-from .modelling.densify import densify
-from .modelling.evaluate import evaluate
-from .modelling.export import export
-from .modelling.import_checkpoint import import_checkpoint
-from .modelling.inspect import inspect
-from .modelling.models import models
-from .modelling.train import train
-from .modelling.train_options import HEADINGS as TRAIN_HEADINGS
-from .serving.classify import classify
-from .serving.config import config_app
-from .serving.keys import keys_app
-from .serving.serve import HEADINGS as SERVE_HEADINGS
-from .serving.serve import serve, with_settings
+from .serving.serve import HEADINGS, serve, with_settings
 
 
 def build_app(command: str = "") -> typer.Typer:
     """Build the whole command.
 
     Args:
-        command: the command about to run; only `serve`, `config` and `doctor` need the slow list of all settings.
+        command: the command about to run. `serve` gets no others, which would only make its start longer; only `serve`,
+            `config` and `doctor` need the slow list of all settings.
     """
     app = typer.Typer(
         name="milkweed",
@@ -40,21 +24,11 @@ def build_app(command: str = "") -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(_milkweed)
-    app.command("serve", cls=page(SERVE_HEADINGS))(with_settings(serve) if command == "serve" else serve)
-    app.command("doctor", cls=page())(with_settings(doctor, hidden=True) if command == "doctor" else doctor)
-    app.command("classify", cls=page())(classify)
-    app.command("import", cls=page())(import_checkpoint)
-    app.command("compress", cls=page(COMPRESS_HEADINGS))(compress)
-    app.command("convert", cls=page())(convert)
-    app.command("densify", cls=page())(densify)
-    app.command("export", cls=page())(export)
-    app.command("train", cls=page(TRAIN_HEADINGS))(train)
-    app.command("evaluate", cls=page())(evaluate)
-    app.command("inspect", cls=page())(inspect)
-    app.command("models", cls=page())(models)
-    app.add_typer(config_app(with_options=command == "config"), name="config")
-    app.add_typer(keys_app(), name="keys")
-    add_bench(app)
+    app.command("serve", cls=page(HEADINGS))(with_settings(serve) if command == "serve" else serve)
+    if command != "serve":
+        from .commands import add_commands
+
+        add_commands(app, command)
     return app
 
 

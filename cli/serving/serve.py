@@ -43,6 +43,10 @@ def serve(models: Models = None, config: ConfigFile = None, **settings: str | No
     Example:
       milkweed serve --port 9000 deit=./deit-monarch
     """
+    from pydantic import BaseModel
+
+    # FastAPI's models of OpenAPI take as long to build as NumPy to import, and few servers are asked for /openapi.json.
+    BaseModel.model_config["defer_build"] = True
     from ...server.config.settings import OFF
     from ...server.config.sources import load_settings
 

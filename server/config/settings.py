@@ -4,15 +4,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ByteSize, Field, PrivateAttr, TypeAdapter, ValidationError, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from ...loaders.headers.info import FORMATS, OPT_IN_FORMATS
 from ...loaders.headers.limits import DEFAULT_LIMITS, Limits
 from .aliases import read_aliases
 from .model_limits import ModelLimits, contradictions, read_model_limits
-
-ENV_PREFIX = "MILKWEED_"
 
 MIB = 1 << 20
 
@@ -49,10 +56,10 @@ def _named(default: str, text: str) -> Any:
     return Field(default=default, min_length=1, description=text)
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """The settings. Where a field says `0 = auto`, the value is chosen from machine and model, and printed."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = _named("127.0.0.1", "address to listen on; 0.0.0.0 for all")
     port: int = _number(8000, 0, 65535, "TCP port of the service; 0 = any free one")
@@ -110,7 +117,7 @@ class Settings(BaseSettings):
     admin_host: str = _named("127.0.0.1", "address of admin_port")
     keep_versions: int = _number(1, 1, 100, "versions of a model that serve at once, the newest first")
 
-    aliases: Annotated[dict[str, str], NoDecode, BeforeValidator(read_aliases)] = Field(
+    aliases: Annotated[dict[str, str], BeforeValidator(read_aliases)] = Field(
         default={}, description="names for models or versions of them: NAME=MODEL or NAME=MODEL@VERSION, ..."
     )
 
@@ -129,7 +136,7 @@ class Settings(BaseSettings):
         description="image formats accepted, of " + _FORMAT.replace("|", ", "),
     )
     max_held_bytes: Bytes = _number(512 * MIB, 1024, 1 << 40, "bytes of all bodies in memory at most; beyond it 503")
-    model_limits: Annotated[dict[str, ModelLimits], NoDecode, BeforeValidator(read_model_limits)] = Field(
+    model_limits: Annotated[dict[str, ModelLimits], BeforeValidator(read_model_limits)] = Field(
         default={},
         description="for one model, NAME.SETTING=N, ...: max_queue_images, max_images_per_request, max_batch_size, "
         "timeout_ms, top_k",

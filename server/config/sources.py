@@ -8,7 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .settings import ENV_PREFIX, Settings
+from .settings import Settings
+
+ENV_PREFIX = "MILKWEED_"
 
 
 class SettingsError(ValueError):
@@ -32,11 +34,11 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
     """
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     from_file = read_settings_file(file) if file else {}
-    environment = settings_environment()
-    below = {name: value for name, value in from_file.items() if name not in environment}
+    environment = {name: value for name, value in settings_environment().items() if name in Settings.model_fields}
     try:
-        return Settings(**{**below, **given})
+        return Settings(**{**from_file, **environment, **given})
     except ValidationError as error:
+        below = {name: value for name, value in from_file.items() if name not in environment}
         raise SettingsError(*_lines(error, given, below, file)) from None
 
 

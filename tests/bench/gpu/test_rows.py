@@ -40,7 +40,7 @@ def bench(**more: Any) -> Bench:
 # Everything that a machine with torch, Triton and nvcc alone may lack.
 BARE = """
 import sys
-MISSING = ("fastapi", "pydantic", "pydantic_settings", "simplejpeg", "timm", "rich", "matplotlib")
+MISSING = ("fastapi", "pydantic", "simplejpeg", "timm", "rich", "matplotlib")
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
