@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def read_unnamed(path: Path) -> BundleConfig:
     data = _read_json_file(path / LABELS)
     check_digest(LABELS, hashlib.sha256(data).hexdigest(), config)
     with about(LABELS):
-        labels = parse_labels(parse_json(data))
+        labels = _labels(data)
     check_label_count(labels, config)
     for name in set(config.files) - {WEIGHTS, LABELS, GRAPH, OPERATORS}:
         with open_file(path / name) as file:
@@ -79,6 +80,12 @@ def open_file(file: Path) -> BufferedReader:
     if not file.is_file():
         raise BundleError(f"{file.name}: no such file")
     return open(file, "rb")
+
+
+@lru_cache(maxsize=8)
+def _labels(data: bytes) -> tuple[Label, ...]:
+    """The labels of a labels.json: a start reads a bundle's more than once, and many bundles have the same."""
+    return parse_labels(parse_json(data))
 
 
 def _read_json_file(file: Path) -> bytes:
