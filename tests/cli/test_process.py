@@ -44,6 +44,15 @@ def test_help_imports_nothing_heavy() -> None:
     assert all(f"\n  {command} " in ran.stdout for command in COMMANDS)
 
 
+def test_serve_imports_no_other_command() -> None:
+    code = (
+        "import gc, sys; from milkweed.cli import main; main(['serve', '--help']); "
+        "print(gc.isenabled(), *(name for name in sys.modules if name.startswith('milkweed.cli.modelling')))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT)
+    assert ran.stdout.splitlines()[-1] == "True"
+
+
 def test_version_prints_the_packages_version(milkweed: Milkweed) -> None:
     ran = milkweed("--version")
     assert (ran.code, ran.out, ran.err) == (0, f"milkweed {version('milkweed')}\n", "")

@@ -25,7 +25,7 @@ MIB = 1 << 20
 BODY = 24 * MIB
 
 # Reference cycles are for the cyclic collector, which comes when it comes: nothing large may wait for it.
-NO_COLLECTOR = "import gc; gc.disable();"
+NO_COLLECTOR = "import gc; gc.disable(); gc.enable = lambda: None;"
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

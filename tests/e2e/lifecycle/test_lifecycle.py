@@ -45,6 +45,21 @@ def test_not_ready_but_accepting_after_sigterm(serving: Any) -> None:
         assert server.exit() == 128 + signal.SIGTERM  # the second signal does not wait
 
 
+ON_SIGNAL = """
+import gc, signal, sys
+def tell(number, frame):
+    print("collects:", gc.isenabled(), gc.get_freeze_count() > 100_000, file=sys.stderr, flush=True)
+signal.signal(signal.SIGUSR1, tell)
+"""
+
+
+def test_garbage_is_collected_from_the_start_of_the_models_on(serving: Any) -> None:
+    with serving(fresh=True, prelude=ON_SIGNAL) as server:
+        server.wait_ready()
+        server.terminate(signal.SIGUSR1)
+        assert server.wait_log("collects:").strip() == "collects: True True"
+
+
 HELD_LOAD = """
 import threading
 from milkweed.models.bundle import bundle as opening
