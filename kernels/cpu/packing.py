@@ -115,7 +115,7 @@ def _ordered(factor: Factor, order: Places, levels: int) -> tuple[NDArray[Any], 
     for block in range(blocks):
         channels = order[block * inputs : (block + 1) * inputs]
         column[factor.inputs[block]] = np.arange(inputs)
-        weight[block] = np.where(channels >= 0, given[block][:, column[channels]], 0)
+        weight[block] = np.where(channels >= 0, given[block].take(column[channels], 1), 0)
         if factor.quantiser is not None:
             zero = np.where(channels >= 0, factor.quantiser.zero[channels], 0.0)
             bias[block] -= scale[block] * (weight[block].astype(np.float64) @ zero)
@@ -144,7 +144,8 @@ def _panels(weight: NDArray[Any], nr: int, isa: InstructionSet) -> NDArray[Any]:
     steps = -(-inputs // (per * isa.steps)) * isa.steps
     full = np.zeros((blocks, outputs, steps * per), values.dtype)
     full[..., :inputs] = values
-    return full.reshape(blocks, -1, LANES * nr, steps, per).transpose(0, 1, 3, 2, 4).copy()
+    panels = full.view(np.uint32).reshape(blocks, -1, LANES * nr, steps).transpose(0, 1, 3, 2).copy()  # whole k-steps
+    return panels.view(values.dtype).reshape(*panels.shape, per)
 
 
 def bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:

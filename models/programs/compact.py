@@ -98,7 +98,9 @@ def _bits(factor: Factor) -> Factor:
 def _floats(factor: Factor) -> Factor:
     if factor.scale is None:
         return replace(factor, weight=_widened(factor.weight))
-    return replace(factor, weight=factor.weight * factor.scale.astype(np.float32)[..., None], scale=None)
+    weight = factor.weight.astype(np.float32)  # at once: a product of both types would convert piece by piece
+    weight *= factor.scale.astype(np.float32)[..., None]
+    return replace(factor, weight=weight, scale=None)
 
 
 def _widened(bits: NDArray[Any]) -> Floats:
