@@ -67,7 +67,8 @@ def _starting() -> Iterator[None]:
 
 
 def _command(args: Sequence[str]) -> str:
-    return next((arg for arg in args if not arg.startswith("-")), "")
+    """The command that will run; another argument, as the --help of all commands, where none will."""
+    return next((arg for arg in args if arg != DEBUG), "")
 
 
 def _run(args: list[str]) -> int:

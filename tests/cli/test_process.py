@@ -53,6 +53,11 @@ def test_serve_imports_no_other_command() -> None:
     assert ran.stdout.splitlines()[-1] == "True"
 
 
+def test_help_lists_all_commands_whatever_comes_after_it(milkweed: Milkweed) -> None:
+    assert milkweed("--help", "serve").out == milkweed("--help").out
+    assert milkweed("serve", "--help").out != milkweed("--help").out
+
+
 def test_version_prints_the_packages_version(milkweed: Milkweed) -> None:
     ran = milkweed("--version")
     assert (ran.code, ran.out, ran.err) == (0, f"milkweed {version('milkweed')}\n", "")
