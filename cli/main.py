@@ -50,7 +50,8 @@ def _starting() -> Iterator[None]:
     """Exit with 0, as a server does after it has served, at a signal that comes before the server handles it itself.
 
     The imports take seconds, and the kernel sends process 1 of a container no signal that the process does not handle.
-    Nor is garbage looked for until the server does it: imports make hardly any, and it is a tenth of their time.
+    Nor is garbage collected before `serve` has imported all that it needs: imports make hardly any, and the collector
+    would walk what they bring again and again.
     """
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -1,5 +1,6 @@
 """`milkweed serve` runs the service, with one option for every setting."""
 
+import gc
 import inspect
 from collections.abc import Callable
 from functools import wraps
@@ -45,7 +46,7 @@ def serve(models: Models = None, config: ConfigFile = None, **settings: str | No
     """
     from pydantic import BaseModel
 
-    # FastAPI's models of OpenAPI take as long to build as NumPy to import, and few servers are asked for /openapi.json.
+    # Else FastAPI's models of OpenAPI would be built at every start, and few servers are asked for /openapi.json.
     BaseModel.model_config["defer_build"] = True
     from ...server.config.settings import OFF
     from ...server.config.sources import load_settings
@@ -61,6 +62,8 @@ def serve(models: Models = None, config: ConfigFile = None, **settings: str | No
     from ...server.process.http_server import exit_now
     from ...server.process.serve import run_server
 
+    gc.freeze()  # imports are no garbage, and need not be walked from now on, when the collector, off until here, is on
+    gc.enable()
     # Everything is closed by now; unloading thousands of modules would delay a restart by a second and more.
     exit_now(run_server(loaded, bundles))
 

@@ -82,7 +82,7 @@ def open_file(file: Path) -> BufferedReader:
     return open(file, "rb")
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=2)  # a labels.json may have megabytes
 def _labels(data: bytes) -> tuple[Label, ...]:
     """The labels of a labels.json: a start reads a bundle's more than once, and many bundles have the same."""
     return parse_labels(parse_json(data))

@@ -44,9 +44,6 @@ def run_server(settings: Settings, bundles: Mapping[str, Path]) -> int:
     """
     configure_logs(settings.log_level)
     imports = _seconds_since_start()
-    # The collector would walk what was imported again and again, and finds nothing in it.
-    gc.freeze()
-    gc.enable()
     sys.setswitchinterval(SWITCH_SECONDS)
     with contextlib.suppress(OSError, ValueError):  # stderr may not be a file
         faulthandler.enable()  # a crash in a native library then tells the thread and the call

@@ -34,23 +34,24 @@ def _serving(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.communicate(timeout=WAIT_SECONDS)
 
 
-def test_help_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; from milkweed.cli import main; main(['--help']); "
-        "print(*sorted({'torch', 'timm', 'numpy', 'pydantic', 'fastapi', 'PIL', 'httpx'} & set(sys.modules)))"
-    )
+def _printed_after(arguments: list[str], then: str) -> str:
+    """What a new process prints that runs the command and then some Python."""
+    code = f"import gc, sys; from milkweed.cli import main; main({arguments}); {then}"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT)
-    assert ran.stdout.splitlines()[-1] == ""
-    assert all(f"\n  {command} " in ran.stdout for command in COMMANDS)
+    return ran.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = {"torch", "timm", "numpy", "pydantic", "fastapi", "PIL", "httpx"}
+    printed = _printed_after(["--help"], f"print(*{heavy} & set(sys.modules))")
+    assert printed.splitlines()[-1] == ""
+    assert all(f"\n  {command} " in printed for command in COMMANDS)
 
 
 def test_serve_imports_no_other_command() -> None:
-    code = (
-        "import gc, sys; from milkweed.cli import main; main(['serve', '--help']); "
-        "print(gc.isenabled(), *(name for name in sys.modules if name.startswith('milkweed.cli.modelling')))"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT)
-    assert ran.stdout.splitlines()[-1] == "True"
+    others = "(name for name in sys.modules if name.startswith('milkweed.cli.modelling'))"
+    printed = _printed_after(["serve", "--help"], f"print(gc.isenabled(), *{others})")
+    assert printed.splitlines()[-1] == "True"
 
 
 def test_help_lists_all_commands_whatever_comes_after_it(milkweed: Milkweed) -> None:
