@@ -11,35 +11,41 @@ constexpr int kPanelNr = 2, kPanel = kLanes * kPanelNr;
 
 static inline int up_to(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Exchange rows and columns of 16 x 16.
+// What has the bit STEP in one of row and column alone changes places.
+template <int STEP>
+static inline void exchange(native_bits& a, native_bits& b) {
+  native_bits low{}, high{};
+  for (int j = 0; j < kNative; j++) {
+    low[j] = j & STEP ? kNative + (j ^ STEP) : j;
+    high[j] = j & STEP ? kNative + j : j | STEP;
+  }
+  const native_bits first = a;
+  a = __builtin_shuffle(first, b, low);
+  b = __builtin_shuffle(first, b, high);
+}
+
+template <int STEP>
+static inline void exchange_all(native_bits (&block)[kNative]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kNative; i++)
+    if (!(i & STEP)) exchange<STEP>(block[i], block[i | STEP]);
+  if constexpr (2 * STEP < kNative) exchange_all<2 * STEP>(block);
+}
+
+// Exchange rows and columns of 16 x 16, in blocks as wide as a register.
 static inline void transpose(u32x16 (&rows)[kLanes]) {
-  typedef u32x16 V;
-#define MILKWEED_STAGE(step, ...)                                           \
-  for (int i = 0; i < kLanes; i++)                                          \
-    if (!(i & step)) {                                                      \
-      const V a = rows[i], b = rows[i | step];                              \
-      rows[i] = __builtin_shuffle(a, b, low(step));                         \
-      rows[i | step] = __builtin_shuffle(a, b, high(step));                 \
-    }
-  const auto low = [](int step) {
-    V at{};
-    for (int j = 0; j < kLanes; j++) at[j] = j & step ? kLanes + (j ^ step) : j;
-    return at;
-  };
-  const auto high = [](int step) {
-    V at{};
-    for (int j = 0; j < kLanes; j++) at[j] = j & step ? kLanes + j : j | step;
-    return at;
-  };
+  constexpr int parts = kLanes / kNative, bytes = sizeof(native_bits);
+  native_bits blocks[parts][parts][kNative];
 #pragma GCC unroll 16
-  MILKWEED_STAGE(1)
+  for (int i = 0; i < kLanes; i++)
+#pragma GCC unroll 4
+    for (int j = 0; j < parts; j++) blocks[i / kNative][j][i % kNative] = load<native_bits>((const char*)&rows[i] + j * bytes);
 #pragma GCC unroll 16
-  MILKWEED_STAGE(2)
+  for (int i = 0; i < parts * parts; i++) exchange_all<1>(blocks[i / parts][i % parts]);
 #pragma GCC unroll 16
-  MILKWEED_STAGE(4)
-#pragma GCC unroll 16
-  MILKWEED_STAGE(8)
-#undef MILKWEED_STAGE
+  for (int i = 0; i < kLanes; i++)
+#pragma GCC unroll 4
+    for (int j = 0; j < parts; j++) store((char*)&rows[i] + j * bytes, blocks[j][i / kNative][i % kNative]);
 }
 
 // Queries (count, width) bfloat16 as a panel of the product: [width / 2][kPanel][2].

@@ -8,25 +8,33 @@
 namespace milkweed {
 namespace ISA {
 
-constexpr int kMostTaps = 256;
+// So many bytes, and up to 15 behind them.
+static inline void copy_bytes(char* to, const char* from, int bytes) {
+  for (int i = 0; i < bytes; i += 16) store(to + i, load<u8x16>(from + i));
+}
 
 // The taps of places `first` to `first + rows` of what a convolution gives: by block, then by tap, `inputs` bytes of the
 // grid's row there, or of a row that stands for what lies outside. More is written behind a tap, before the next one is.
-static void gather(const Stage& s, const char* base, const char* grid, long ld, char* to, long ld_to, int first, int rows) {
-  const char* from[kMostTaps];
-  const int taps = s.kernel * s.kernel;
+static void gather(const Stage& stage, const char* base, const char* grid, long ld, char* to, long ld_to, int first, int rows) {
+  const Stage s = stage;  // bytes are written below, which for the compiler may be those of `stage`
+  const char* outside = base + s.bias;
+  const int reach = (s.kernel - 1) * s.dilation;
+  const bool run = s.dilation == 1 && ld == s.inputs;  // then the taps of one line lie one behind the other
+  const int pieces = run ? 1 : s.kernel, bytes = run ? s.kernel * s.inputs : s.inputs;
   for (int r = first; r < first + rows; r++, to += ld_to) {
     const int top = r / s.across * s.stride - s.padding, left = r % s.across * s.stride - s.padding;
-    const char** tap = from;
-    for (int i = 0, y = top; i < s.kernel; i++, y += s.dilation)
-      for (int j = 0, x = left; j < s.kernel; j++, x += s.dilation) {
-        const bool inside = y >= 0 && y < s.side && x >= 0 && x < s.side;
-        *tap++ = inside ? grid + ((long)y * s.side + x) * ld : base + s.bias;
-      }
+    const bool inside = top >= 0 && top + reach < s.side && left >= 0 && left + reach < s.side;
     char* out = to;
     for (int block = 0; block < s.blocks; block++)
-      for (int t = 0; t < taps; t++, out += s.inputs)
-        for (int i = 0; i < s.inputs; i += 16) store(out + i, load<u8x16>(from[t] + (long)block * s.inputs + i));
+      for (int i = 0, y = top; i < s.kernel; i++, y += s.dilation) {
+        const char* from = grid + ((long)y * s.side + left) * ld + (long)block * s.inputs;
+        if (inside) {
+          for (int j = 0; j < pieces; j++, out += bytes, from += s.dilation * ld) copy_bytes(out, from, bytes);
+        } else {
+          for (int j = 0, x = left; j < s.kernel; j++, x += s.dilation, out += s.inputs, from += s.dilation * ld)
+            copy_bytes(out, y >= 0 && y < s.side && x >= 0 && x < s.side ? from : outside + (long)block * s.inputs, s.inputs);
+        }
+      }
   }
 }
 

@@ -13,7 +13,7 @@ constexpr int kTokens = 4, kBlock = 32;  // rows in registers, and those whose f
 static inline f32x16 exp2_of(f32x16 x) {
   x = smaller(larger(x, all(-150)), all(127));
   const i32x16 n = rounded(x);
-  const f32x16 f = x - __builtin_convertvector(n, f32x16);
+  const f32x16 f = x - to_f32(n);
   f32x16 p = fma(all(0.000154035304f), f, all(0.00133335581f));
   p = fma(p, f, all(0.00961812911f));
   p = fma(p, f, all(0.0555041087f));

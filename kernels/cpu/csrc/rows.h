@@ -42,7 +42,7 @@ static inline void add(char* row, const int32_t* places, int group, f32x16 v) {
 
 template <class T>
 static inline f32x16 as_float(const void* sums) {
-  if constexpr (T::kPerStep == 4) return __builtin_convertvector(load<i32x16>(sums), f32x16);
+  if constexpr (T::kPerStep == 4) return to_f32(load<i32x16>(sums));
   else return load<f32x16>(sums);
 }
 
@@ -57,7 +57,8 @@ static inline void finish(const Stage& s, const char* base, int output, const fl
     scale2 = load<f32x16>((const float*)(base + s.scale2) + output);
     bias2 = load<f32x16>((const float*)(base + s.bias2) + output);
   }
-  const int32_t* places = (const int32_t*)(base + s.places) + output / s.group;
+  const int group = s.group;
+  const int32_t* places = (const int32_t*)(base + s.places) + output / group;
   for (int r = 0; r < rows; r++, sums += ld_sums, to += ld_to) {
     f32x16 v = as_float<T>(sums);
     v = T::kPerStep == 4 ? fma(v, scale, bias) : v + bias;
@@ -70,9 +71,9 @@ static inline void finish(const Stage& s, const char* base, int output, const fl
       if constexpr (TO == kU8) v = fma(v, scale2, bias2);
     }
     if constexpr (EPILOGUE == kAdd || EPILOGUE == kSiluAdd) {
-      add(to, places, s.group, v);
+      add(to, places, group, v);
     } else {
-      put<TO>(to, places, s.group, v);
+      put<TO>(to, places, group, v);
     }
   }
 }

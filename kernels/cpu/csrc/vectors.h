@@ -12,17 +12,48 @@ namespace ISA {
 
 constexpr int kLanes = 16;
 
-typedef float f32x16 __attribute__((vector_size(64)));
-typedef int32_t i32x16 __attribute__((vector_size(64)));
-typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define MILKWEED_HALVES 1
+// Registers hold 8 lanes, and gcc 12 would move a vector of sixteen through memory, and through general registers, between
+// its operations: so it is two of eight.
+template <class T>
+struct Pair {
+  typedef T Half __attribute__((vector_size(32)));
+  Half low, high;
+
+  Pair() = default;
+  Pair(Half low, Half high) : low(low), high(high) {}
+  Pair(T v) : low(Half{} + v), high(low) {}
+  template <class U>
+  explicit Pair(Pair<U> bits) : low((Half)bits.low), high((Half)bits.high) {}
+
+  T operator[](int lane) const { return lane < 8 ? low[lane] : high[lane - 8]; }
+#define MILKWEED_OPERATOR(op) \
+  friend Pair operator op(Pair a, Pair b) { return {a.low op b.low, a.high op b.high}; }
+  MILKWEED_OPERATOR(+) MILKWEED_OPERATOR(-) MILKWEED_OPERATOR(*) MILKWEED_OPERATOR(/) MILKWEED_OPERATOR(&) MILKWEED_OPERATOR(|)
+#undef MILKWEED_OPERATOR
+  friend Pair operator<<(Pair a, int bits) { return {a.low << bits, a.high << bits}; }
+  friend Pair operator>>(Pair a, int bits) { return {a.low >> bits, a.high >> bits}; }
+  friend Pair<int32_t> operator>(Pair a, Pair b) { return {a.low > b.low, a.high > b.high}; }
+  Pair operator-() const { return {-low, -high}; }
+  Pair operator~() const { return {~low, ~high}; }
+  void operator+=(Pair b) { *this = *this + b; }
+};
+typedef Pair<float> f32x16;
+typedef Pair<int32_t> i32x16;
+typedef Pair<uint32_t> u32x16;
+#else
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+#endif
+
 template <class V>
-static inline V load(const void* from) {
-  V v;
-  memcpy(&v, from, sizeof v);
-  return v;
+static inline __attribute__((always_inline)) void copy(V& to, const void* from) {
+  memcpy(&to, from, sizeof to);
 }
 
 template <class V>
@@ -30,18 +61,28 @@ static inline void store(void* to, V v) {
   memcpy(to, &v, sizeof v);
 }
 
-static inline f32x16 all(float v) { return f32x16{} + v; }
+#if defined(MILKWEED_HALVES)
+template <class T>
+static inline __attribute__((always_inline)) void copy(Pair<T>& to, const void* from) {
+  copy(to.low, from);
+  copy(to.high, (const char*)from + 32);
+}
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
-#define MILKWEED_HALVES 1
-// Registers hold 8 lanes. What is more than + - * or bits gcc 12 does lane by lane, were it left to it: exponentials took
-// six times as long.
-struct Halves {
-  __m256 low, high;
-};
-
-static inline Halves halves(f32x16 v) { return load<Halves>(&v); }
+template <class T>
+static inline __attribute__((always_inline)) void store(void* to, Pair<T> v) {
+  store(to, v.low);
+  store((char*)to + 32, v.high);
+}
 #endif
+
+template <class V>
+static inline __attribute__((always_inline)) V load(const void* from) {
+  V v;
+  copy(v, from);
+  return v;
+}
+
+static inline f32x16 all(float v) { return f32x16{} + v; }
 
 // As many lanes as a register has. Arrays of them stay in registers, which those of sixteen lanes do with AVX-512 alone.
 #if defined(__AVX512F__)
@@ -52,6 +93,7 @@ constexpr int kNative = 8;
 constexpr int kNative = 4;
 #endif
 typedef float native __attribute__((vector_size(4 * kNative)));
+typedef uint32_t native_bits __attribute__((vector_size(4 * kNative)));
 
 // a * b + c.
 static inline native fused(native a, native b, native c) {
@@ -81,12 +123,10 @@ static inline f32x16 smaller(f32x16 a, f32x16 b) { return (f32x16)_mm512_min_ps(
 static inline f32x16 larger(f32x16 a, f32x16 b) { return (f32x16)_mm512_max_ps((__m512)a, (__m512)b); }
 #elif defined(MILKWEED_HALVES)
 static inline f32x16 smaller(f32x16 a, f32x16 b) {
-  const Halves x = halves(a), y = halves(b), v{_mm256_min_ps(x.low, y.low), _mm256_min_ps(x.high, y.high)};
-  return load<f32x16>(&v);
+  return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
 }
 static inline f32x16 larger(f32x16 a, f32x16 b) {
-  const Halves x = halves(a), y = halves(b), v{_mm256_max_ps(x.low, y.low), _mm256_max_ps(x.high, y.high)};
-  return load<f32x16>(&v);
+  return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
 }
 #else
 static inline f32x16 smaller(f32x16 a, f32x16 b) { return a < b ? a : b; }
@@ -106,8 +146,18 @@ static inline f32x16 clamped(f32x16 v, float most) {
 static inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(MILKWEED_HALVES)
+  return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 #else
   return a * b + c;
+#endif
+}
+
+static inline f32x16 to_f32(i32x16 v) {
+#if defined(MILKWEED_HALVES)
+  return {_mm256_cvtepi32_ps((__m256i)v.low), _mm256_cvtepi32_ps((__m256i)v.high)};
+#else
+  return __builtin_convertvector(v, f32x16);
 #endif
 }
 
@@ -126,8 +176,8 @@ static inline u8x16 to_u8(f32x16 v) {
 #if defined(__AVX512F__)
   return (u8x16)_mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(_mm512_max_ps((__m512)v, _mm512_setzero_ps())));
 #elif defined(MILKWEED_HALVES)
-  const Halves x = halves(smaller(v, all(255)));
-  const __m256i words = _mm256_packus_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high));
+  v = smaller(v, all(255));
+  const __m256i words = _mm256_packus_epi32(_mm256_cvtps_epi32(v.low), _mm256_cvtps_epi32(v.high));
   const __m256i bytes = _mm256_packus_epi16(_mm256_permute4x64_epi64(words, 0xd8), words);
   return (u8x16)_mm256_castsi256_si128(_mm256_permute4x64_epi64(bytes, 0xd8));
 #else
@@ -142,8 +192,7 @@ static inline u16x16 to_bf16(f32x16 v) {
   u32x16 bits = (u32x16)v;
   bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 #if defined(MILKWEED_HALVES)
-  const Halves x = halves((f32x16)bits);
-  return (u16x16)_mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)x.low, (__m256i)x.high), 0xd8);
+  return (u16x16)_mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)bits.low, (__m256i)bits.high), 0xd8);
 #else
   return __builtin_convertvector(bits, u16x16);
 #endif
@@ -153,8 +202,8 @@ static inline u16x16 to_bf16(f32x16 v) {
 static inline u32x16 widened(u16x16 v) {
 #if defined(MILKWEED_HALVES)
   const __m256i x = (__m256i)v;
-  const __m256i both[] = {_mm256_cvtepu16_epi32(_mm256_castsi256_si128(x)), _mm256_cvtepu16_epi32(_mm256_extracti128_si256(x, 1))};
-  return load<u32x16>(both);
+  typedef u32x16::Half Half;
+  return {(Half)_mm256_cvtepu16_epi32(_mm256_castsi256_si128(x)), (Half)_mm256_cvtepu16_epi32(_mm256_extracti128_si256(x, 1))};
 #else
   return __builtin_convertvector(v, u32x16);
 #endif
@@ -166,8 +215,7 @@ static inline float sum(f32x16 v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)v);
 #elif defined(MILKWEED_HALVES)
-  const Halves x = halves(v);
-  const __m256 eight = _mm256_add_ps(x.low, x.high);
+  const __m256 eight = _mm256_add_ps(v.low, v.high);
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   four = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
@@ -182,8 +230,7 @@ static inline float largest(f32x16 v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)v);
 #elif defined(MILKWEED_HALVES)
-  const Halves x = halves(v);
-  const __m256 eight = _mm256_max_ps(x.low, x.high);
+  const __m256 eight = _mm256_max_ps(v.low, v.high);
   __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   four = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
@@ -221,7 +268,7 @@ static inline f32x16 gelu_fine(f32x16 x) {
 static inline f32x16 exp2_of_negative(f32x16 x) {
   x = larger(x, all(-100));
   const i32x16 n = rounded(x);
-  const f32x16 f = x - __builtin_convertvector(n, f32x16);
+  const f32x16 f = x - to_f32(n);
   f32x16 p = fma(all(0.0551715501f), f, all(0.242611156f));
   p = fma(p, f, all(0.693261f));
   p = fma(p, f, all(0.99992807f));
