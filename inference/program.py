@@ -48,7 +48,7 @@ def session_forward(program: "Program", plan: LanePlan, size: int) -> Forward:
     """
     plan = replace(plan, lanes=plan.lanes * plan.threads, threads=1)
     try:
-        session = ProgramSession(program, plan.micro_batch)
+        session = ProgramSession(program)
     except (ExportError, ValueError) as error:
         raise BackendError(str(error)) from error
     dtype = "int8" if is_int8(program) else "bfloat16"

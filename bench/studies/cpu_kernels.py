@@ -120,7 +120,7 @@ def forwards(arch: str, nblocks: int, size: int, work: Path, **arguments: Any) -
         ("bfloat16", program),
         ("int8", quantised(program, calibrated(program, [images[:2].numpy()]))),
     ):
-        session = ProgramSession(each, 1)
+        session = ProgramSession(each)
         forward = Forward(session, ONE_LANE, dtype="bfloat16", size=size)
         yield f"{name}, milkweed {form}", forward, operations
 

@@ -28,7 +28,7 @@ class Assembled:
 
     Args:
         arena_bytes: memory that one caller needs.
-        logits, logits_bytes: offset of the answers in it, and from one image's to the next's.
+        logits: offset of an image's answers in it.
     """
 
     isa: InstructionSet
@@ -38,19 +38,17 @@ class Assembled:
     constants: NDArray[np.uint8]
     arena_bytes: int
     logits: int
-    logits_bytes: int
     classes: int
     size: int
-    images: int
 
 
-def assemble(program: Program, isa: InstructionSet, images: int) -> Assembled:
-    """Assemble a program for so many images a call at most.
+def assemble(program: Program, isa: InstructionSet) -> Assembled:
+    """Assemble a program.
 
     Raises:
         ValueError: what it computes does not fit the kernels; one line that says why.
     """
-    return _Assembly(program, isa, images).run()
+    return _Assembly(program, isa).run()
 
 
 class _Assembly:
@@ -67,9 +65,9 @@ class _Assembly:
     stream: Fields
     sizes: Fields | None = None
 
-    def __init__(self, program: Program, isa: InstructionSet, images: int) -> None:
-        self.program, self.isa, self.images = program, isa, images
-        self.tables = structs.Tables(images)
+    def __init__(self, program: Program, isa: InstructionSet) -> None:
+        self.program, self.isa = program, isa
+        self.tables = structs.Tables()
         self.stages = Stages(self.tables.constants, isa)
         self.grids = Grids(self.tables, self.stages)
 
@@ -105,10 +103,8 @@ class _Assembly:
             self.tables.constants.memory(),
             self.tables.arena.size,
             logits["offset"],
-            logits["row_bytes"],
             self.program.head.classifier.width,
             self.program.embed.size,
-            self.images,
         )
 
     def _begin(self) -> None:
@@ -153,13 +149,9 @@ class _Assembly:
                 self.grids.cast(step, self.order, self.tokens, operator.prefix, rest)
             else:
                 self._on_rows(step, operator, rest)
-        rows, images_are_rows = TILE_ROWS, True
-        if isinstance(operators[0], Pyramid):
-            rows, images_are_rows = tile_rows(operators[0].convolutions), False
+        rows = tile_rows(operators[0].convolutions) if isinstance(operators[0], Pyramid) else TILE_ROWS
         buffers = step.placed(self.tables, rows)
-        self.tables.step(
-            structs.ROWS, buffers, step.stages, rows=self.tokens, tile=rows, images_are_rows=images_are_rows
-        )
+        self.tables.step(structs.ROWS, buffers, step.stages, rows=self.tokens, tile=rows)
         return step.result
 
     def _on_rows(self, step: TileStep, operator: Norm | Factor, behind: Sequence[Operator]) -> None:
@@ -228,8 +220,8 @@ class _Assembly:
             scratch=self.tables.place(("scratch", size), size),
             **values,
         )
-        if attention.first:  # the stream is then the first row of each image
-            self.tokens, self.stream = 1, {**self.stream, "row_bytes": self.stream["image_bytes"]}
+        if attention.first:  # the stream is then its first row
+            self.tokens = 1
         return Rows(out, to)
 
     def _performer(self, performer: Performer, given: Rows, reader: Factor) -> Rows:
@@ -298,13 +290,13 @@ class _Assembly:
         classified = self.stages.factor(head.classifier, normed, answers.order, answers)
         tile = self.tables.tile(LEAST_ROWS, 0, normed.kind, normed.row_bytes)
         stages = [{**norm, "from": 0, "to": 1}, {**classified, "from": 1, "to": 2}]
-        self.tables.step(structs.ROWS, [first, tile, logits], stages, rows=1, tile=LEAST_ROWS, images_are_rows=1)
+        self.tables.step(structs.ROWS, [first, tile, logits], stages, rows=1, tile=LEAST_ROWS)
         return logits
 
     def _mean(self, first: int | None) -> Fields:
-        """What is classified: the first token of each image, or the mean of those from one on."""
+        """What is classified: the first token, or the mean of those from one on."""
         if first is None:
-            return {**self.stream, "row_bytes": self.stream["image_bytes"]}
+            return self.stream
         behind = {**self.stream, "offset": self.stream["offset"] + first * self.stream["row_bytes"]}
         mean = self.tables.rows("mean", 4 * self.width, 1)
         self.tables.step(structs.MEAN, [behind, mean], rows=self.tokens - first, channels=self.width)

@@ -11,6 +11,9 @@ from .stages import Stages, TileStep
 from .structs import Fields, Tables
 from .vectors import Rows, Vector, vector
 
+PLACES = 2
+"""What `csrc/grouped.h` computes at once of a grid."""
+
 TILE_BYTES = 131072
 """What a tile of taps may be, so that it stays in the second cache beside the weights."""
 
@@ -91,8 +94,8 @@ class Grids:
         first = branch.convolutions[0]
         edge = max(each.kernel for each in branch.convolutions) // 2
         channels = max(number for each in stages for number in (each["inputs"], each["outputs"]))
-        places = (first.side + 2 * edge) * (first.side + 2 * edge + 4)
-        size = 4 * LANES * (2 * places + 4) * channels
+        places = (first.side + 2 * edge) * (first.side + 2 * edge + PLACES)
+        size = 4 * LANES * (2 * places + PLACES) * channels
         self.tables.step(
             structs.GROUPED,
             [stream],

@@ -26,7 +26,7 @@ class _Program(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("steps", "stages", "buffers")),
         *((name, ctypes.c_int32) for name in ("count", "classes")),
-        *((name, ctypes.c_int64) for name in ("logits", "logits_bytes")),
+        *((name, ctypes.c_int64) for name in ("logits", "image_floats")),
     )
 
 
@@ -44,18 +44,16 @@ class Runner:
         self._run = _entry(library, assembled.isa.name)
         self._program = _Program(
             *(each.ctypes.data for each in (assembled.steps, assembled.stages, assembled.buffers)),
-            *(len(assembled.steps), assembled.classes, assembled.logits, assembled.logits_bytes),
+            *(len(assembled.steps), assembled.classes, assembled.logits, 3 * assembled.size**2),
         )
         self._own = threading.local()
 
     def __call__(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Images (n, 3, size, size), contiguous, n at most the assembled number -> logits (n, classes)."""
+        """Images (n, 3, size, size), contiguous, any number of them -> logits (n, classes)."""
         whole = self._assembled
         count, *shape = images.shape
-        if shape != [3, whole.size, whole.size] or not 0 < count <= whole.images:
-            raise ValueError(
-                f"images of shape {images.shape}: (1 to {whole.images}, 3, {whole.size}, {whole.size}) fit"
-            )
+        if shape != [3, whole.size, whole.size]:
+            raise ValueError(f"images of shape {images.shape}: (n, 3, {whole.size}, {whole.size}) is taken")
         if images.dtype != np.float32 or not images.flags.c_contiguous:
             raise ValueError(f"images of {images.dtype}: contiguous float32 is taken")
         if not hasattr(self._own, "arena"):

@@ -30,9 +30,9 @@ STAGE = np.dtype(
     [*((name, "i4") for name in (*_INTS, *_TAPS)), ("eps", "f4"), *((name, "i8") for name in _OFFSETS)], align=True
 )
 
-BUFFER = np.dtype([*((name, "i8") for name in ("offset", "image_bytes", "row_bytes")), ("in_arena", "i8")], align=True)
+BUFFER = np.dtype([(name, "i8") for name in ("offset", "row_bytes", "in_arena")], align=True)
 
-_STEP_INTS = ("kind", "stages", "first_stage", "first_buffer", "rows", "tile", "images_are_rows", "heads", "width")
+_STEP_INTS = ("kind", "stages", "first_stage", "first_buffer", "rows", "tile", "heads", "width")
 STEP = np.dtype(
     [
         *((name, "i4") for name in (*_STEP_INTS, "to_type", "queries", "weighted", "side", "patch")),
@@ -95,10 +95,10 @@ def table(rows: Sequence[Mapping[str, Any]], kind: np.dtype[Any]) -> NDArray[Any
 
 
 class Tables:
-    """Steps, stages and buffers of a program for so many images, and the memory that they name."""
+    """Steps, stages and buffers of a program, and the memory that they name."""
 
-    def __init__(self, images: int) -> None:
-        self.images, self.constants, self.arena = images, Constants(), Arena()
+    def __init__(self) -> None:
+        self.constants, self.arena = Constants(), Arena()
         self.steps, self.stages, self.buffers = list[Fields](), list[Fields](), list[Fields]()
         self._places: dict[tuple[Any, ...], int] = {}
 
@@ -109,9 +109,9 @@ class Tables:
         return self._places[key]
 
     def rows(self, use: str, row_bytes: int, rows: int) -> Fields:
-        """A buffer with so many rows of each image."""
-        offset = self.place((use, row_bytes, rows), (rows * self.images + LEAST_ROWS) * row_bytes)
-        return {"offset": offset, "image_bytes": rows * row_bytes, "row_bytes": row_bytes, "in_arena": 1}
+        """A buffer with so many rows."""
+        offset = self.place((use, row_bytes, rows), (rows + LEAST_ROWS) * row_bytes)
+        return {"offset": offset, "row_bytes": row_bytes, "in_arena": 1}
 
     def tile(self, rows: int, place: int, kind: int, row_bytes: int) -> Fields:
         """A buffer for the rows of a tile; steps share them."""

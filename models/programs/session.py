@@ -13,18 +13,15 @@ from ..onnx.session import GraphSession
 class ProgramSession(GraphSession):
     """A program on the fastest instruction set of this CPU, in the threads that call it.
 
-    Args:
-        batch: images of a call at most.
-
     Raises:
         ExportError: the library cannot be used here, or its kernels do not take the program's sizes.
     """
 
     runtime = "milkweed's CPU kernels"
 
-    def __init__(self, program: Program, batch: int) -> None:
+    def __init__(self, program: Program) -> None:
         try:
-            assembled = assemble(program, fastest_set(), batch)
+            assembled = assemble(program, fastest_set())
             self._runner = Runner(assembled)
         except (CpuLibraryError, ValueError) as error:
             raise ExportError(str(error)) from error

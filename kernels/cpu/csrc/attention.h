@@ -166,26 +166,24 @@ static void head(const Head& h, char* out, long ld_out, const float* scale, cons
 }
 
 // The qkv rows are (tokens, 3, heads, width) bfloat16, q already multiplied by log2(e) / sqrt(width).
-static void run_attention(const Program& p, const Step& s, const char* base, char* arena, int images) {
+static void run_attention(const Program& p, const Step& s, const char* base, char* arena) {
   const Buffer &in = p.buffers[s.first_buffer], &out = p.buffers[s.first_buffer + 1];
   const float* scale = (const float*)(base + s.scale);
   const float* bias = (const float*)(base + s.bias);
   const long step = 2L * s.heads * s.width;
   float* log_sizes = (float*)(arena + s.scratch);
   char* scratch = arena + s.scratch + (s.weighted ? 4L * up_to(s.rows, kLanes) : 0);
-  for (int image = 0; image < images; image++) {
-    if (s.weighted) {
-      const Buffer& sizes = p.buffers[s.first_buffer + 2];
-      for (int i = 0; i < s.rows; i++)
-        log_sizes[i] = __builtin_log2f(*(const float*)(arena + sizes.offset + image * sizes.image_bytes + i * sizes.row_bytes));
-    }
-    for (int h = 0; h < s.heads; h++) {
-      const char* q = arena + in.offset + image * in.image_bytes + 2L * h * s.width;
-      const Head one{q, q + step, q + 2 * step, s.weighted ? log_sizes : nullptr, (long)in.row_bytes, s.rows, s.queries, s.width};
-      char* to = arena + out.offset + image * out.image_bytes + (s.to_type == kU8 ? 1L : 2L) * h * s.width;
-      if (s.to_type == kU8) head<kU8>(one, to, out.row_bytes, scale + h * s.width, bias + h * s.width, scratch);
-      else head<kBF16>(one, to, out.row_bytes, scale, bias, scratch);
-    }
+  if (s.weighted) {
+    const Buffer& sizes = p.buffers[s.first_buffer + 2];
+    for (int i = 0; i < s.rows; i++)
+      log_sizes[i] = __builtin_log2f(*(const float*)(arena + sizes.offset + i * sizes.row_bytes));
+  }
+  for (int h = 0; h < s.heads; h++) {
+    const char* q = arena + in.offset + 2L * h * s.width;
+    const Head one{q, q + step, q + 2 * step, s.weighted ? log_sizes : nullptr, (long)in.row_bytes, s.rows, s.queries, s.width};
+    char* to = arena + out.offset + (s.to_type == kU8 ? 1L : 2L) * h * s.width;
+    if (s.to_type == kU8) head<kU8>(one, to, out.row_bytes, scale + h * s.width, bias + h * s.width, scratch);
+    else head<kBF16>(one, to, out.row_bytes, scale, bias, scratch);
   }
 }
 

@@ -65,21 +65,18 @@ static void run_stage(const Stage& s, const char* base, const char* from, long l
 }
 
 // All stages of a step, tile by tile.
-static void run_rows(const Program& p, const Step& step, const char* base, char* arena, int images) {
+static void run_rows(const Program& p, const Step& step, const char* base, char* arena) {
   const Buffer* buffers = p.buffers + step.first_buffer;
-  const int in_one = step.images_are_rows ? step.rows * images : step.rows, turns = step.images_are_rows ? 1 : images;
-  for (int image = 0; image < turns; image++) {
-    for (int r = 0; r < in_one; r += step.tile) {
-      const int rows = in_one - r < step.tile ? in_one - r : step.tile;
-      for (int i = 0; i < step.stages; i++) {
-        const Stage& s = p.stages[step.first_stage + i];
-        const Buffer &a = buffers[s.from], &b = buffers[s.to];
-        const auto at = [&](const Buffer& buffer, int row) {
-          return arena + buffer.offset + (buffer.in_arena ? image * buffer.image_bytes + row * buffer.row_bytes : 0);
-        };
-        if (s.action == kGather) gather(s, base, at(a, 0), a.row_bytes, at(b, r), b.row_bytes, r, rows);
-        else run_stage(s, base, at(a, r), a.row_bytes, at(b, r), b.row_bytes, rows);
-      }
+  for (int r = 0; r < step.rows; r += step.tile) {
+    const int rows = step.rows - r < step.tile ? step.rows - r : step.tile;
+    for (int i = 0; i < step.stages; i++) {
+      const Stage& s = p.stages[step.first_stage + i];
+      const Buffer &a = buffers[s.from], &b = buffers[s.to];
+      const auto at = [&](const Buffer& buffer, int row) {
+        return arena + buffer.offset + (buffer.in_arena ? row * buffer.row_bytes : 0);
+      };
+      if (s.action == kGather) gather(s, base, at(a, 0), a.row_bytes, at(b, r), b.row_bytes, r, rows);
+      else run_stage(s, base, at(a, r), a.row_bytes, at(b, r), b.row_bytes, rows);
     }
   }
 }
@@ -102,27 +99,23 @@ static void pixels(const Step& s, const float* scale, const float* bias, const f
     }
 }
 
-// Images (3, side, side) float32 as grids.
-static void run_pixels(const Program& p, const Step& s, const char* base, char* arena, const float* images, int count) {
+// An image (3, side, side) float32 as a grid.
+static void run_pixels(const Program& p, const Step& s, const char* base, char* arena, const float* image) {
   const Buffer& grid = p.buffers[s.first_buffer];
   const float *scale = (const float*)(base + s.scale), *bias = (const float*)(base + s.bias);
-  for (int i = 0; i < count; i++, images += 3L * s.side * s.side) {
-    char* to = arena + grid.offset + i * grid.image_bytes;
-    if (s.to_type == kU8) pixels<kU8>(s, scale, bias, images, to, grid.row_bytes);
-    else pixels<kBF16>(s, scale, bias, images, to, grid.row_bytes);
-  }
+  if (s.to_type == kU8) pixels<kU8>(s, scale, bias, image, arena + grid.offset, grid.row_bytes);
+  else pixels<kBF16>(s, scale, bias, image, arena + grid.offset, grid.row_bytes);
 }
 
-// The mean of the rows of each image, float32.
-static void run_mean(const Program& p, const Step& s, char* arena, int images) {
+// The mean of the rows, float32.
+static void run_mean(const Program& p, const Step& s, char* arena) {
   const Buffer &in = p.buffers[s.first_buffer], &out = p.buffers[s.first_buffer + 1];
-  for (int i = 0; i < images; i++)
-    for (int c = 0; c < s.channels; c += kLanes) {
-      f32x16 total{};
-      const char* from = arena + in.offset + i * in.image_bytes + 4L * c;
-      for (int r = 0; r < s.rows; r++, from += in.row_bytes) total += load<f32x16>(from);
-      store(arena + out.offset + i * out.image_bytes + 4L * c, total / (float)s.rows);
-    }
+  for (int c = 0; c < s.channels; c += kLanes) {
+    f32x16 total{};
+    const char* from = arena + in.offset + 4L * c;
+    for (int r = 0; r < s.rows; r++, from += in.row_bytes) total += load<f32x16>(from);
+    store(arena + out.offset + 4L * c, total / (float)s.rows);
+  }
 }
 
 }  // namespace ISA

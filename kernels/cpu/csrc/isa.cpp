@@ -5,28 +5,25 @@
 namespace milkweed {
 namespace ISA {
 
-// Patches of images (3, side, side) float32 as bfloat16 rows (patches, 3 patch patch), and the tokens' first values.
-static void run_patches(const Program& p, const Step& s, const char* base, char* arena, const float* images, int count) {
+// Patches of an image (3, side, side) float32 as bfloat16 rows (patches, 3 patch patch), and the tokens' first values.
+static void run_patches(const Program& p, const Step& s, const char* base, char* arena, const float* pixels) {
   const Buffer &rows = p.buffers[s.first_buffer], &tokens = p.buffers[s.first_buffer + 1];
   const int across = s.side / s.patch;
-  for (int image = 0; image < count; image++) {
-    const float* pixels = images + (long)image * 3 * s.side * s.side;
-    memcpy(arena + tokens.offset + image * tokens.image_bytes, base + s.start, s.start_bytes);
-    for (int y = 0; y < across; y++)
-      for (int x = 0; x < across; x++) {
-        char* to = arena + rows.offset + image * rows.image_bytes + (y * across + x) * rows.row_bytes;
-        for (int c = 0; c < 3; c++)
-          for (int i = 0; i < s.patch; i++, to += 2 * s.patch) {
-            const float* from = pixels + ((long)c * s.side + y * s.patch + i) * s.side + x * s.patch;
-            for (int j = 0; j < s.patch; j += kLanes) {
-              f32x16 some{};  // what is written behind the patch is written again, or meets weights of zero
-              if (s.patch - j < kLanes) memcpy(&some, from + j, 4 * (s.patch - j));
-              else some = load<f32x16>(from + j);
-              store(to + 2 * j, to_bf16(some));
-            }
+  memcpy(arena + tokens.offset, base + s.start, s.start_bytes);
+  for (int y = 0; y < across; y++)
+    for (int x = 0; x < across; x++) {
+      char* to = arena + rows.offset + (y * across + x) * rows.row_bytes;
+      for (int c = 0; c < 3; c++)
+        for (int i = 0; i < s.patch; i++, to += 2 * s.patch) {
+          const float* from = pixels + ((long)c * s.side + y * s.patch + i) * s.side + x * s.patch;
+          for (int j = 0; j < s.patch; j += kLanes) {
+            f32x16 some{};  // what is written behind the patch is written again, or meets weights of zero
+            if (s.patch - j < kLanes) memcpy(&some, from + j, 4 * (s.patch - j));
+            else some = load<f32x16>(from + j);
+            store(to + 2 * j, to_bf16(some));
           }
-      }
-  }
+        }
+    }
 }
 
 // Products of the same rows by the same panel, for benchmarks: what a core can do at most. Returns multiply-accumulates.
@@ -61,19 +58,21 @@ extern "C" __attribute__((visibility("default"))) void ENTRY(const Program* p, c
   (void)tiles;
   const char* base = (const char*)constants;
   char* a = (char*)arena;
-  for (int i = 0; i < p->count; i++) {
-    const Step& s = p->steps[i];
-    if (s.kind == kPatches) run_patches(*p, s, base, a, images, count);
-    else if (s.kind == kRows) run_rows(*p, s, base, a, count);
-    else if (s.kind == kAttention) run_attention(*p, s, base, a, count);
-    else if (s.kind == kPixels) run_pixels(*p, s, base, a, images, count);
-    else if (s.kind == kPerformer) run_performer(*p, s, base, a, count);
-    else if (s.kind == kMean) run_mean(*p, s, a, count);
-    else if (s.kind == kGrouped) run_grouped(*p, s, base, a, count);
-    else run_merge(*p, s, a, count);
+  // One after another: an image's rows fill a tile, and what the steps hand on stays in the caches.
+  for (; count > 0; count--, images += p->image_floats, logits += p->classes) {
+    for (int i = 0; i < p->count; i++) {
+      const Step& s = p->steps[i];
+      if (s.kind == kPatches) run_patches(*p, s, base, a, images);
+      else if (s.kind == kRows) run_rows(*p, s, base, a);
+      else if (s.kind == kAttention) run_attention(*p, s, base, a);
+      else if (s.kind == kPixels) run_pixels(*p, s, base, a, images);
+      else if (s.kind == kPerformer) run_performer(*p, s, base, a);
+      else if (s.kind == kMean) run_mean(*p, s, a);
+      else if (s.kind == kGrouped) run_grouped(*p, s, base, a);
+      else run_merge(*p, s, a);
+    }
+    memcpy(logits, a + p->logits, 4L * p->classes);
   }
-  for (int i = 0; i < count; i++)
-    memcpy(logits + (long)i * p->classes, a + p->logits + i * p->logits_bytes, 4L * p->classes);
 }
 
 }  // namespace milkweed

@@ -124,7 +124,7 @@ static void write_merged(const Step& s, const Merging& m, float* stream, float* 
   }
 }
 
-static void run_merge(const Program& p, const Step& s, char* arena, int images) {
+static void run_merge(const Program& p, const Step& s, char* arena) {
   const Buffer* b = p.buffers + s.first_buffer;
   Merging m;
   m.ld = b[0].row_bytes;
@@ -138,16 +138,14 @@ static void run_merge(const Program& p, const Step& s, char* arena, int images) 
   m.similarity = m.taken + m.first;
   m.nearest = (int*)(m.similarity + m.first);
   m.gone = m.nearest + m.first;
-  for (int image = 0; image < images; image++) {
-    const auto at = [&](int place) { return arena + b[place].offset + image * b[place].image_bytes; };
-    m.qkv = at(0);
-    m.stream = (const float*)at(1);
-    m.sizes = (const float*)at(4);
-    class_attention(s, m);
-    match(s, m);
-    choose(s, m);
-    write_merged(s, m, (float*)at(2), (float*)at(3));
-  }
+  const auto at = [&](int place) { return arena + b[place].offset; };
+  m.qkv = at(0);
+  m.stream = (const float*)at(1);
+  m.sizes = (const float*)at(4);
+  class_attention(s, m);
+  match(s, m);
+  choose(s, m);
+  write_merged(s, m, (float*)at(2), (float*)at(3));
 }
 
 }  // namespace ISA

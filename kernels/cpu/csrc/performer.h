@@ -120,7 +120,7 @@ static void answer(const Performing& p, const Step& s, const char* base, char* s
 }
 
 // From buffer 0, rows of keys, queries and values in float32: values to buffer 1, answers to buffer 2.
-static void run_performer(const Program& p, const Step& s, const char* base, char* arena, int images) {
+static void run_performer(const Program& p, const Step& s, const char* base, char* arena) {
   const Buffer* b = p.buffers + s.first_buffer;
   Performing one;
   one.ld = b[0].row_bytes;
@@ -132,13 +132,11 @@ static void run_performer(const Program& p, const Step& s, const char* base, cha
   one.summary = (float*)(arena + s.scratch);
   one.total = one.summary + (long)s.features * s.width;
   float* phi = one.total + s.features;
-  for (int image = 0; image < images; image++) {
-    const auto at = [&](int place) { return arena + b[place].offset + image * b[place].image_bytes; };
-    one.kqv = at(0);
-    sum_keys(one, phi);
-    if (s.to_type == kU8) answer<kU8>(one, s, base, at(1), b[1].row_bytes, at(2), b[2].row_bytes, phi);
-    else answer<kBF16>(one, s, base, at(1), b[1].row_bytes, at(2), b[2].row_bytes, phi);
-  }
+  const auto at = [&](int place) { return arena + b[place].offset; };
+  one.kqv = at(0);
+  sum_keys(one, phi);
+  if (s.to_type == kU8) answer<kU8>(one, s, base, at(1), b[1].row_bytes, at(2), b[2].row_bytes, phi);
+  else answer<kBF16>(one, s, base, at(1), b[1].row_bytes, at(2), b[2].row_bytes, phi);
 }
 
 }  // namespace ISA

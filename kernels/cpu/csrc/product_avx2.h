@@ -26,6 +26,7 @@ static inline void multiply_bytes(const char* rows, long ld, const char* panel, 
   for (int j = 0; j < NR; j++) {
     __m256i sum[R][2] = {};
     const char *a = rows, *w = panel + 64 * j;
+#pragma GCC unroll 2
     for (int k = 0; k < steps; k++, a += 4, w += NR * 64) {
       const __m256i low = load<__m256i>(w), high = load<__m256i>(w + 32);
 #pragma GCC unroll 4

@@ -29,19 +29,18 @@ struct Stage {
   int64_t places;              // int32 by group: column that it is written to
 };
 
-// Rows in the arena: row r of image i at offset + i image_bytes + r row_bytes, or, not `in_arena`, rows of a tile alone.
+// Rows in the arena: of the image, row r at offset + r row_bytes, or, not `in_arena`, of a tile alone.
 struct Buffer {
-  int64_t offset, image_bytes, row_bytes, in_arena;
+  int64_t offset, row_bytes, in_arena;
 };
 
 struct Step {
   int32_t kind, stages, first_stage, first_buffer;
   int32_t rows, tile;          // rows of an image, and of a tile
-  int32_t images_are_rows;     // the rows of one image follow those of the one before: a tile may hold rows of two
   int32_t heads, width, to_type;  // of an attention: from buffer 0, (rows, 3, heads, width) bfloat16, to buffer 1,
   int32_t queries;             // for so many queries;
   int32_t weighted;            // buffer 2 has how many patches each token stands for; of a merge buffer 4
-  int32_t side, patch;         // of patches and pixels: images (3, side, side) float32 to buffer 0 as rows
+  int32_t side, patch;         // of patches and pixels: an image (3, side, side) float32 to buffer 0 as rows
   int32_t prefix, merged;      // of a merge: tokens in front that stay as they are, tokens that vanish; by the keys in
   int32_t channels;            // buffer 0 the stream, float32 rows of so many channels, goes from buffer 1 to 2, sizes to 3
   int32_t features;            // of a performer: rows of keys, queries, values of `width`, their features in whole vectors
@@ -58,9 +57,9 @@ struct Program {
   const Step* steps;
   const Stage* stages;
   const Buffer* buffers;
-  int32_t count;
-  int32_t classes;
-  int64_t logits, logits_bytes;  // offset in the arena, and bytes from one image's to the next
+  int32_t count, classes;
+  int64_t logits;        // offset in the arena
+  int64_t image_floats;  // from one image to the next
 };
 
 }  // namespace milkweed

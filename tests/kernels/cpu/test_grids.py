@@ -32,9 +32,9 @@ def test_both_number_types_are_near_the_definition(shape: str, isa: InstructionS
     images = images_of(program, 3)
     wanted = evaluate(program, images.astype(np.float64))
     limit = FEW_PLACES if shape == "few places" else BFLOAT16_ERROR
-    assert error(run(assemble(program, isa, 3), images), wanted) < limit
+    assert error(run(assemble(program, isa), images), wanted) < limit
     limit = INT8_ERROR * (1 if isa.levels == LEVELS else 1.5)  # weights of 7 bits
-    assert error(run(assemble(in_8_bits(program, images, isa), isa, 3), images), wanted) < limit
+    assert error(run(assemble(in_8_bits(program, images, isa), isa), images), wanted) < limit
 
 
 @pytest.mark.parametrize("shape", ["odd", "few groups", "class token, dense branch"])
@@ -42,7 +42,7 @@ def test_both_number_types_are_near_the_definition(shape: str, isa: InstructionS
 def test_neither_company_nor_memory_changes_an_answer(shape: str, eight_bits: bool, isa: InstructionSet) -> None:
     program = made(**SHAPES[shape])
     images = images_of(program, 5)
-    runner = Runner(assemble(in_8_bits(program, images, isa) if eight_bits else program, isa, 5), LIBRARY)
+    runner = Runner(assemble(in_8_bits(program, images, isa) if eight_bits else program, isa), LIBRARY)
     together = runner(images)
     assert np.array_equal(np.concatenate([runner(image[None]) for image in images]), together)
     assert np.array_equal(runner(np.ascontiguousarray(images[::-1])), together[::-1])
@@ -81,7 +81,7 @@ def test_a_mistake_is_more_than_rounding(mistake: str, groups: int, isa: Instruc
     images = images_of(program, 3)
     wanted = evaluate(program, images.astype(np.float64))
     wrong = replace(program, operators=[MISTAKES[mistake](each) for each in program.operators])
-    assert error(run(assemble(wrong, isa, 3), images), wanted) > 3 * BFLOAT16_ERROR
+    assert error(run(assemble(wrong, isa), images), wanted) > 3 * BFLOAT16_ERROR
 
 
 def test_a_performer_whose_features_vanish_divides_by_its_epsilon(isa: InstructionSet) -> None:
@@ -90,7 +90,7 @@ def test_a_performer_whose_features_vanish_divides_by_its_epsilon(isa: Instructi
     images = images_of(program, 2)
     wanted = evaluate(replace(program, operators=large), images.astype(np.float64))
     assert error(evaluate(program, images.astype(np.float64)), wanted) > 3 * BFLOAT16_ERROR
-    assert error(run(assemble(replace(program, operators=large), isa, 2), images), wanted) < BFLOAT16_ERROR
+    assert error(run(assemble(replace(program, operators=large), isa), images), wanted) < BFLOAT16_ERROR
 
 
 def test_silu_is_as_near_as_its_comment_says(isa: InstructionSet) -> None:
@@ -103,7 +103,7 @@ def test_silu_is_as_near_as_its_comment_says(isa: InstructionSet) -> None:
     program = made()
     head = replace(program.head, classifier=replace(program.head.classifier, inputs=np.arange(64)[None]))
     program = replace(program, embed=replace(program.embed, size=1), operators=[Pyramid([zeros]), branch], head=head)
-    assembled = assemble(program, isa, 1)
+    assembled = assemble(program, isa)
     stream = int(assembled.buffers["offset"][-3 - 1])  # before the last step's three, the mean reads it
     for pixel in np.linspace(1, 2, 129)[:-1].astype(np.float32):  # exact in bfloat16
         runner = Runner(assembled, LIBRARY)
@@ -130,4 +130,4 @@ def test_what_a_branch_by_groups_reads_is_not_quantised() -> None:
 )
 def test_sizes_that_the_kernels_do_not_take_are_named(shape: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        assemble(made(**shape), next(iter(SETS)), 1)
+        assemble(made(**shape), next(iter(SETS)))

@@ -51,7 +51,7 @@ for isa in (each for each in supported_sets() if each.name in names):
         program = tests.made(**shape)
         images = tests.images_of(program, 2)
         for each in (program, quantised(program, calibrated(program, [images]))):
-            assembled = assemble(each, isa, 2)
+            assembled = assemble(each, isa)
             if plant:  # more than the images hold
                 assembled.steps["side"][0] *= 2
             assert np.isfinite(Runner(assembled, library)(images)).all()

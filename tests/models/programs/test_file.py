@@ -99,7 +99,7 @@ def test_what_is_read_computes_the_same_bits_whichever_cpu_reads_it(
     most = {int(abs(each.weight).max()) for each in program.operators if isinstance(each, Factor)}
     assert most == {levels}
     pixels = images(5).numpy()
-    assert np.array_equal(ProgramSession(program, 5)(pixels), forward_of(made[0], 5)._session(pixels))
+    assert np.array_equal(ProgramSession(program)(pixels), forward_of(made[0], 5)._session(pixels))
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -109,7 +109,7 @@ def test_bfloat16_takes_two_bytes_and_computes_the_same_bits(arch: str, tmp_path
     saved(made, tmp_path / "b", made[0].operators(PROGRAM_SIZE))
     program, _ = load_operators(tmp_path / "b")
     pixels = images(5).numpy()
-    assert np.array_equal(ProgramSession(program, 5)(pixels), forward_of(made[0], 5)._session(pixels))
+    assert np.array_equal(ProgramSession(program)(pixels), forward_of(made[0], 5)._session(pixels))
 
 
 def test_a_file_is_hardly_larger_than_the_weights() -> None:

@@ -116,10 +116,10 @@ def test_the_program_is_the_model(name: str) -> None:
 def test_the_kernels_answer_as_torch_does(name: str) -> None:
     model = MODELS[name]()
     pixels, expected = images(32), MODELS[name]()(images(32))
-    assert divergence(expected, ProgramSession(program_of(model, 40), 32)(pixels)) < 0.002
+    assert divergence(expected, ProgramSession(program_of(model, 40))(pixels)) < 0.002
     activations = calibrate(model, 40, pixels.split(8))
     stored = as_stored(model, int8_storage(model, activations))
-    assert divergence(expected, ProgramSession(int8_program(stored, 40, activations), 32)(pixels)) < 0.02
+    assert divergence(expected, ProgramSession(int8_program(stored, 40, activations))(pixels)) < 0.02
 
 
 def test_what_the_kernels_do_not_compute_is_named() -> None:
@@ -147,7 +147,7 @@ def test_activations_of_another_model_are_refused() -> None:
 @needs_library
 def test_sizes_that_the_kernels_do_not_take_are_an_error_of_the_session() -> None:
     with pytest.raises(ExportError, match="40 channels: the kernels take multiples of 16"):
-        ProgramSession(program_of(vit(embed_dim=40, num_heads=1), 40), 1)
+        ProgramSession(program_of(vit(embed_dim=40, num_heads=1), 40))
 
 
 def test_without_the_library_the_refusal_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,4 +157,4 @@ def test_without_the_library_the_refusal_says_why(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(session, "fastest_set", missing)
     assert kernels_refusal() == "the CPU kernels are not built: make kernels"
     with pytest.raises(ExportError, match="not built"):
-        ProgramSession(program_of(vit(), 40), 1)
+        ProgramSession(program_of(vit(), 40))
