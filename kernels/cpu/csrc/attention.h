@@ -132,17 +132,18 @@ static void head(const Head& h, char* out, long ld_out, const float* scale, cons
   transpose_values(h.v, h.ld, h.n, h.width, v_steps, values);
   for (int first = 0; first < h.queries; first += kPanel) {
     const int here = h.queries - first < kPanel ? h.queries - first : kPanel;
+    const int wanted = (here + kLanes - 1) / kLanes;
     pack_queries(h.q + first * h.ld, h.ld, here, h.width, queries);
     for (int i = 0; i < keys; i += at_once)
-      multiply<BF16>(kPanelNr, h.k + i * h.ld, h.ld, queries, q_steps, scores + i * kPanel, kPanel);
+      multiply<BF16>(kPanelNr, h.k + i * h.ld, h.ld, queries, q_steps, scores + i * kPanel, kPanel, wanted);
     f32x16 inverse[kPanelNr];
-    for (int j = 0; j < kPanelNr; j++) {
+    for (int j = 0; j < wanted; j++) {
       const auto down = h.log_sizes ? softmax<true> : softmax<false>;
       inverse[j] = down(scores + j * kLanes, h.log_sizes, h.n, v_steps, panel + j * 64);
     }
     for (int d = 0; d < width; d += at_once)
-      multiply<BF16>(kPanelNr, values + d * ld_v, ld_v, panel, v_steps, sums + d * kPanel, kPanel);
-    for (int j = 0; j < kPanelNr; j++) {
+      multiply<BF16>(kPanelNr, values + d * ld_v, ld_v, panel, v_steps, sums + d * kPanel, kPanel, wanted);
+    for (int j = 0; j < wanted; j++) {
       const int left = here - j * kLanes;
       for (int d = 0; d < h.width; d += kLanes) {
         u32x16 rows[kLanes];

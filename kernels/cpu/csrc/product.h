@@ -8,7 +8,8 @@
 // Each instruction set defines
 //   kSteps            panels hold a multiple of so many k-steps
 //   rows_at_once(NR)  rows of one call
-//   multiply<T, NR>   sums (rows, ld_sums) of 4 bytes = rows (`ld` bytes apart) by a panel of `steps` k-steps
+//   multiply<T, NR>   sums (rows, ld_sums) of 4 bytes = rows (`ld` bytes apart) by a panel of `steps` k-steps; where
+//                     `wanted` is less than NR, only so many vectors of a row have to be right
 #pragma once
 
 #include "vectors.h"
@@ -45,11 +46,11 @@ namespace milkweed {
 namespace ISA {
 
 template <class T>
-static inline void multiply(int nr, const void* rows, long ld, const void* panel, int steps, void* sums, long ld_sums) {
-  if (nr == 2) return multiply<T, 2>(rows, ld, panel, steps, sums, ld_sums);
+static inline void multiply(int nr, const void* rows, long ld, const void* panel, int steps, void* sums, long ld_sums, int wanted) {
+  if (nr == 2) return multiply<T, 2>(rows, ld, panel, steps, sums, ld_sums, wanted);
 #if !defined(__AMX_INT8__)
-  if (nr == 3) return multiply<T, 3>(rows, ld, panel, steps, sums, ld_sums);
-  multiply<T, 4>(rows, ld, panel, steps, sums, ld_sums);
+  if (nr == 3) return multiply<T, 3>(rows, ld, panel, steps, sums, ld_sums, wanted);
+  multiply<T, 4>(rows, ld, panel, steps, sums, ld_sums, wanted);
 #endif
 }
 

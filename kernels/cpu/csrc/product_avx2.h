@@ -44,7 +44,7 @@ static inline void multiply_bytes(const char* rows, long ld, const char* panel, 
 
 // By float32, to which rows are widened once for all outputs of a panel, and weights as they are loaded.
 template <int NR>
-static inline void multiply_floats(const char* rows, long ld, const char* panel, int steps, float* sums, long ld_sums) {
+static inline void multiply_floats(const char* rows, long ld, const char* panel, int steps, float* sums, long ld_sums, int wanted) {
   constexpr int R = rows_at_once(NR), kChunk = 128;
   alignas(32) float wide[R][2 * kChunk + 8];
   for (int first = 0; first < steps; first += kChunk) {
@@ -52,7 +52,7 @@ static inline void multiply_floats(const char* rows, long ld, const char* panel,
     for (int r = 0; r < R; r++)
       for (int k = 0; k < here; k += 4)
         store(wide[r] + 2 * k, _mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(rows + r * ld + 4L * (first + k))), 16));
-    for (int j = 0; j < NR; j++) {
+    for (int j = 0; j < wanted; j++) {
       __m256 sum[R][2];
 #pragma GCC unroll 4
       for (int r = 0; r < R; r++)
@@ -84,9 +84,9 @@ static inline void multiply_floats(const char* rows, long ld, const char* panel,
 }
 
 template <class T, int NR>
-static inline void multiply(const void* rows, long ld, const void* panel, int steps, void* sums, long ld_sums) {
+static inline void multiply(const void* rows, long ld, const void* panel, int steps, void* sums, long ld_sums, int wanted) {
   if constexpr (T::kPerStep == 4) multiply_bytes<NR>((const char*)rows, ld, (const char*)panel, steps, (float*)sums, ld_sums);
-  else multiply_floats<NR>((const char*)rows, ld, (const char*)panel, steps, (float*)sums, ld_sums);
+  else multiply_floats<NR>((const char*)rows, ld, (const char*)panel, steps, (float*)sums, ld_sums, wanted);
 }
 
 }  // namespace ISA

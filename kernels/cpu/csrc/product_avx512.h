@@ -29,7 +29,7 @@ static inline void add_products(typename T::Sum& sum, __m512i row, __m512i weigh
 // Not inlined, for the same reason.
 template <class T, int NR>
 __attribute__((noinline)) static void multiply(const void* rows, long ld, const void* panel, int steps, void* sums,
-                                               long ld_sums) {
+                                               long ld_sums, int) {
   constexpr int R = rows_at_once(NR);
   typename T::Sum sum[R][NR];
 #pragma GCC unroll 12

@@ -88,7 +88,7 @@ static void factor(const Stage& s, const char* base, const char* from, long ld_f
     const char* inputs = from + (long)block * s.inputs * sizeof(typename T::Element);
     for (int output = 0; output < s.outputs; output += width, panel += (long)steps * width * 4) {
       for (int r = 0; r < rows; r += at_once) {
-        multiply<T>(s.nr, inputs + r * ld_from, ld_from, panel, steps, sums, width);
+        multiply<T>(s.nr, inputs + r * ld_from, ld_from, panel, steps, sums, width, s.nr);
         const int here = rows - r < at_once ? rows - r : at_once;
         for (int j = 0; j < width; j += kLanes)
           finish<T, EPILOGUE, TO>(s, base, block * s.outputs + output + j, sums + j, width, here, to + r * ld_to, ld_to);
