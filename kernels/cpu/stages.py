@@ -12,8 +12,6 @@ from .program import Convolution, Factor, Norm, Places
 from .structs import Fields, Tables
 from .vectors import Rows, Vector
 
-MOST_TAPS = 256
-
 
 class Stages:
     """Makes stages for an instruction set; their weights go to the constants."""
@@ -48,21 +46,14 @@ class Stages:
         return self.floats(1 / out.quantiser.scale[order]), self.floats(out.quantiser.zero[order])
 
     def gather(self, convolution: Convolution, grid: Vector) -> Fields:
-        """The taps of a grid whose channels lie in their own order.
-
-        Raises:
-            ValueError: the kernel has more taps than fit.
-        """
+        """The taps of a grid whose channels lie in their own order."""
         blocks, inputs = convolution.factor.inputs.shape
-        taps = convolution.kernel**2
-        if taps > MOST_TAPS:
-            raise ValueError(f"a convolution of {taps} taps: the kernels take {MOST_TAPS} at most")
         outside = np.zeros(len(grid.order)) if grid.quantiser is None else np.rint(grid.quantiser.zero)
         geometry = ("side", "across", "kernel", "stride", "dilation", "padding")
         return {
             "action": structs.GATHER,
             "blocks": blocks,
-            "inputs": inputs // taps * structs.ITEM_BYTES[grid.kind],
+            "inputs": inputs // convolution.kernel**2 * structs.ITEM_BYTES[grid.kind],
             **{name: getattr(convolution, name) for name in geometry},
             "bias": self.constants.add(outside.astype(np.uint16 if grid.quantiser is None else np.uint8)),
         }

@@ -11,7 +11,7 @@ constexpr int kPanelNr = 2, kPanel = kLanes * kPanelNr;
 
 static inline int up_to(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// What has the bit STEP in one of row and column alone changes places.
+// Of two rows, whose numbers differ in the bit STEP, what has that bit in either row or column changes places.
 template <int STEP>
 static inline void exchange(native_bits& a, native_bits& b) {
   native_bits low{}, high{};
@@ -24,6 +24,7 @@ static inline void exchange(native_bits& a, native_bits& b) {
   b = __builtin_shuffle(first, b, high);
 }
 
+// Exchanges rows and columns of a block: bit by bit, from STEP on.
 template <int STEP>
 static inline void exchange_all(native_bits (&block)[kNative]) {
 #pragma GCC unroll 16

@@ -1,4 +1,4 @@
-// Sixteen lanes in the compiler's vector types: one source for AVX-512, AVX2 and processors without either.
+// Sixteen lanes in the compiler's vector types, with AVX2 in two of eight: one source for all instruction sets.
 #pragma once
 
 #include <cstdint>
@@ -51,6 +51,7 @@ typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 #endif
 
+// Inlined always: a call would move what a register holds through memory.
 template <class V>
 static inline __attribute__((always_inline)) void copy(V& to, const void* from) {
   memcpy(&to, from, sizeof to);

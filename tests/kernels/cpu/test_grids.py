@@ -121,13 +121,6 @@ def test_what_a_branch_by_groups_reads_is_not_quantised() -> None:
     assert "head" not in apart
 
 
-@pytest.mark.parametrize(
-    ("shape", "said"),
-    [
-        ({"width": 48, "embed": 24, "dilations": (1,)}, "24 channels: the kernels take multiples of 16"),
-        ({"kernel": 17}, "a convolution of 289 taps: the kernels take 256 at most"),
-    ],
-)
-def test_sizes_that_the_kernels_do_not_take_are_named(shape: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        assemble(made(**shape), next(iter(SETS)))
+def test_sizes_that_the_kernels_do_not_take_are_named() -> None:
+    with pytest.raises(ValueError, match="24 channels: the kernels take multiples of 16"):
+        assemble(made(width=48, embed=24, dilations=(1,)), next(iter(SETS)))
