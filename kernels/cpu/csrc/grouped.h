@@ -9,12 +9,7 @@ namespace ISA {
 
 constexpr int kPlaces = 2, kOutputs = 4;  // what shares its weights, and its inputs, in registers
 
-// A grid of sixteen groups, (side + edges, pitch, channels of a group, 16), zeros around it.
-struct Groups {
-  float* values;
-  int channels;
-};
-
+// Where a place lies in a grid of sixteen groups, (side + edges, pitch, channels of a group, 16), zeros around it.
 struct Square {
   int side, edge, pitch;
   long at(int y, int x, int channels) const { return ((long)(y + edge) * pitch + x + edge) * channels * kLanes; }
@@ -56,18 +51,18 @@ static inline void convolve(const Stage& s, const Square& q, const float* w, con
 }
 
 // One convolution of sixteen groups. `sums` has room for two places.
-static void convolve(const Stage& s, const char* base, int block, const Square& q, const Groups& in, const Groups& out, float* sums) {
+static void convolve(const Stage& s, const char* base, int block, const Square& q, const float* in, float* out, float* sums) {
   const float* w = (const float*)(base + s.weights) + (long)block * s.kernel * s.kernel * s.inputs * s.outputs * kLanes;
   const float* bias = (const float*)(base + s.bias) + (long)block * s.outputs * kLanes;
   const int reach = s.kernel / 2;
   for (int y = 0; y < q.side; y++)
     for (int x = 0; x < q.side; x += kPlaces) {
-      const float* from = in.values + q.at(y - reach, x - reach, s.inputs);
+      const float* from = in + q.at(y - reach, x - reach, s.inputs);
       int output = 0;
       for (; output + kOutputs <= s.outputs; output += kOutputs) convolve<kOutputs>(s, q, w, bias, from, output, sums);
       for (; output < s.outputs; output++) convolve<1>(s, q, w, bias, from, output, sums);
       const int here = q.side - x < kPlaces ? q.side - x : kPlaces;
-      float* to = out.values + q.at(y, x, s.outputs);
+      float* to = out + q.at(y, x, s.outputs);
       for (int i = 0; i < here * s.outputs; i++) {
         const f32x16 v = load<f32x16>(sums + i * kLanes);
         store(to + i * kLanes, s.epilogue == kSilu ? silu(v) : v);
@@ -81,32 +76,32 @@ static void run_grouped(const Program& p, const Step& s, const char* base, char*
   const Buffer& stream = p.buffers[s.first_buffer];
   const Stage *first = p.stages + s.first_stage, *last = first + s.stages - 1;
   const Square q{s.side, s.prefix, s.side + 2 * s.prefix + kPlaces};
-  Groups grids[2] = {{(float*)(arena + s.scratch), 0}, {(float*)(arena + s.scratch) + q.places() * s.channels * kLanes, 0}};
-  float* sums = grids[1].values + q.places() * s.channels * kLanes;
+  const long room = q.places() * s.channels * kLanes;
+  float *scratch = (float*)(arena + s.scratch), *grids[2] = {scratch, scratch + room}, *sums = scratch + 2 * room;
   char* rows = arena + stream.offset;
   for (int block = 0; block < s.heads; block++) {
     const int lanes = s.features - block * kLanes < kLanes ? s.features - block * kLanes : kLanes;
     const int32_t* from = (const int32_t*)(base + first->places) + (long)block * first->inputs * kLanes;
     const int32_t* to = (const int32_t*)(base + last->places) + (long)block * last->outputs * kLanes;
     for (int i = 0, channels = first->inputs; i < 2; i++, channels = first->outputs)
-      memset(grids[i].values, 0, q.places() * channels * kLanes * 4);
+      memset(grids[i], 0, q.places() * channels * kLanes * 4);
     for (int y = 0; y < q.side; y++)
       for (int x = 0; x < q.side; x++) {
         const float* row = (const float*)(rows + ((long)y * q.side + x) * stream.row_bytes);
-        float* at = grids[0].values + q.at(y, x, first->inputs);
+        float* at = grids[0] + q.at(y, x, first->inputs);
         for (int i = 0; i < first->inputs; i++)
           for (int lane = 0; lane < lanes; lane++) at[i * kLanes + lane] = row[from[i * kLanes + lane]];
       }
     int now = 0;
     for (const Stage* each = first; each <= last; each++, now ^= 1) {
       // What lay there before had other places.
-      if (each != first) memset(grids[now ^ 1].values, 0, q.places() * each->outputs * kLanes * 4);
+      if (each != first) memset(grids[now ^ 1], 0, q.places() * each->outputs * kLanes * 4);
       convolve(*each, base, block, q, grids[now], grids[now ^ 1], sums);
     }
     for (int y = 0; y < q.side; y++)
       for (int x = 0; x < q.side; x++) {
         float* row = (float*)(rows + ((long)y * q.side + x) * stream.row_bytes);
-        const float* at = grids[now].values + q.at(y, x, last->outputs);
+        const float* at = grids[now] + q.at(y, x, last->outputs);
         for (int i = 0; i < last->outputs; i++)
           for (int lane = 0; lane < lanes; lane++) row[to[i * kLanes + lane]] += at[i * kLanes + lane];
       }

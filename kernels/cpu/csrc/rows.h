@@ -57,7 +57,7 @@ static inline void finish(const Stage& s, const char* base, int output, const fl
     scale2 = load<f32x16>((const float*)(base + s.scale2) + output);
     bias2 = load<f32x16>((const float*)(base + s.bias2) + output);
   }
-  const int group = s.group;
+  const int group = s.group;  // read once: what is stored below may be anything
   const int32_t* places = (const int32_t*)(base + s.places) + output / group;
   for (int r = 0; r < rows; r++, sums += ld_sums, to += ld_to) {
     f32x16 v = as_float<T>(sums);

@@ -123,12 +123,8 @@ static inline native spread(const float* v) {
 static inline f32x16 smaller(f32x16 a, f32x16 b) { return (f32x16)_mm512_min_ps((__m512)a, (__m512)b); }
 static inline f32x16 larger(f32x16 a, f32x16 b) { return (f32x16)_mm512_max_ps((__m512)a, (__m512)b); }
 #elif defined(MILKWEED_HALVES)
-static inline f32x16 smaller(f32x16 a, f32x16 b) {
-  return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
-}
-static inline f32x16 larger(f32x16 a, f32x16 b) {
-  return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
-}
+static inline f32x16 smaller(f32x16 a, f32x16 b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
+static inline f32x16 larger(f32x16 a, f32x16 b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
 #else
 static inline f32x16 smaller(f32x16 a, f32x16 b) { return a < b ? a : b; }
 static inline f32x16 larger(f32x16 a, f32x16 b) { return a > b ? a : b; }
