@@ -177,7 +177,8 @@ def _finish(axis: Any, title: str, xlabel: str, **legend: Any) -> None:
     handles, labels = axis.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     if len(once) > 1:
-        axis.legend(once.values(), once.keys(), **legend)
+        # "best" by name: as the default, Matplotlib warns of it where the machine stalls for a second.
+        axis.legend(once.values(), once.keys(), **{"loc": "best", **legend})
 
 
 def _spans_decades(values: Sequence[float]) -> bool:

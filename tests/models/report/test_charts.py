@@ -1,10 +1,13 @@
 """The charts hold the report's figures where they belong, on the page and in a picture."""
 
+import itertools
 import random
 import re
+import warnings
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,3 +111,12 @@ def test_best_at_size_is_what_nothing_as_small_matches(seed: int, name: str, sig
     }
     best = [(candidate.share, sign * getattr(candidate, name)) for candidate in best_at_size(curve, name)]
     assert best == sorted(wanted)
+
+
+def test_a_machine_that_stalls_brings_no_warning(full: RunReport, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=2)  # seconds
+    monkeypatch.setattr("matplotlib.legend.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert page_charts(full)
+    assert next(clock) > 0  # a legend was placed
