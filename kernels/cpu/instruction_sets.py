@@ -3,7 +3,7 @@
 import functools
 from pathlib import Path
 
-from .packing import InstructionSet
+from .packing import InstructionSet, Rounding
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -21,7 +21,7 @@ SETS: dict[InstructionSet, tuple[frozenset[str], tuple[str, ...]]] = {
     ),
     InstructionSet("avx512_vnni", 1, (3, 4, 2)): (frozenset(_AVX512), ("-march=x86-64-v4", "-mavx512vnni")),
     InstructionSet("avx2_vnni", 1, (2, 3, 4)): (frozenset({*_AVX2, "avx_vnni"}), ("-march=x86-64-v3", "-mavxvnni")),
-    InstructionSet("avx2", 1, (2, 3, 4), levels=63): (frozenset(_AVX2), ("-march=x86-64-v3",)),
+    InstructionSet("avx2", 2, (2, 3, 4), Rounding(63, 20)): (frozenset(_AVX2), ("-march=x86-64-v3",)),
     InstructionSet("plain", 1, (2, 3, 4)): (frozenset(), ()),
 }
 """Each set with the CPU's flags that it needs, as Linux names them, and the compiler's options; the fastest first."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .packing import Rounding
 from .program import (
     Attention,
     Branch,
@@ -35,7 +36,7 @@ ALPHAS = {0.0: ALPHA, GELU_LEAST: 0.1, SILU_LEAST: 0.3}
 """The exponent alpha for inputs of any kind, of GELU and of SiLU. A key is the negative of the least value."""
 
 LEVELS = 127
-
+AS_USUAL = Rounding(LEVELS)
 
 Maxima = Mapping[str, Floats]
 """The largest magnitude of each channel of the inputs of each factor, by the factor's name."""
@@ -76,15 +77,15 @@ def channels_of(program: Program) -> dict[str, int]:
     return {each.factor.name: each.channels for each in _readers(program)}
 
 
-def quantised(program: Program, maxima: Maxima, levels: int = LEVELS) -> Program:
+def quantised(program: Program, maxima: Maxima, rounding: Rounding = AS_USUAL) -> Program:
     """Return the program with all factors in int8 but the classifier's and those of branches by groups.
 
     Args:
-        levels: the largest magnitude of a weight: those of the instruction set that will run it, if that is known.
-            A program that was rounded to more levels is rounded again where it runs, and loses more by it.
+        rounding: what the instruction set that will run it likes, if that is known. A program that was rounded to more
+            levels is rounded again where it runs, and loses more by it.
     """
     found = {
-        each.factor.name: _quantised(each, maxima[each.factor.name].astype(np.float64), levels)
+        each.factor.name: _quantised(each, maxima[each.factor.name].astype(np.float64), rounding)
         for each in _readers(program)
     }
     return with_factors(program, lambda factor: found[factor.name])
@@ -122,7 +123,7 @@ def _readers(program: Program) -> Iterator[_Reader]:
                 yield _Reader(each.factor, each.channels, SILU_LEAST if place else 0.0, each.kernel**2)
 
 
-def _quantised(reader: _Reader, most: Floats, levels: int) -> Factor:
+def _quantised(reader: _Reader, most: Floats, rounding: Rounding) -> Factor:
     factor, least = reader.factor, reader.least
     alpha = ALPHAS[least]
     most = np.maximum(most, 1e-6 * most.max() + 1e-30) + least
@@ -134,7 +135,9 @@ def _quantised(reader: _Reader, most: Floats, levels: int) -> Factor:
     # In place, since a start waits for it: a new array of so many numbers takes longer than the arithmetic.
     folded = factor.weight.astype(np.float64)
     folded *= wide[factor.inputs][:, None]
-    worth = np.maximum(np.maximum(folded.max(-1), -folded.min(-1)), 1e-30) / levels
+    worth = np.maximum(np.maximum(folded.max(-1), -folded.min(-1)), 1e-30) / rounding.levels
+    if rounding.rms < np.inf:
+        worth = np.maximum(worth, np.sqrt(np.einsum("boi,boi->bo", folded, folded) / folded.shape[-1]) / rounding.rms)
     folded /= worth[..., None]
     weight = np.rint(folded, out=folded).astype(np.int8)
     return replace(factor, weight=weight, scale=worth, quantiser=Quantiser(scale, zero))

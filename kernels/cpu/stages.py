@@ -81,6 +81,8 @@ class Stages:
             "group": packed.group,
         }
         arrays: dict[str, NDArray[Any]] = {"weights": packed.panels, "scale": packed.scale, "bias": packed.bias}
+        if packed.rests is not None:
+            arrays |= {"rests": packed.rests.table, "rest_weights": packed.rests.weights}
         if packed.scale2 is not None and packed.bias2 is not None:
             arrays |= {"scale2": packed.scale2, "bias2": packed.bias2}
         arrays |= {"places": packed.places}

@@ -25,7 +25,7 @@ ITEM_BYTES = {F32: 4, BF16: 2, U8: 1}
 
 _INTS = ("action", "type", "blocks", "inputs", "outputs", "nr", "epilogue", "to_type", "from", "to", "group")
 _TAPS = ("side", "across", "kernel", "stride", "dilation", "padding")
-_OFFSETS = ("weights", "scale", "bias", "scale2", "bias2", "places")
+_OFFSETS = ("weights", "rests", "rest_weights", "scale", "bias", "scale2", "bias2", "places")
 STAGE = np.dtype(
     [*((name, "i4") for name in (*_INTS, *_TAPS)), ("eps", "f4"), *((name, "i8") for name in _OFFSETS)], align=True
 )
@@ -128,7 +128,7 @@ class Tables:
 
 
 def attention_bytes(tokens: int, width: int) -> int:
-    """What one head needs in the kernel: transposed values, queries, scores, probabilities, sums."""
+    """What one head needs in the kernel: transposed values, keys, queries, scores, probabilities, sums."""
     keys, padded, panel = -(-tokens // 32) * 32, -(-width // 32) * 32, 32
     return 4 * (padded * keys + 2 * panel * padded + 2 * panel * keys + panel * padded) + 16 * SLACK
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...kernels.cpu.packing import bfloat16
 from ...kernels.cpu.program import Branch, Convolution, Embed, Factor, Floats, Program, convolution
 from ...kernels.cpu.quantise import LEVELS, channels_of, quantised, with_factors
-from .session import weight_levels
+from .session import weight_rounding
 
 Activations = Mapping[str, NDArray[np.float32]]
 
@@ -46,7 +46,7 @@ def rounded(program: Program, activations: Activations) -> Program:
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise ValueError(f"activations of {name}: {found.get(name, 'no')} channels, not {wanted.get(name, 'any')}")
-    return quantised(program, activations, weight_levels())
+    return quantised(program, activations, weight_rounding())
 
 
 def is_int8(program: Program) -> bool:

@@ -4,8 +4,9 @@ from typing import Any
 
 from ...kernels.cpu.assemble import assemble
 from ...kernels.cpu.library import CpuLibraryError, Runner, fastest_set
+from ...kernels.cpu.packing import Rounding
 from ...kernels.cpu.program import Program
-from ...kernels.cpu.quantise import LEVELS
+from ...kernels.cpu.quantise import AS_USUAL
 from ..errors import ExportError
 from ..onnx.session import GraphSession
 
@@ -40,12 +41,12 @@ def instruction_set() -> str:
     return fastest_set().name
 
 
-def weight_levels() -> int:
-    """Return the largest magnitude of int8 weights here; the usual one where the library cannot be used."""
+def weight_rounding() -> Rounding:
+    """Return how int8 weights are rounded here; as usual where the library cannot be used."""
     try:
-        return fastest_set().levels
+        return fastest_set().rounding
     except CpuLibraryError:
-        return LEVELS
+        return AS_USUAL
 
 
 def kernels_refusal() -> str | None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -76,6 +77,10 @@ def test_serve_has_an_option_for_each_setting(milkweed: Milkweed) -> None:
 def test_a_closed_pipe_is_quiet(arguments: tuple[str, ...]) -> None:
     read, write = os.pipe()
     os.close(read)
+    # A process that another thread of the tests starts holds the reading end until its exec: wait until none is left.
+    alone = select.poll()
+    alone.register(write, 0)
+    assert alone.poll(1000 * WAIT_SECONDS) == [(write, select.POLLERR)]
     process = subprocess.Popen(
         [*MILKWEED, *arguments], stdout=write, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     )

@@ -33,7 +33,7 @@ static int64_t multiply_again(int nr, int repeats) {
   alignas(64) char rows[kMostRows * steps * 4] = {}, panel[kMostNr * kLanes * steps * 4] = {};
   alignas(64) float sums[kMostRows * kMostNr * kLanes];
   for (int i = 0; i < repeats; i++) {
-    multiply<T>(nr, rows, steps * 4, panel, steps, sums, kLanes * nr, nr);
+    multiply<T>(nr, rows, steps * 4, panel, steps, {}, sums, kLanes * nr, nr);
     asm volatile("" : : "r"(rows), "r"(panel), "r"(sums) : "memory");  // each of them counts, though all are alike
   }
   return (int64_t)repeats * rows_at_once(nr) * kLanes * nr * steps * T::kPerStep;

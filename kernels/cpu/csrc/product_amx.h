@@ -31,7 +31,8 @@ class Tiles {
   else _tile_dpbf16ps(sums, rows, weights)
 
 template <class T, int NR>
-static inline void multiply(const void* rows, long ld, const void* panel, int steps, void* sums, long ld_sums, int) {
+static inline void multiply(const void* rows, long ld, const void* panel, int steps, const Rests&, void* sums,
+                            long ld_sums, int) {
   static_assert(NR == 2);
   const char* a = (const char*)rows;
   const char* w = (const char*)panel;

@@ -4,38 +4,59 @@
 namespace milkweed {
 namespace ISA {
 
+#if defined(__AVXVNNI__)
 constexpr int kSteps = 1;
+#else
+constexpr int kSteps = 2;
+#endif
 
 static constexpr int rows_at_once(int) { return 4; }
 
 struct Tiles {};
 
-// Adds the products of four bytes of a row by those of each of 8 outputs.
-static inline __m256i add_products(__m256i sum, __m256i row, __m256i weights) {
+// Adds the products of 4 bytes of a row, in each of N k-steps, by those of each of 8 outputs.
+template <class T, int N>
+static inline __m256i add_products(__m256i sum, const __m256i (&row)[N], const __m256i (&weights)[N]) {
 #if defined(__AVXVNNI__)
-  return _mm256_dpbusd_avx_epi32(sum, row, weights);
+  static_assert(N == 1);
+  if constexpr (T::kPerStep == 4) return _mm256_dpbusd_avx_epi32(sum, row[0], weights[0]);
+  else return _mm256_dpwssd_avx_epi32(sum, row[0], weights[0]);
 #else
-  // Sums of two products have 16 bits here: enough for weights between -63 and 63, which instruction_sets.py asks for.
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(row, weights), _mm256_set1_epi16(1)));
+  if constexpr (T::kPerStep == 4) {
+    // Two k-steps make sums of four products in 16 bits: packing.py has left out of their weights what would not fit.
+    __m256i few = _mm256_maddubs_epi16(row[0], weights[0]);
+    for (int i = 1; i < N; i++) few = _mm256_add_epi16(few, _mm256_maddubs_epi16(row[i], weights[i]));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(few, _mm256_set1_epi16(1)));
+  } else {
+    for (int i = 0; i < N; i++) sum = _mm256_add_epi32(sum, _mm256_madd_epi16(row[i], weights[i]));
+    return sum;
+  }
 #endif
 }
 
-template <int NR>
-static inline void multiply_bytes(const char* rows, long ld, const char* panel, int steps, float* sums, long ld_sums) {
+template <class T, int NR>
+static inline void multiply_integers(const char* rows, long ld, const char* panel, int steps, const Rests& rests, float* sums,
+                                     long ld_sums, int wanted) {
   constexpr int R = rows_at_once(NR);
-  for (int j = 0; j < NR; j++) {
+  for (int j = 0; j < wanted; j++) {
     __m256i sum[R][2] = {};
-    const char *a = rows, *w = panel + 64 * j;
-#pragma GCC unroll 2
-    for (int k = 0; k < steps; k++, a += 4, w += NR * 64) {
-      const __m256i low = load<__m256i>(w), high = load<__m256i>(w + 32);
+    const auto add = [&](auto n, const char* a, const char* w) {
+      constexpr int N = decltype(n)::value;
+      __m256i low[N], high[N], row[N];
+      for (int i = 0; i < N; i++) low[i] = load<__m256i>(w + i * NR * 64), high[i] = load<__m256i>(w + i * NR * 64 + 32);
 #pragma GCC unroll 4
       for (int r = 0; r < R; r++) {
-        const __m256i row = _mm256_set1_epi32(load<int32_t>(a + r * ld));
-        sum[r][0] = add_products(sum[r][0], row, low);
-        sum[r][1] = add_products(sum[r][1], row, high);
+        for (int i = 0; i < N; i++) row[i] = _mm256_set1_epi32(load<int32_t>(a + r * ld + 4 * i));
+        sum[r][0] = add_products<T>(sum[r][0], row, low);
+        sum[r][1] = add_products<T>(sum[r][1], row, high);
       }
-    }
+    };
+    const char *a = rows, *w = panel + 64 * j;
+#pragma GCC unroll 2
+    for (int k = 0; k < steps; k += kSteps, a += 4 * kSteps, w += kSteps * NR * 64)
+      add(std::integral_constant<int, kSteps>(), a, w);
+    for (int k = 0; k < rests.count; k++)
+      add(std::integral_constant<int, 1>(), rows + 4 * rests.steps[k], rests.weights + k * NR * 64 + 64 * j);
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
       for (int half = 0; half < 2; half++) store(sums + r * ld_sums + kLanes * j + 8 * half, sum[r][half]);
@@ -84,9 +105,11 @@ static inline void multiply_floats(const char* rows, long ld, const char* panel,
 }
 
 template <class T, int NR>
-static inline void multiply(const void* rows, long ld, const void* panel, int steps, void* sums, long ld_sums, int wanted) {
-  if constexpr (T::kPerStep == 4) multiply_bytes<NR>((const char*)rows, ld, (const char*)panel, steps, (float*)sums, ld_sums);
-  else multiply_floats<NR>((const char*)rows, ld, (const char*)panel, steps, (float*)sums, ld_sums, wanted);
+static inline void multiply(const void* rows, long ld, const void* panel, int steps, const Rests& rests, void* sums,
+                            long ld_sums, int wanted) {
+  const char *r = (const char*)rows, *w = (const char*)panel;
+  if constexpr (kIsInteger<T>) multiply_integers<T, NR>(r, ld, w, steps, rests, (float*)sums, ld_sums, wanted);
+  else multiply_floats<NR>(r, ld, w, steps, (float*)sums, ld_sums, wanted);
 }
 
 }  // namespace ISA

@@ -28,8 +28,8 @@ static inline void add_products(typename T::Sum& sum, __m512i row, __m512i weigh
 
 // Not inlined, for the same reason.
 template <class T, int NR>
-__attribute__((noinline)) static void multiply(const void* rows, long ld, const void* panel, int steps, void* sums,
-                                               long ld_sums, int) {
+__attribute__((noinline)) static void multiply(const void* rows, long ld, const void* panel, int steps, const Rests&,
+                                               void* sums, long ld_sums, int) {
   constexpr int R = rows_at_once(NR);
   typename T::Sum sum[R][NR];
 #pragma GCC unroll 12

@@ -16,7 +16,7 @@ static inline float bf16_to_float(uint16_t v) {
 }
 
 template <class T, int NR>
-static inline void multiply(const void* rows, long, const void* panel, int steps, void* sums, long, int) {
+static inline void multiply(const void* rows, long, const void* panel, int steps, const Rests&, void* sums, long, int) {
   if constexpr (T::kPerStep == 4) {
     const uint8_t* a = (const uint8_t*)rows;
     const int8_t* w = (const int8_t*)panel;

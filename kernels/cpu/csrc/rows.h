@@ -42,7 +42,7 @@ static inline void add(char* row, const int32_t* places, int group, f32x16 v) {
 
 template <class T>
 static inline f32x16 as_float(const void* sums) {
-  if constexpr (T::kPerStep == 4) return to_f32(load<i32x16>(sums));
+  if constexpr (kIsInteger<T>) return to_f32(load<i32x16>(sums));
   else return load<f32x16>(sums);
 }
 
@@ -84,11 +84,14 @@ static void factor(const Stage& s, const char* base, const char* from, long ld_f
   const int width = kLanes * s.nr, at_once = rows_at_once(s.nr);
   const int k = (s.inputs + T::kPerStep - 1) / T::kPerStep, steps = (k + kSteps - 1) / kSteps * kSteps;
   const char* panel = base + s.weights;
+  const int32_t *rest = (const int32_t*)(base + s.rests), *rest_steps = rest + s.blocks * s.outputs / width + 1;
   for (int block = 0; block < s.blocks; block++) {
     const char* inputs = from + (long)block * s.inputs * sizeof(typename T::Element);
-    for (int output = 0; output < s.outputs; output += width, panel += (long)steps * width * 4) {
+    for (int output = 0; output < s.outputs; output += width, panel += (long)steps * width * 4, rest++) {
+      Rests rests;
+      if (s.rests) rests = {base + s.rest_weights + rest[0] * 4L * width, rest_steps + rest[0], rest[1] - rest[0]};
       for (int r = 0; r < rows; r += at_once) {
-        multiply<T>(s.nr, inputs + r * ld_from, ld_from, panel, steps, sums, width, s.nr);
+        multiply<T>(s.nr, inputs + r * ld_from, ld_from, panel, steps, rests, sums, width, s.nr);
         const int here = rows - r < at_once ? rows - r : at_once;
         for (int j = 0; j < width; j += kLanes)
           finish<T, EPILOGUE, TO>(s, base, block * s.outputs + output + j, sums + j, width, here, to + r * ld_to, ld_to);

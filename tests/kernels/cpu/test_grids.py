@@ -23,7 +23,7 @@ FEW_PLACES = 0.015
 
 
 def in_8_bits(program: Program, images: np.ndarray, isa: InstructionSet) -> Program:
-    return quantised(program, calibrated(program, [images]), isa.levels)
+    return quantised(program, calibrated(program, [images]), isa.rounding)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -33,7 +33,7 @@ def test_both_number_types_are_near_the_definition(shape: str, isa: InstructionS
     wanted = evaluate(program, images.astype(np.float64))
     limit = FEW_PLACES if shape == "few places" else BFLOAT16_ERROR
     assert error(run(assemble(program, isa), images), wanted) < limit
-    limit = INT8_ERROR * (1 if isa.levels == LEVELS else 1.5)  # weights of 7 bits
+    limit = INT8_ERROR * (1 if isa.rounding.levels == LEVELS else 1.5)  # weights of 7 bits
     assert error(run(assemble(in_8_bits(program, images, isa), isa), images), wanted) < limit
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from milkweed.inference.forward import Forward, LanePlan
 from milkweed.inference.program import program_forward
+from milkweed.kernels.cpu.packing import Rounding
 from milkweed.kernels.cpu.program import Branch, Factor, Grid, Performer, Pyramid
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.bundle.bundle import save_bundle
@@ -83,21 +84,21 @@ def forward_of(made: StoredProgram, batch: int) -> Forward:
     return program_forward(made.loaded, LanePlan(batch, 1, 1), PROGRAM_SIZE, made.activations)
 
 
-@pytest.mark.parametrize("levels", [63, 127])
+@pytest.mark.parametrize("rounding", [Rounding(63, 20), Rounding()])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_what_is_read_computes_the_same_bits_whichever_cpu_reads_it(
-    made_int8: Callable[[str], Made], arch: str, levels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made_int8: Callable[[str], Made], arch: str, rounding: Rounding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = made_int8(arch)
     written = saved(made, tmp_path / "b", made[0].operators(PROGRAM_SIZE))
-    monkeypatch.setattr(compact, "weight_levels", lambda: levels)
+    monkeypatch.setattr(compact, "weight_rounding", lambda: rounding)
     program, config = load_operators(tmp_path / "b")
     assert config.version == written.version
     assert written.program is not None
     assert config.program is not None
     assert config.program.counts == written.program.counts != {}
     most = {int(abs(each.weight).max()) for each in program.operators if isinstance(each, Factor)}
-    assert most == {levels}
+    assert max(most) == rounding.levels
     pixels = images(5).numpy()
     assert np.array_equal(ProgramSession(program)(pixels), forward_of(made[0], 5)._session(pixels))
 
