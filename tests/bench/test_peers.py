@@ -136,10 +136,17 @@ def test_an_environment_that_is_complete_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_port_is_free_and_those_that_follow_it() -> None:
-    port = free_port(following=2)
-    with ExitStack() as held:
-        for number in range(3):
-            held.enter_context(socket.create_server(("127.0.0.1", port + number)))
+    def all_are_free() -> bool:
+        port = free_port(following=2)
+        try:
+            with ExitStack() as held:
+                for number in range(3):
+                    held.enter_context(socket.create_server(("127.0.0.1", port + number)))
+        except OSError:
+            return False
+        return True
+
+    assert any(all_are_free() for _ in range(5))  # not each time: tests in other processes take ports too
 
 
 def fake_peer(code: Path) -> Peer:
