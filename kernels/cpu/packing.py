@@ -22,11 +22,14 @@ class Rounding:
     Args:
         levels: their largest magnitude.
         rms: where sums of four products have 16 bits, the largest root mean square of an output's weights, so that few
-            k-steps leave a rest: by 20 one in thirty, in DeiT-Tiny. Infinite where sums have 32 bits.
+            k-steps leave a rest. Infinite where sums have 32 bits.
     """
 
     levels: int = 127
     rms: float = np.inf
+
+
+AS_USUAL = Rounding()
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class InstructionSet:
     name: str
     steps: int
     panels: tuple[int, ...]
-    rounding: Rounding = Rounding()
+    rounding: Rounding = AS_USUAL
 
     def panel_for(self, outputs: int) -> int:
         """Choose how many times 16 outputs a panel holds: the number that fills up least, or else the first."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .packing import Rounding
+from .packing import AS_USUAL, Rounding
 from .program import (
     Attention,
     Branch,
@@ -36,7 +36,7 @@ ALPHAS = {0.0: ALPHA, GELU_LEAST: 0.1, SILU_LEAST: 0.3}
 """The exponent alpha for inputs of any kind, of GELU and of SiLU. A key is the negative of the least value."""
 
 LEVELS = 127
-AS_USUAL = Rounding(LEVELS)
+
 
 Maxima = Mapping[str, Floats]
 """The largest magnitude of each channel of the inputs of each factor, by the factor's name."""

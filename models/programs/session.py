@@ -4,9 +4,8 @@ from typing import Any
 
 from ...kernels.cpu.assemble import assemble
 from ...kernels.cpu.library import CpuLibraryError, Runner, fastest_set
-from ...kernels.cpu.packing import Rounding
+from ...kernels.cpu.packing import AS_USUAL, Rounding
 from ...kernels.cpu.program import Program
-from ...kernels.cpu.quantise import AS_USUAL
 from ..errors import ExportError
 from ..onnx.session import GraphSession
 

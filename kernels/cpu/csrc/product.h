@@ -1,9 +1,9 @@
 // The one product that everything else is made of: rows of 8-bit or bfloat16 numbers by a packed panel of weights.
 //
 // A panel holds 16 NR outputs: [k-step][output][4 bytes], where a k-step is 4 numbers of 8 bits or 2 of bfloat16 (or, in
-// an attention of AVX2, of int16). Inputs of 8 bits have no sign, weights have one. AMX reads the same layout as tiles of 16 k-steps by 16 outputs, so there the
-// weights have whole tiles of k-steps, filled up with zeros, and inputs behind the last one are read: whatever lies
-// there meets those zeros, and is to be a finite number.
+// an attention of AVX2, of int16). Inputs of 8 bits have no sign, weights have one. AMX reads the same layout as tiles of
+// 16 k-steps by 16 outputs, and AVX2 takes two at once. So there the weights have a multiple of so many k-steps, filled up
+// with zeros, and inputs behind the last one are read: whatever lies there meets those zeros, and is to be a finite number.
 //
 // Each instruction set defines
 //   kSteps            panels hold a multiple of so many k-steps
@@ -64,8 +64,8 @@ namespace milkweed {
 namespace ISA {
 
 template <class T>
-static inline void multiply(int nr, const void* rows, long ld, const void* panel, int steps, const Rests& rests, void* sums, long ld_sums,
-                            int wanted) {
+static inline void multiply(int nr, const void* rows, long ld, const void* panel, int steps, const Rests& rests, void* sums,
+                            long ld_sums, int wanted) {
   if (nr == 2) return multiply<T, 2>(rows, ld, panel, steps, rests, sums, ld_sums, wanted);
 #if !defined(__AMX_INT8__)
   if (nr == 3) return multiply<T, 3>(rows, ld, panel, steps, rests, sums, ld_sums, wanted);

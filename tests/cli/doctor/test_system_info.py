@@ -49,7 +49,7 @@ def plan(bundle: Path | None = None, **given: Any) -> dict[str, Any]:
 
 
 def test_a_port_in_use_is_broken() -> None:
-    with socket.create_server(("127.0.0.1", free_port())) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         found = plan(port=number)["port"]
     assert (found.status, found.fix) == ("broken", f"milkweed serve --port {number + 1000}")

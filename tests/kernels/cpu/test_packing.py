@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from milkweed.kernels.cpu.assemble import assemble
-from milkweed.kernels.cpu.packing import InstructionSet, Rounding, pack
-from milkweed.kernels.cpu.program import Quantiser, dense
+from milkweed.kernels.cpu.instruction_sets import SETS
+from milkweed.kernels.cpu.packing import AS_USUAL, InstructionSet, Rounding, pack
+from milkweed.kernels.cpu.program import Factor, Quantiser, dense
 from milkweed.kernels.cpu.quantise import calibrated, quantised
 
 from .test_programs import SHAPES, error, images_of, made, run
 
-FEW = Rounding(63, 20)
+AVX2 = next(each for each in SETS if each.name == "avx2")
 LIMIT = 0.02
 
 
@@ -25,8 +26,7 @@ def test_panels_and_rests_are_the_weights_and_sums_of_panels_fit_16_bits(outputs
     given[0, :, ::5] = 63
     options = {"scale": np.ones((1, outputs)), "quantiser": Quantiser(np.ones(inputs), np.zeros(inputs))}
     factor = replace(factor, weight=given, **options)
-    isa = InstructionSet("avx2", 2, (2, 3, 4), FEW)
-    packed = pack(factor, np.arange(inputs), np.arange(outputs), outputs, None, isa)
+    packed = pack(factor, np.arange(inputs), np.arange(outputs), outputs, None, AVX2)
     _, panels, _, width, _ = packed.panels.shape
     assert packed.rests is not None
     starts, rest_steps = packed.rests.table[: panels + 1], packed.rests.table[panels + 1 :]
@@ -48,20 +48,20 @@ def test_panels_and_rests_are_the_weights_and_sums_of_panels_fit_16_bits(outputs
         assert sums.max() < 2**15
 
 
-@pytest.mark.parametrize("rounding", [Rounding(63), FEW, Rounding()])
+@pytest.mark.parametrize("rounding", [Rounding(63), AVX2.rounding, AS_USUAL])
 @pytest.mark.parametrize("shape", ["tokens", "odd", "padded"])
 def test_weights_of_one_sign_add_up_to_what_they_do_in_32_bits(
     shape: str, rounding: Rounding, isa: InstructionSet
 ) -> None:
     program = made(**SHAPES[shape])
     for each in program.operators:
-        if hasattr(each, "inputs"):
+        if isinstance(each, Factor):
             each.weight[:] = np.abs(each.weight)
     images = images_of(program, 2)
     program = quantised(program, calibrated(program, [images]), rounding)
     plain = InstructionSet("plain", 1, (2, 3, 4), Rounding(isa.rounding.levels))
     wanted = run(assemble(program, plain), images)
     assert error(run(assemble(program, isa), images), wanted) < LIMIT
-    if isa.rounding.rms < np.inf and rounding is not FEW:
+    if isa.rounding.rms < np.inf and rounding != AVX2.rounding:
         without_rests = replace(isa, rounding=Rounding(isa.rounding.levels))
         assert error(run(assemble(program, without_rests), images), wanted) > 2 * LIMIT

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from milkweed.inference.forward import Forward, LanePlan
 from milkweed.inference.program import program_forward
+from milkweed.kernels.cpu.instruction_sets import SETS
 from milkweed.kernels.cpu.packing import Rounding
 from milkweed.kernels.cpu.program import Branch, Factor, Grid, Performer, Pyramid
 from milkweed.models.architectures.registry import create_model
@@ -84,7 +85,7 @@ def forward_of(made: StoredProgram, batch: int) -> Forward:
     return program_forward(made.loaded, LanePlan(batch, 1, 1), PROGRAM_SIZE, made.activations)
 
 
-@pytest.mark.parametrize("rounding", [Rounding(63, 20), Rounding()])
+@pytest.mark.parametrize("rounding", {each.rounding: each for each in SETS})
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_what_is_read_computes_the_same_bits_whichever_cpu_reads_it(
     made_int8: Callable[[str], Made], arch: str, rounding: Rounding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
