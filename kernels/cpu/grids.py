@@ -7,7 +7,7 @@ import numpy as np
 from . import structs
 from .packing import LANES
 from .program import Attention, Branch, Convolution, Factor, Norm, Operator, Pixels, Places, Pyramid, Quantiser
-from .stages import Stages, TileStep
+from .stages import Stages, TileStep, grouped_order
 from .structs import Fields, Tables
 from .vectors import Rows, Vector, vector
 
@@ -24,12 +24,14 @@ class Grids:
     """Makes the steps and stages of convolutions.
 
     Args:
-        current: the grid that the next convolutions read, its channels in their own order; None before there is one.
+        current: the grid that the next convolutions read; None before there is one, and where they read the stream.
+        in_lanes: whether a lane of a vector computes a group of them; else the grid's channels lie in their own order.
     """
 
     def __init__(self, tables: Tables, stages: Stages) -> None:
         self.tables, self.stages = tables, stages
         self.current: Rows | None = None
+        self.in_lanes = False
         self._casts = 0
 
     def pixels(self, pixels: Pixels, behind: Sequence[Operator]) -> None:
@@ -42,11 +44,14 @@ class Grids:
 
     def cast(self, step: TileStep, order: Places, tokens: int, prefix: int, behind: Sequence[Operator]) -> None:
         """Make the stream, whose columns are in that order, the grid, unless a branch reads the stream itself."""
-        self.current = None
-        if _reads_the_stream(behind):
+        self.current, self.in_lanes = None, _reads_the_stream(behind)
+        if self.in_lanes:
             return
+        self.in_lanes = _in_lanes(behind)
         self._casts += 1
-        kept = vector(np.arange(len(order)), _quantiser(_first(behind), len(order)))
+        first = _first(behind)
+        channels = grouped_order(first) if self.in_lanes else np.arange(len(order))
+        kept = vector(channels, _quantiser(first, len(order)))
         rows = self._rows(f"grid {self._casts % 2}", kept, tokens)
         offset = rows.buffer["offset"] + prefix * rows.buffer["row_bytes"]
         self.current = Rows(rows.vector, {**rows.buffer, "offset": offset})
@@ -68,7 +73,7 @@ class Grids:
     def branch(self, branch: Branch, stream: Fields, order: Places) -> None:
         """The steps of a branch, which adds to the stream, whose columns are in that order."""
         behind = {**stream, "offset": stream["offset"] + branch.prefix * stream["row_bytes"]}
-        if self.current is None:
+        if self.in_lanes or self.current is None:
             return self._by_groups(branch, behind, order)
         given = self.current
         for place, each in enumerate(branch.convolutions[:-1]):
@@ -89,8 +94,10 @@ class Grids:
         self.tables.step(structs.ROWS, step.placed(self.tables, tile), step.stages, rows=rows, tile=tile)
 
     def _by_groups(self, branch: Branch, stream: Fields, order: Places) -> None:
-        """The step of a branch that reads the stream itself; a lane of a vector computes a group."""
-        stages = [self.stages.grouped(each, order) for each in branch.convolutions]
+        """The step of a branch of which a lane of a vector computes a group; in float32 it reads the stream itself."""
+        readers = [*branch.convolutions[1:], None]
+        given = [None if each is None else _quantiser(each, each.channels) for each in readers]
+        stages = [self.stages.grouped(each, order, out) for each, out in zip(branch.convolutions, given, strict=True)]
         first = branch.convolutions[0]
         edge = max(each.kernel for each in branch.convolutions) // 2
         channels = max(number for each in stages for number in (each["inputs"], each["outputs"]))
@@ -98,7 +105,7 @@ class Grids:
         size = 4 * LANES * (2 * places + PLACES) * channels
         self.tables.step(
             structs.GROUPED,
-            [stream],
+            [stream] if self.current is None else [stream, self.current.buffer],
             stages,
             side=first.side,
             prefix=edge,
@@ -135,8 +142,14 @@ def _reads_the_stream(behind: Sequence[Operator]) -> bool:
     """Whether the next convolutions are a branch by groups, before which nothing changes the stream."""
     for each in behind:
         if not isinstance(each, Norm | Attention) and not (isinstance(each, Factor) and not each.adds):
-            return isinstance(each, Branch) and each.by_groups
+            return isinstance(each, Branch) and each.by_groups and each.convolutions[0].factor.quantiser is None
     return False
+
+
+def _in_lanes(behind: Sequence[Operator]) -> bool:
+    """Whether the next convolutions are a branch by groups in 8 bits."""
+    branch = next(each for each in behind if isinstance(each, Branch | Pyramid))
+    return isinstance(branch, Branch) and branch.by_groups and branch.convolutions[0].factor.quantiser is not None
 
 
 def _quantiser(convolution: Convolution, channels: int) -> Quantiser | None:

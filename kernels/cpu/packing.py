@@ -102,7 +102,7 @@ def pack(
     blocks, outputs, _ = factor.weight.shape
     nr = isa.panel_for(outputs)
     padded = -(-outputs // (LANES * nr)) * LANES * nr
-    weight, scale, bias = _ordered(factor, order, isa)
+    weight, scale, bias = ordered(factor, order, isa)
     rows = np.full((blocks, padded), -1)
     at = np.full((blocks, padded), -1)
     for block in range(blocks):
@@ -131,8 +131,8 @@ def _flat(values: Floats) -> NDArray[np.float32]:
     return values.astype(np.float32).reshape(-1)
 
 
-def _ordered(factor: Factor, order: Places, isa: InstructionSet) -> tuple[NDArray[Any], Floats, Floats]:
-    """The weight with its columns in the order of the inputs, scale and bias (blocks, out) of its sums.
+def ordered(factor: Factor, order: Places, isa: InstructionSet) -> tuple[NDArray[Any], Floats, Floats]:
+    """Return the weight with its columns in the order of the inputs, scale and bias (blocks, out) of its sums.
 
     Int8 weights that are larger than the set's levels are rounded once more.
     """

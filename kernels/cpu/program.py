@@ -160,7 +160,7 @@ class Branch:
 
     @property
     def by_groups(self) -> bool:
-        """Whether many groups stay apart in all of its convolutions, which then are computed in float32."""
+        """Whether many groups stay apart in all of its convolutions: then a lane computes a group."""
         return all(
             each.groups == self.convolutions[0].groups >= LEAST_GROUPS
             and (each.stride, each.dilation, each.padding) == (1, 1, each.kernel // 2)
@@ -276,6 +276,19 @@ def convolution(weight: Floats, bias: Floats | None, side: int, groups: int = 1,
     weight = full.reshape(blocks, count * given, -1)
     factor = Factor(weight, inputs, np.arange(out).reshape(blocks, -1), out, bias, **options)
     return Convolution(factor, side, per * groups, kernel, groups=groups, **geometry)
+
+
+def filters_of(convolution: Convolution, weight: NDArray[Any]) -> NDArray[Any]:
+    """Return a weight without the zeros between groups: (groups, outputs, inputs, taps), outputs and inputs of a group.
+
+    Args:
+        weight: as the factor has it, columns by tap and then by channel.
+    """
+    taps, per = convolution.kernel**2, convolution.channels // convolution.groups
+    blocks, outputs, inputs = weight.shape
+    count = inputs // (taps * per)
+    full = weight.reshape(blocks, count, outputs // count, taps, count, per)
+    return np.einsum("bigtip->bigpt", full).reshape(blocks * count, outputs // count, per, taps)
 
 
 def _groups_in_block(groups: int, outputs: int) -> int:

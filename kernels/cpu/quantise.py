@@ -78,7 +78,7 @@ def channels_of(program: Program) -> dict[str, int]:
 
 
 def quantised(program: Program, maxima: Maxima, rounding: Rounding = AS_USUAL) -> Program:
-    """Return the program with all factors in int8 but the classifier's and those of branches by groups.
+    """Return the program with all factors in int8 but the classifier's.
 
     Args:
         rounding: what the instruction set that will run it likes, if that is known. A program that was rounded to more
@@ -92,12 +92,12 @@ def quantised(program: Program, maxima: Maxima, rounding: Rounding = AS_USUAL) -
 
 
 def with_factors(program: Program, changed: Callable[[Factor], Factor]) -> Program:
-    """Return the program with each factor changed that may be quantised: not the classifier, nor branches by groups."""
+    """Return the program with each factor changed that may be quantised: not the classifier."""
     return replace(program, operators=[_with(each, changed) for each in program.operators])
 
 
 def _with(operator: Operator, changed: Callable[[Factor], Factor]) -> Operator:
-    if isinstance(operator, Pyramid) or (isinstance(operator, Branch) and not operator.by_groups):
+    if isinstance(operator, Pyramid | Branch):
         convolutions = [replace(each, factor=changed(each.factor)) for each in operator.convolutions]
         return replace(operator, convolutions=convolutions)
     return changed(operator) if isinstance(operator, Factor) else operator
@@ -118,7 +118,7 @@ def _readers(program: Program) -> Iterator[_Reader]:
             channels, least = operator.w.shape[1], 0.0
         elif isinstance(operator, Pyramid):
             yield from (_Reader(each.factor, each.channels, taps=each.kernel**2) for each in operator.convolutions)
-        elif isinstance(operator, Branch) and not operator.by_groups:
+        elif isinstance(operator, Branch):
             for place, each in enumerate(operator.convolutions):
                 yield _Reader(each.factor, each.channels, SILU_LEAST if place else 0.0, each.kernel**2)
 

@@ -1,5 +1,6 @@
 """Stages of `csrc/program.h`: what a norm, a cast, taps or a factor become, and the steps that they make up."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,8 @@ from numpy.typing import NDArray
 
 from . import structs
 from .layout import groups_of, positions
-from .packing import LANES, InstructionSet, pack
-from .program import Convolution, Factor, Norm, Places
+from .packing import LANES, InstructionSet, ordered, pack
+from .program import Convolution, Factor, Floats, Norm, Places, Quantiser, filters_of
 from .structs import Fields, Tables
 from .vectors import Rows, Vector
 
@@ -55,7 +56,7 @@ class Stages:
             "blocks": blocks,
             "inputs": inputs // convolution.kernel**2 * structs.ITEM_BYTES[grid.kind],
             **{name: getattr(convolution, name) for name in geometry},
-            "bias": self.constants.add(outside.astype(np.uint16 if grid.quantiser is None else np.uint8)),
+            "outside": self.constants.add(outside.astype(np.uint16 if grid.quantiser is None else np.uint8)),
         }
 
     def factor(self, factor: Factor, given: Vector, order: Places, out: Vector | None, first: int = 0) -> Fields:
@@ -88,32 +89,60 @@ class Stages:
         arrays |= {"places": packed.places}
         return stage | {name: self.constants.add(values) for name, values in arrays.items()}
 
-    def grouped(self, convolution: Convolution, order: Places) -> Fields:
+    def grouped(self, convolution: Convolution, order: Places, out: Quantiser | None = None) -> Fields:
         """A convolution whose lanes are groups, sixteen at a time: its inputs and outputs are those of a group.
 
+        In 8 bits a lane holds four channels, the last ones filled up with zeros.
+
         Args:
-            order: of the stream, of whose columns the first convolution reads and the last writes.
+            order: of the stream, of whose columns the first convolution in float32 reads and the last one writes.
+            out: how the outputs become 8 bits; None where they stay floats.
         """
-        factor, groups, taps = convolution.factor, convolution.groups, convolution.kernel**2
-        inputs, outputs, here = convolution.channels // groups, factor.width // groups, factor.outputs.shape[1]
-        in_block, full = here // outputs, np.zeros((-(-groups // LANES) * LANES, taps, inputs, outputs))
-        weight = np.take_along_axis(factor.weight, np.argsort(factor.inputs, axis=1)[:, None], axis=2)
-        weight = weight.reshape(-1, in_block, outputs, taps, in_block, inputs)
-        for i in range(in_block):
-            full[i:groups:in_block] = weight[:, i, :, :, i].transpose(0, 2, 3, 1)
-        bias = np.zeros((len(full), outputs))
-        bias[:groups] = factor.bias.reshape(groups, outputs)
-        columns = np.arange(len(full) * inputs).reshape(-1, LANES, inputs).transpose(0, 2, 1).reshape(-1)
-        at = positions(order, max(len(order), len(full) * max(inputs, outputs)))
-        given = np.arange(len(full) * outputs).reshape(-1, LANES, outputs).transpose(0, 2, 1).reshape(-1)
+        factor = convolution.factor
+        weight, scale, bias = ordered(factor, np.sort(factor.inputs, axis=1).reshape(-1), self.isa)
+        filters, of_sums = filters_of(convolution, weight), {"scale": scale.reshape(-1), "bias": bias.reshape(-1)}
+        stage = {"kernel": convolution.kernel, "epilogue": _epilogue(factor)}
+        if factor.quantiser is None:
+            return stage | self._grouped_floats(filters, of_sums["bias"], order, adds=factor.adds)
+        if out is not None:
+            of_sums |= {"scale2": 1 / out.scale[: factor.width], "bias2": out.zero[: factor.width]}
+        zero = np.append(np.rint(factor.quantiser.zero[: convolution.channels]), 0)[grouped_order(convolution)]
+        outside = self.constants.add(zero.astype(np.uint8))
+        return stage | self._grouped_bytes(filters, of_sums, order) | {"outside": outside}
+
+    def _grouped_floats(self, filters: NDArray[Any], bias: Floats, order: Places, *, adds: bool) -> dict[str, Any]:
+        """Filters (groups, outputs, inputs, taps), a lane for each channel of a group."""
+        groups, outputs, inputs, _ = filters.shape
+        of_group, count = outputs if adds else inputs, -(-groups // LANES) * LANES
+        columns = np.arange(count * of_group).reshape(-1, LANES, of_group).transpose(0, 2, 1).reshape(-1)
+        at = positions(order, max(len(order), count * of_group))
         return {
             "inputs": inputs,
             "outputs": outputs,
-            "kernel": convolution.kernel,
-            "epilogue": structs.SILU if factor.silu else structs.STORE,
-            "weights": self.floats(full.reshape(-1, LANES, taps, inputs, outputs).transpose(0, 2, 3, 4, 1)),
-            "bias": self.floats(bias.reshape(-1, LANES, outputs).transpose(0, 2, 1)),
-            "places": self.constants.add(at[given if factor.adds else columns].astype(np.int32)),
+            "weights": self.floats(_in_lanes(filters.transpose(0, 3, 2, 1))),
+            "bias": self.floats(_in_lanes(bias.reshape(-1, outputs))),
+            "places": self.constants.add(at[columns].astype(np.int32)),
+        }
+
+    def _grouped_bytes(self, filters: NDArray[Any], of_sums: Mapping[str, Floats], order: Places) -> dict[str, Any]:
+        """Filters (groups, outputs, inputs, taps), a lane for four channels of a group; zeros fill them up."""
+        groups, outputs, inputs, taps = filters.shape
+        more, count = -outputs % 4, -(-groups // LANES) * LANES
+        padded = np.pad(filters, ((0, 0), (0, more), (0, -inputs % 4), (0, 0)))
+        fours = padded.reshape(groups, outputs + more, -1, 4, taps).transpose(0, 4, 2, 1, 3)
+        channels = np.full((count, outputs + more), -1)
+        channels[:groups, :outputs] = np.arange(groups * outputs).reshape(groups, outputs)
+        at = np.append(positions(order, max(len(order), groups * outputs)), -1)[channels]
+        group, places = groups_of(at.reshape(-1, LANES, at.shape[1] // 4, 4).transpose(0, 2, 1, 3).reshape(-1))
+        return {
+            "type": structs.U8,
+            "inputs": padded.shape[2] // 4,
+            "outputs": outputs + more,
+            "weights": self.constants.add(_in_lanes(fours)),
+            **{name: self.floats(_in_lanes(np.append(each, 0)[channels])) for name, each in of_sums.items()},
+            "group": group,
+            # What is added for a dropped output is 0, and may be added anywhere.
+            "places": self.constants.add(np.maximum(places, 0).astype(np.int32)),
         }
 
     def floats(self, values: NDArray[Any]) -> int:
@@ -165,6 +194,21 @@ class TileStep:
             tables.tile(rows, place, each.kind, each.row_bytes) if isinstance(each, Vector) else each
             for place, each in enumerate(self.buffers)
         ]
+
+
+def grouped_order(convolution: Convolution) -> Places:
+    """Return the order of a grid that a convolution by groups reads in 8 bits: sixteen groups of four channels each."""
+    groups, inputs = convolution.groups, convolution.channels // convolution.groups
+    channels = np.full((-(-groups // LANES) * LANES, -(-inputs // 4) * 4), -1)
+    channels[:groups, :inputs] = np.arange(convolution.channels).reshape(groups, inputs)
+    return channels.reshape(-1, LANES, channels.shape[1] // 4, 4).transpose(0, 2, 1, 3).reshape(-1)
+
+
+def _in_lanes(by_group: NDArray[Any]) -> NDArray[Any]:
+    """(groups, ...) -> (sixteens, ..., 16), or (..., 16, 4) where four bytes are a lane's; zeros fill up the groups."""
+    full = np.pad(by_group, ((0, -len(by_group) % LANES), *((0, 0),) * (by_group.ndim - 1)))
+    last = full.ndim - 1 if full.dtype == np.int8 else full.ndim
+    return np.moveaxis(full.reshape(-1, LANES, *full.shape[1:]), 1, last)
 
 
 def _epilogue(factor: Factor) -> int:

@@ -25,7 +25,7 @@ ITEM_BYTES = {F32: 4, BF16: 2, U8: 1}
 
 _INTS = ("action", "type", "blocks", "inputs", "outputs", "nr", "epilogue", "to_type", "from", "to", "group")
 _TAPS = ("side", "across", "kernel", "stride", "dilation", "padding")
-_OFFSETS = ("weights", "rests", "rest_weights", "scale", "bias", "scale2", "bias2", "places")
+_OFFSETS = ("weights", "rests", "rest_weights", "scale", "bias", "scale2", "bias2", "places", "outside")
 STAGE = np.dtype(
     [*((name, "i4") for name in (*_INTS, *_TAPS)), ("eps", "f4"), *((name, "i8") for name in _OFFSETS)], align=True
 )

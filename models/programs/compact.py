@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.cpu.packing import bfloat16
-from ...kernels.cpu.program import Branch, Convolution, Embed, Factor, Floats, Program, convolution
+from ...kernels.cpu.program import Branch, Convolution, Embed, Factor, Floats, Program, convolution, filters_of
 from ...kernels.cpu.quantise import LEVELS, channels_of, quantised, with_factors
 from .session import weight_rounding
 
@@ -67,12 +67,10 @@ def _grouped(program: Program, changed: Callable[[Convolution], Convolution]) ->
 
 def _filters(each: Convolution) -> Convolution:
     """The weight as (out, in / groups, kernel, kernel): without the zeros between groups, most of it."""
-    taps, per, factor = each.kernel**2, each.channels // each.groups, each.factor
-    blocks, outputs, inputs = factor.weight.shape
-    count = inputs // (taps * per)
-    full = factor.weight.reshape(blocks, count, outputs // count, taps, count, per)
-    filters = np.einsum("bigtip->bigpt", full).reshape(factor.width, per, each.kernel, each.kernel)
-    return replace(each, factor=replace(factor, weight=filters))
+    factor = each.factor
+    filters = filters_of(each, factor.weight).reshape(factor.width, -1, each.kernel, each.kernel)
+    scale = None if factor.scale is None else factor.scale.reshape(-1, 1, 1)
+    return replace(each, factor=replace(factor, weight=filters, scale=scale))
 
 
 def _with_zeros(each: Convolution) -> Convolution:

@@ -8,18 +8,22 @@
 namespace milkweed {
 namespace ISA {
 
-// So many bytes, and up to 15 behind them.
+// So many bytes, a V at a time, and more behind them; no more than a V where nothing LOOPS.
+template <class V, bool LOOPS>
 static inline void copy_bytes(char* to, const char* from, int bytes) {
-  for (int i = 0; i < bytes; i += 16) store(to + i, load<u8x16>(from + i));
+  store(to, load<V>(from));
+  if constexpr (LOOPS)
+    for (int i = sizeof(V); i < bytes; i += sizeof(V)) store(to + i, load<V>(from + i));
 }
 
 // The taps of places `first` to `first + rows` of what a convolution gives: by block, then by tap, `inputs` bytes of the
 // grid's row there, or of a row that stands for what lies outside. More is written behind a tap, before the next one is.
-static void gather(const Stage& stage, const char* base, const char* grid, long ld, char* to, long ld_to, int first, int rows) {
+template <class V, bool LOOPS>
+static void gather(const Stage& stage, const char* base, const char* grid, long ld, char* to, long ld_to, int first, int rows,
+                   bool run) {
   const Stage s = stage;  // bytes are written below, which for the compiler may be those of `stage`
-  const char* outside = base + s.bias;
+  const char* outside = base + s.outside;
   const int reach = (s.kernel - 1) * s.dilation;
-  const bool run = s.dilation == 1 && ld == s.inputs;  // then the taps of one line lie one behind the other
   const int pieces = run ? 1 : s.kernel, bytes = run ? s.kernel * s.inputs : s.inputs;
   for (int r = first; r < first + rows; r++, to += ld_to) {
     const int top = r / s.across * s.stride - s.padding, left = r % s.across * s.stride - s.padding;
@@ -29,13 +33,20 @@ static void gather(const Stage& stage, const char* base, const char* grid, long 
       for (int i = 0, y = top; i < s.kernel; i++, y += s.dilation) {
         const char* from = grid + ((long)y * s.side + left) * ld + (long)block * s.inputs;
         if (inside) {
-          for (int j = 0; j < pieces; j++, out += bytes, from += s.dilation * ld) copy_bytes(out, from, bytes);
+          for (int j = 0; j < pieces; j++, out += bytes, from += s.dilation * ld) copy_bytes<V, LOOPS>(out, from, bytes);
         } else {
           for (int j = 0, x = left; j < s.kernel; j++, x += s.dilation, out += s.inputs, from += s.dilation * ld)
-            copy_bytes(out, y >= 0 && y < s.side && x >= 0 && x < s.side ? from : outside + (long)block * s.inputs, s.inputs);
+            copy_bytes<V, LOOPS>(out, y >= 0 && y < s.side && x >= 0 && x < s.side ? from : outside + (long)block * s.inputs, s.inputs);
         }
       }
   }
+}
+
+static void gather(const Stage& s, const char* base, const char* grid, long ld, char* to, long ld_to, int first, int rows) {
+  const bool run = s.dilation == 1 && ld == s.inputs;  // then the taps of one line lie one behind the other
+  if (s.inputs % 64 == 0) gather<f32x16, true>(s, base, grid, ld, to, ld_to, first, rows, run);
+  else if (s.inputs > 16 || run) gather<u8x16, true>(s, base, grid, ld, to, ld_to, first, rows, run);
+  else gather<u8x16, false>(s, base, grid, ld, to, ld_to, first, rows, run);
 }
 
 // Float32 rows as a grid's, times a scale, plus a bias.

@@ -7,7 +7,8 @@
 namespace milkweed {
 namespace ISA {
 
-constexpr int kTokens = 4, kBlock = 32;  // rows in registers, and those whose features are kept at once
+// Rows in registers, as many as there is room for sums that do not wait for each other, and those whose features are kept.
+constexpr int kTokens = kNative == 16 ? 8 : 4, kBlock = 32;
 
 // 2^x for any x; relative error 3e-7. Below 2^-126 it is 0; more than 2^127 is 2^127.
 static inline f32x16 exp2_of(f32x16 x) {
@@ -32,13 +33,13 @@ struct Performing {
   float *summary, *total;  // (features, width) and (features): sums over keys
 };
 
-// c (4, columns) = or += a (4, k), whose rows and columns are so far apart, by b (k, columns); columns fill whole vectors.
+// c (kTokens, columns) = or += a (kTokens, k), whose rows and columns are so far apart, by b (k, columns); columns fill whole vectors.
 template <bool ADDS>
 static inline void multiply_floats(const float* a, long row, long step, const float* b, long ld_b, int k, int columns, float* c, long ld_c) {
   constexpr int parts = kLanes / kNative;
   for (int column = 0; column < columns; column += kLanes) {
     native sum[kTokens][parts];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < kTokens; r++)
 #pragma GCC unroll 4
       for (int j = 0; j < parts; j++) sum[r][j] = ADDS ? load<native>(c + r * ld_c + column + j * kNative) : native{};
@@ -46,14 +47,14 @@ static inline void multiply_floats(const float* a, long row, long step, const fl
       native v[parts];
 #pragma GCC unroll 4
       for (int j = 0; j < parts; j++) v[j] = load<native>(b + i * ld_b + column + j * kNative);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int r = 0; r < kTokens; r++) {
         const native x = spread(a + r * row + i * step);
 #pragma GCC unroll 4
         for (int j = 0; j < parts; j++) sum[r][j] = fused(x, v[j], sum[r][j]);
       }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < kTokens; r++)
 #pragma GCC unroll 4
       for (int j = 0; j < parts; j++) store(c + r * ld_c + column + j * kNative, sum[r][j]);

@@ -26,9 +26,10 @@ struct Stage {
   int64_t weights;             // of a factor: packed panels of 16 nr outputs
   int64_t rests;               // 0, or int32: where each panel's rests begin, where the last ends, then the k-step of each
   int64_t rest_weights;        // of all rests, as a panel's
-  int64_t scale, bias;         // float32 by output; of a norm or cast by column; `bias` of a gather: a row outside the grid
+  int64_t scale, bias;         // float32 by output; of a norm or cast by column
   int64_t scale2, bias2;       // float32 by output: behind GELU or SiLU
   int64_t places;              // int32 by group: column that it is written to
+  int64_t outside;             // of what reads a grid: what a place outside of it holds
 };
 
 // Rows in the arena: of the image, row r at offset + r row_bytes, or, not `in_arena`, of a tile alone.
