@@ -171,7 +171,7 @@ static inline void by_group(const float* in, float* out) {
   }
 }
 
-// What becomes of the sums of four outputs from `output` on: four numbers of 8 bits a lane.
+// Four numbers a lane, in 8 bits: the nearest, at least 0 and at most 255.
 static inline u32x16 four_bytes(const f32x16 (&v)[4]) {
   u32x16 bytes{};
 #pragma GCC unroll 4

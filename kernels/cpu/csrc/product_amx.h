@@ -30,14 +30,11 @@ class Tiles {
   if constexpr (T::kPerStep == 4) _tile_dpbusd(sums, rows, weights);         \
   else _tile_dpbf16ps(sums, rows, weights)
 
-template <class T, int NR>
-static inline void multiply(const void* rows, long ld, const void* panel, int steps, const Rests&, void* sums,
-                            long ld_sums, int) {
-  static_assert(NR == 2);
+// Begins a product, whose sums stay in tiles until they are taken: what stands between computes beside it.
+template <class T>
+static inline void start(const void* rows, long ld, const void* panel, int steps) {
   const char* a = (const char*)rows;
   const char* w = (const char*)panel;
-  char* out = (char*)sums;
-  const long ld_out = 4 * ld_sums;
   asm volatile("" : : : "memory");  // gcc does not say that tiles are loaded from memory: what was stored comes first
   _tile_zero(0);
   _tile_zero(1);
@@ -53,12 +50,25 @@ static inline void multiply(const void* rows, long ld, const void* panel, int st
     MILKWEED_PRODUCT(2, 5, 6);
     MILKWEED_PRODUCT(3, 5, 7);
   }
+}
+#undef MILKWEED_PRODUCT
+
+static inline void take(void* sums, long ld_sums) {
+  char* out = (char*)sums;
+  const long ld_out = 4 * ld_sums;
   _tile_stored(0, out, ld_out);
   _tile_stored(1, out + 64, ld_out);
   _tile_stored(2, out + 16 * ld_out, ld_out);
   _tile_stored(3, out + 16 * ld_out + 64, ld_out);
 }
-#undef MILKWEED_PRODUCT
+
+template <class T, int NR>
+static inline void multiply(const void* rows, long ld, const void* panel, int steps, const Rests&, void* sums,
+                            long ld_sums, int) {
+  static_assert(NR == 2);
+  start<T>(rows, ld, panel, steps);
+  take(sums, ld_sums);
+}
 
 }  // namespace ISA
 }  // namespace milkweed

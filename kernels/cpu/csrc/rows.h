@@ -85,19 +85,38 @@ static void factor(const Stage& s, const char* base, const char* from, long ld_f
   const int k = (s.inputs + T::kPerStep - 1) / T::kPerStep, steps = (k + kSteps - 1) / kSteps * kSteps;
   const char* panel = base + s.weights;
   const int32_t *rest = (const int32_t*)(base + s.rests), *rest_steps = rest + s.blocks * s.outputs / width + 1;
+  const auto finish_all = [&](int output, int r) {
+    const int here = rows - r < at_once ? rows - r : at_once;
+    for (int j = 0; j < width; j += kLanes)
+      finish<T, EPILOGUE, TO>(s, base, output + j, sums + j, width, here, to + r * ld_to, ld_to);
+  };
+#if defined(__AMX_INT8__)
+  int last = -1, last_row = 0;  // what has been started
+#endif
   for (int block = 0; block < s.blocks; block++) {
     const char* inputs = from + (long)block * s.inputs * sizeof(typename T::Element);
     for (int output = 0; output < s.outputs; output += width, panel += (long)steps * width * 4, rest++) {
       Rests rests;
       if (s.rests) rests = {base + s.rest_weights + rest[0] * 4L * width, rest_steps + rest[0], rest[1] - rest[0]};
       for (int r = 0; r < rows; r += at_once) {
+        const int first = block * s.outputs + output;
+#if defined(__AMX_INT8__)
+        // A product runs while the sums of the one before are finished, which takes as long.
+        if (last >= 0) take(sums, width);
+        start<T>(inputs + r * ld_from, ld_from, panel, steps);
+        if (last >= 0) finish_all(last, last_row);
+        last = first, last_row = r;
+#else
         multiply<T>(s.nr, inputs + r * ld_from, ld_from, panel, steps, rests, sums, width, s.nr);
-        const int here = rows - r < at_once ? rows - r : at_once;
-        for (int j = 0; j < width; j += kLanes)
-          finish<T, EPILOGUE, TO>(s, base, block * s.outputs + output + j, sums + j, width, here, to + r * ld_to, ld_to);
+        finish_all(first, r);
+#endif
       }
     }
   }
+#if defined(__AMX_INT8__)
+  take(sums, width);
+  finish_all(last, last_row);
+#endif
 }
 
 template <class T>
