@@ -127,17 +127,15 @@ class Stages:
     def _grouped_bytes(self, filters: NDArray[Any], of_sums: Mapping[str, Floats], order: Places) -> dict[str, Any]:
         """Filters (groups, outputs, inputs, taps), a lane for four channels of a group; zeros fill them up."""
         groups, outputs, inputs, taps = filters.shape
-        more, count = -outputs % 4, -(-groups // LANES) * LANES
-        padded = np.pad(filters, ((0, 0), (0, more), (0, -inputs % 4), (0, 0)))
-        fours = padded.reshape(groups, outputs + more, -1, 4, taps).transpose(0, 4, 2, 1, 3)
-        channels = np.full((count, outputs + more), -1)
-        channels[:groups, :outputs] = np.arange(groups * outputs).reshape(groups, outputs)
+        padded = np.pad(filters, ((0, 0), (0, -outputs % 4), (0, -inputs % 4), (0, 0)))
+        fours = padded.reshape(*padded.shape[:2], -1, 4, taps).transpose(0, 4, 2, 1, 3)
+        channels = _in_fours(groups, outputs)
         at = np.append(positions(order, max(len(order), groups * outputs)), -1)[channels]
-        group, places = groups_of(at.reshape(-1, LANES, at.shape[1] // 4, 4).transpose(0, 2, 1, 3).reshape(-1))
+        group, places = groups_of(_by_vector(at))
         return {
             "type": structs.U8,
             "inputs": padded.shape[2] // 4,
-            "outputs": outputs + more,
+            "outputs": padded.shape[1],
             "weights": self.constants.add(_in_lanes(fours)),
             **{name: self.floats(_in_lanes(np.append(each, 0)[channels])) for name, each in of_sums.items()},
             "group": group,
@@ -198,10 +196,18 @@ class TileStep:
 
 def grouped_order(convolution: Convolution) -> Places:
     """Return the order of a grid that a convolution by groups reads in 8 bits: sixteen groups of four channels each."""
-    groups, inputs = convolution.groups, convolution.channels // convolution.groups
-    channels = np.full((-(-groups // LANES) * LANES, -(-inputs // 4) * 4), -1)
-    channels[:groups, :inputs] = np.arange(convolution.channels).reshape(groups, inputs)
-    return channels.reshape(-1, LANES, channels.shape[1] // 4, 4).transpose(0, 2, 1, 3).reshape(-1)
+    return _by_vector(_in_fours(convolution.groups, convolution.channels // convolution.groups))
+
+
+def _in_fours(groups: int, channels: int) -> Places:
+    """The channels of each group, (groups, channels), filled up with -1 to whole vectors and fours."""
+    found = np.arange(groups * channels).reshape(groups, channels)
+    return np.pad(found, ((0, -groups % LANES), (0, -channels % 4)), constant_values=-1)
+
+
+def _by_vector(by_group: Places) -> Places:
+    """(groups, channels) in the order of 8-bit vectors: sixteen groups, each with four channels, then the next four."""
+    return by_group.reshape(-1, LANES, by_group.shape[1] // 4, 4).transpose(0, 2, 1, 3).reshape(-1)
 
 
 def _in_lanes(by_group: NDArray[Any]) -> NDArray[Any]:

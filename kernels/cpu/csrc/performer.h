@@ -33,7 +33,8 @@ struct Performing {
   float *summary, *total;  // (features, width) and (features): sums over keys
 };
 
-// c (kTokens, columns) = or += a (kTokens, k), whose rows and columns are so far apart, by b (k, columns); columns fill whole vectors.
+// c (kTokens, columns) = or += a (kTokens, k), whose rows and columns are so far apart, by b (k, columns); columns fill
+// whole vectors.
 template <bool ADDS>
 static inline void multiply_floats(const float* a, long row, long step, const float* b, long ld_b, int k, int columns, float* c, long ld_c) {
   constexpr int parts = kLanes / kNative;
