@@ -172,7 +172,10 @@ class _Assembly:
         """The vector that an operator gives, as the next one reads it."""
         reader = behind[0]
         if isinstance(reader, Factor):
-            return inputs_of(reader, [self.order] if isinstance(operator, Norm) else kept_outputs(operator))
+            if isinstance(operator, Norm):
+                return inputs_of(reader, self.isa, [self.order])
+            room = self.isa.room_for(operator.weight.shape[1])
+            return inputs_of(reader, self.isa, kept_outputs(operator), room)
         assert isinstance(operator, Factor)
         if isinstance(reader, Performer):
             return Vector(np.arange(operator.width), None, structs.F32)
@@ -231,7 +234,7 @@ class _Assembly:
         self.order = np.arange(self.width)
         values = Vector(self.order, None, structs.F32)
         self.stream = self.tables.rows("stream", values.row_bytes, self.tokens)
-        out = inputs_of(reader, [self.order])
+        out = inputs_of(reader, self.isa, [self.order])
         to = self.tables.rows(f"attention's outputs {out.kind}", out.row_bytes, self.tokens)
         padded = -(-features // LANES) * LANES
         w, gain = np.zeros((self.width, padded)), np.zeros((1, padded))
@@ -281,7 +284,7 @@ class _Assembly:
 
     def _head(self) -> Fields:
         head = self.program.head
-        normed = inputs_of(head.classifier, [self.order])
+        normed = inputs_of(head.classifier, self.isa, [self.order])
         answers = Vector(np.arange(head.classifier.width), None, structs.F32)
         logits = self.tables.rows("logits", answers.row_bytes, 1)
         first = self._mean(head.mean_from)

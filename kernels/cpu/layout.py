@@ -15,19 +15,42 @@ from .program import Places
 GROUPS = (16, 8, 4, 1)
 """Numbers of neighbours that a vector of 16 is written in."""
 
+FILLED = 4
+"""Where panels have room, runs of neighbours are filled up to a multiple of this: then none is written alone."""
 
-def order_for(inputs: Places, written: Sequence[Places]) -> Places:
-    """Return the order of a vector whose reader has the blocks `inputs` (blocks, in); its length is blocks x in.
+
+def order_for(inputs: Places, written: Sequence[Places], room: int = 0, multiple: int = 1) -> Places:
+    """Return the order of a vector whose reader has the blocks `inputs` (blocks, in): one block behind the other.
 
     Args:
-        written: the channels that each block of the writer gives, in the order in which it would give them. Channels
-            that nobody writes have places too, behind the others of their block.
+        written: the channels that each block of the writer gives, in the order in which it would give them. What one
+            gives to a block of the reader is a run. Channels that nobody writes have places too, behind the others of
+            their block.
+        room: rows that a block of the writer may have, so that runs may be filled up.
+        multiple: each block of the vector has a multiple of so many places.
     """
-    rank = np.full(max(inputs.max(), *(each.max() for each in written)) + 1, inputs.size)
-    for place, channel in enumerate(np.concatenate(list(written))):
-        rank[channel] = place
+    channels = max(inputs.max(), *(each.max() for each in written)) + 1
+    rank, writer = np.full(channels, inputs.size), np.full(channels, len(written))
+    rank[np.concatenate(list(written))] = np.arange(sum(map(len, written)))
+    for block, given in enumerate(written):
+        writer[given] = block
     order = np.take_along_axis(inputs, np.argsort(rank[inputs], axis=1, kind="stable"), axis=1)
-    return np.where(rank[order] < inputs.size, order, -1).reshape(-1)
+    runs = [np.split(block, np.flatnonzero(np.diff(writer[block])) + 1) for block in order]
+    rows = np.zeros(len(written) + 1, np.int64)
+    np.add.at(
+        rows, [writer[run[0]] for block in runs for run in block], [_whole(run) for block in runs for run in block]
+    )
+    if rows[:-1].max() <= room:
+        runs = [[np.pad(run, (0, _whole(run) - len(run)), constant_values=-1) for run in block] for block in runs]
+    blocks = [np.concatenate(block) for block in runs]
+    length = -(-max(map(len, blocks)) // multiple) * multiple
+    order = np.stack([np.pad(each, (0, length - len(each)), constant_values=-1) for each in blocks])
+    return np.where((order >= 0) & (rank[order] < inputs.size), order, -1).reshape(-1)
+
+
+def _whole(run: Places) -> int:
+    """The length of a run that is filled up."""
+    return -(-len(run) // FILLED) * FILLED
 
 
 def positions(order: Places, channels: int) -> Places:
@@ -37,17 +60,26 @@ def positions(order: Places, channels: int) -> Places:
     return found
 
 
-def rows_by_position(outputs: Places, place: Places) -> tuple[Places, Places]:
+def rows_by_position(outputs: Places, place: Places, free: Places, room: int) -> tuple[Places, Places]:
     """Return in which order a block gives its rows, and their positions; dropped ones, at -1, come last.
 
     Args:
         outputs: (out,), the block's channels.
         place: position of each channel that is kept.
+        free: positions that rows of zeros, -1, may be written to, so as to fill up runs.
+        room: rows that there may be then.
     """
     kept = outputs < len(place)
     at = np.where(kept, place[np.where(kept, outputs, 0)], -1)
     rows = np.argsort(np.where(at < 0, np.iinfo(at.dtype).max, at), kind="stable")
-    return rows, at[rows]
+    at = at[rows]
+    runs = np.split(at, np.flatnonzero(np.diff(at) != 1) + 1)
+    missing = [(_whole(run) - len(run)) * (run[0] >= 0) for run in runs]
+    behind = [run[-1] + 1 + np.arange(count) for run, count in zip(runs, missing, strict=True)]
+    if not 0 < sum(missing) <= room - len(at) or not np.isin(np.concatenate(behind), free).all():
+        return rows, at
+    ends = np.repeat(np.cumsum([len(run) for run in runs]), missing)
+    return np.insert(rows, ends, -1), np.insert(at, ends, np.concatenate(behind))
 
 
 def groups_of(places: Places) -> tuple[int, Places]:

@@ -50,6 +50,11 @@ class InstructionSet:
         """Choose how many times 16 outputs a panel holds: the number that fills up least, or else the first."""
         return min(self.panels, key=lambda nr: -(-outputs // (LANES * nr)) * nr)
 
+    def room_for(self, outputs: int) -> int:
+        """Return how many outputs fill the panels that so many take."""
+        width = LANES * self.panel_for(outputs)
+        return -(-outputs // width) * width
+
 
 @dataclass(frozen=True, eq=False)
 class PackedFactor:
@@ -89,24 +94,24 @@ class Rests:
 
 
 def pack(
-    factor: Factor, order: Places, place: Places, dropped: int, out: Quantiser | None, isa: InstructionSet
+    factor: Factor, order: Places, place: Places, free: Places, dropped: int, out: Quantiser | None, isa: InstructionSet
 ) -> PackedFactor:
     """Pack a factor.
 
     Args:
         order: channel at each position of its inputs.
         place: position of each channel of its outputs.
+        free: positions where more may be written: anything in a vector, and zeros where they are added.
         dropped: column where outputs that are not kept may be written.
         out: how its outputs become 8 bits; None where they stay floats.
     """
     blocks, outputs, _ = factor.weight.shape
-    nr = isa.panel_for(outputs)
-    padded = -(-outputs // (LANES * nr)) * LANES * nr
-    weight, scale, bias = ordered(factor, order, isa)
-    rows = np.full((blocks, padded), -1)
-    at = np.full((blocks, padded), -1)
+    nr, padded = isa.panel_for(outputs), isa.room_for(outputs)
+    rows, at = np.full((2, blocks, padded), -1)
     for block in range(blocks):
-        rows[block, :outputs], at[block, :outputs] = rows_by_position(factor.outputs[block], place)
+        given, to = rows_by_position(factor.outputs[block], place, free, padded)
+        rows[block, : len(given)], at[block, : len(given)] = given, to
+    weight, scale, bias = ordered(factor, order, isa)
     weight, scale, bias = (_rows(each, rows) for each in (weight, scale, bias))
     to_8_bits = _rows_of(out, factor, rows)
     if to_8_bits is not None and not (factor.gelu or factor.silu):
@@ -136,9 +141,10 @@ def ordered(factor: Factor, order: Places, isa: InstructionSet) -> tuple[NDArray
 
     Int8 weights that are larger than the set's levels are rounded once more.
     """
-    blocks, outputs, inputs = factor.weight.shape
+    blocks, outputs, _ = factor.weight.shape
+    inputs = len(order) // blocks
     column = np.full(max(factor.inputs.max(), order.max()) + 1, 0)
-    weight = np.zeros_like(factor.weight)
+    weight = np.zeros((blocks, outputs, inputs), factor.weight.dtype)
     bias = np.where(factor.outputs < factor.width, factor.bias[np.minimum(factor.outputs, factor.width - 1)], 0.0)
     scale, given = np.ones((blocks, outputs)), factor.weight
     if factor.scale is not None:
@@ -149,7 +155,7 @@ def ordered(factor: Factor, order: Places, isa: InstructionSet) -> tuple[NDArray
             given = np.rint(given / most[..., None]).astype(np.int8)
     for block in range(blocks):
         channels = order[block * inputs : (block + 1) * inputs]
-        column[factor.inputs[block]] = np.arange(inputs)
+        column[factor.inputs[block]] = np.arange(factor.inputs.shape[1])
         weight[block] = np.where(channels >= 0, given[block].take(column[channels], 1), 0)
         if factor.quantiser is not None:
             zero = np.where(channels >= 0, factor.quantiser.zero[channels], 0.0)

@@ -69,12 +69,13 @@ class Stages:
         place = positions(order, max(order.max() + 1, first + factor.width))[first : first + factor.width]
         # What is added for a dropped output is 0, and may be added anywhere.
         dropped = 0 if factor.adds else len(order)
-        packed = pack(factor, given.order, place, dropped, None if out is None else out.quantiser, self.isa)
+        free = np.arange(2 * len(order)) if factor.adds else np.flatnonzero(order < 0)
+        packed = pack(factor, given.order, place, free, dropped, None if out is None else out.quantiser, self.isa)
         stage = {
             "action": structs.FACTOR,
             "type": given.kind,
             "blocks": factor.weight.shape[0],
-            "inputs": factor.weight.shape[2],
+            "inputs": len(given.order) // factor.weight.shape[0],
             "outputs": packed.outputs,
             "nr": packed.nr,
             "epilogue": _epilogue(factor),

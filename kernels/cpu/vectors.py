@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 import numpy as np
 
 from . import structs
 from .layout import order_for
-from .packing import LANES
-from .program import Attention, Factor, Operator, Performer, Places, Pyramid, Quantiser
+from .packing import LANES, STEP_BYTES, InstructionSet
+from .program import Attention, Factor, Norm, Operator, Performer, Places, Pyramid, Quantiser
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,26 +42,40 @@ class Rows:
     buffer: structs.Fields
 
 
-def inputs_of(factor: Factor, written: Sequence[Places]) -> Vector:
-    """Return the vector that a factor reads; `written` are the channels that each block of its writer gives."""
-    return vector(order_for(factor.inputs, written), factor.quantiser)
+def inputs_of(factor: Factor, isa: InstructionSet, written: Sequence[Places], room: int = 0) -> Vector:
+    """Return the vector that a factor reads; each block begins with a k-step of the panels, as AMX likes them.
+
+    Args:
+        written: the channels that each block of its writer gives, and the rows that it may have.
+    """
+    step = isa.steps * STEP_BYTES // structs.ITEM_BYTES[_kind(factor.quantiser)]
+    return vector(order_for(factor.inputs, written, room, step), factor.quantiser)
 
 
 def vector(order: Places, quantiser: Quantiser | None = None) -> Vector:
     """Return a vector of 8-bit numbers, or of bfloat16 where there is no quantiser."""
-    return Vector(order, quantiser, structs.BF16 if quantiser is None else structs.U8)
+    return Vector(order, quantiser, _kind(quantiser))
+
+
+def _kind(quantiser: Quantiser | None) -> int:
+    return structs.BF16 if quantiser is None else structs.U8
 
 
 def stream_order(operators: Sequence[Operator], width: int) -> Places:
-    """Channels of the stream, in the order in which the factor with most blocks adds to them.
+    """Channels of the stream, in the order in which the factor with most blocks that reads a norm of it takes them.
 
-    What starts the stream anew, or is another's values, comes in the channels' own order.
+    In each of its blocks they come in the order in which the factor with most blocks adds to them. What starts the
+    stream anew, or is another's values, comes in the channels' own order.
     """
-    of_this = takewhile(lambda each: not isinstance(each, Pyramid | Performer), operators)
+    of_this = list(takewhile(lambda each: not isinstance(each, Pyramid | Performer), operators))
     adding = [each for each in of_this if isinstance(each, Factor) and each.adds]
-    most = max(adding, key=lambda each: len(each.outputs), default=None)
-    order = np.arange(width) if most is None else most.outputs.reshape(-1)
-    return order[order < width]
+    reading = [each for norm, each in pairwise(of_this) if isinstance(norm, Norm) and isinstance(each, Factor)]
+    if not adding:
+        return np.arange(width)
+    order = np.concatenate(kept_outputs(max(adding, key=lambda each: len(each.outputs))))
+    if reading:
+        order = order_for(max(reading, key=lambda each: len(each.inputs)).inputs, [order])
+    return order[order >= 0]
 
 
 def qkv_order(writer: Factor, attention: Attention, reader: Factor) -> Places:

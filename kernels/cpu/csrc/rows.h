@@ -32,12 +32,25 @@ static inline void put(char* row, const int32_t* places, int group, f32x16 v) {
   else scatter(row, places, group, v);
 }
 
+typedef float f32x4 __attribute__((vector_size(16)));
+typedef float f32x8 __attribute__((vector_size(32)));
+
+template <class GROUP>
+static inline void add(char* row, const int32_t* places, f32x16 v) {
+  for (unsigned i = 0; i < sizeof v / sizeof(GROUP); i++) {
+    float* at = (float*)row + places[i];
+    store(at, load<GROUP>(at) + load<GROUP>((const char*)&v + i * sizeof(GROUP)));
+  }
+}
+
 static inline void add(char* row, const int32_t* places, int group, f32x16 v) {
   if (group == 16) {
     float* at = (float*)row + places[0];
     return store(at, load<f32x16>(at) + v);
   }
-  for (int i = 0; i < kLanes; i++) ((float*)row)[places[i / group] + i % group] += v[i];
+  if (group == 8) return add<f32x8>(row, places, v);
+  if (group == 4) return add<f32x4>(row, places, v);
+  for (int i = 0; i < kLanes; i++) ((float*)row)[places[i]] += v[i];
 }
 
 template <class T>
@@ -83,8 +96,8 @@ static void factor(const Stage& s, const char* base, const char* from, long ld_f
   alignas(64) float sums[kMostRows * kMostNr * kLanes];
   const int width = kLanes * s.nr, at_once = rows_at_once(s.nr);
   const int k = (s.inputs + T::kPerStep - 1) / T::kPerStep, steps = (k + kSteps - 1) / kSteps * kSteps;
-  const char* panel = base + s.weights;
-  const int32_t *rest = (const int32_t*)(base + s.rests), *rest_steps = rest + s.blocks * s.outputs / width + 1;
+  const long panel_bytes = steps * width * 4L;
+  const int32_t *rests = (const int32_t*)(base + s.rests), *rest_steps = rests + s.blocks * s.outputs / width + 1;
   const auto finish_all = [&](int output, int r) {
     const int here = rows - r < at_once ? rows - r : at_once;
     for (int j = 0; j < width; j += kLanes)
@@ -92,29 +105,38 @@ static void factor(const Stage& s, const char* base, const char* from, long ld_f
   };
 #if defined(__AMX_INT8__)
   int last = -1, last_row = 0;  // what has been started
+  // A few rows go by all panels of a block before the next rows do, where the second cache keeps those panels.
+  const int span = panel_bytes * s.outputs / width <= kPanelBytes ? at_once : rows;
+#else
+  const int span = rows;
 #endif
   for (int block = 0; block < s.blocks; block++) {
     const char* inputs = from + (long)block * s.inputs * sizeof(typename T::Element);
-    for (int output = 0; output < s.outputs; output += width, panel += (long)steps * width * 4, rest++) {
-      Rests rests;
-      if (s.rests) rests = {base + s.rest_weights + rest[0] * 4L * width, rest_steps + rest[0], rest[1] - rest[0]};
-      for (int r = 0; r < rows; r += at_once) {
-        const int first = block * s.outputs + output;
+    for (int begin = 0; begin < rows; begin += span) {
+      const int end = rows - begin < span ? rows : begin + span;
+      for (int output = 0; output < s.outputs; output += width) {
+        const int first = block * s.outputs + output, number = first / width;
+        const char* panel = base + s.weights + number * panel_bytes;
+        const int32_t* rest = rests + number;
+        Rests some;
+        if (s.rests) some = {base + s.rest_weights + rest[0] * 4L * width, rest_steps + rest[0], rest[1] - rest[0]};
+        for (int r = begin; r < end; r += at_once) {
 #if defined(__AMX_INT8__)
-        // A product runs while the sums of the one before are finished, which takes as long.
-        if (last >= 0) take(sums, width);
-        start<T>(inputs + r * ld_from, ld_from, panel, steps);
-        if (last >= 0) finish_all(last, last_row);
-        last = first, last_row = r;
+          // A product runs while the sums of the one before are finished, which takes as long.
+          if (last >= 0) take(sums, width, rows - last_row);
+          start<T>(inputs + r * ld_from, ld_from, panel, steps, rows - r);
+          if (last >= 0) finish_all(last, last_row);
+          last = first, last_row = r;
 #else
-        multiply<T>(s.nr, inputs + r * ld_from, ld_from, panel, steps, rests, sums, width, s.nr);
-        finish_all(first, r);
+          multiply<T>(s.nr, inputs + r * ld_from, ld_from, panel, steps, some, sums, width, s.nr);
+          finish_all(first, r);
 #endif
+        }
       }
     }
   }
 #if defined(__AMX_INT8__)
-  take(sums, width);
+  take(sums, width, rows - last_row);
   finish_all(last, last_row);
 #endif
 }

@@ -26,7 +26,7 @@ def test_panels_and_rests_are_the_weights_and_sums_of_panels_fit_16_bits(outputs
     given[0, :, ::5] = 63
     options = {"scale": np.ones((1, outputs)), "quantiser": Quantiser(np.ones(inputs), np.zeros(inputs))}
     factor = replace(factor, weight=given, **options)
-    packed = pack(factor, np.arange(inputs), np.arange(outputs), outputs, None, AVX2)
+    packed = pack(factor, np.arange(inputs), np.arange(outputs), np.arange(0), outputs, None, AVX2)
     _, panels, _, width, _ = packed.panels.shape
     assert packed.rests is not None
     starts, rest_steps = packed.rests.table[: panels + 1], packed.rests.table[panels + 1 :]

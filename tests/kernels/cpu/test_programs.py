@@ -35,6 +35,7 @@ SHAPES = {
     "merged": {"size": 112, "width": 96, "head_dim": 32, "merged": 11},
     "merged odd": {"size": 96, "patch": 16, "width": 48, "head_dim": 16, "merged": 5, "hidden": 72},
     "eight": {"nblocks": 8, "width": 128, "head_dim": 32, "everywhere": True},
+    "runs of three": {"nblocks": 8, "width": 192, "head_dim": 64, "everywhere": True},
 }
 
 
