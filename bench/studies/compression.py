@@ -1,9 +1,11 @@
 """What compression costs in accuracy: a bundle compressed by half of a folder of photographs, measured on the other.
 
-    python -m milkweed.bench.studies.compression BUNDLE PHOTOS WORK [--rows all80 all65 ...] [--swap] [--plot FILE.svg]
+    python -m milkweed.bench.studies.compression BUNDLE PHOTOS WORK [--rows all80 all65 ...] [--swap] [--forms]
+        [--plot FILE.svg]
 
 Every second photograph in sorted order calibrates and recovers, without labels; the others, named by label id, are
 only measured on (`--swap` exchanges the halves). Each row is one `milkweed compress`, and may be interrupted.
+`--forms` measures it by our CPU kernels and OpenVINO too, in bfloat16 and int8.
 """
 
 import argparse
@@ -11,21 +13,31 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from ...inference.forward import Forward
 from ...jobs.dataset import labelled_images
+from ...jobs.search.timing import time_in_turns
 from ...loaders.dataset.evaluation import PreparedImages
 from ...loaders.preprocess.spec import PreprocessSpec
-from ...models import load_bundle
+from ...models import BundleConfig, load_bundle
 from ...models.compress.measured import Measuring
+from ...models.onnx.quantize import MIN_IMAGES
 from ..machine import machine
+from .levers import BATCHES, forwards
 from .pictures import compression as plot
 
 ALL = "mlp,qkv,proj"
 CALIBRATE, RECOVER = "--calibration", "--recover"
+
+LEAST = 1e-30
+"""Probabilities below this count as this: 0 has no logarithm."""
 
 ROWS: dict[str, tuple[str, ...]] = {
     "plain-mlp62": ("--layers", "mlp", "--nblocks", "2"),
@@ -34,6 +46,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "all80": ("--layers", ALL, "--budget", "0.8", CALIBRATE),
     "all65": ("--layers", ALL, "--budget", "0.65", CALIBRATE),
     "mlp62-recovered": ("--layers", "mlp", "--budget", "0.625", RECOVER),
+    "all80-recovered": ("--layers", ALL, "--budget", "0.8", RECOVER),
     "all65-recovered": ("--layers", ALL, "--budget", "0.65", RECOVER),
     "mlp31-recovered": ("--layers", "mlp", "--nblocks", "4", RECOVER),
 }
@@ -52,13 +65,44 @@ def halves(photos: Path, work: Path, swap: bool) -> tuple[Path, Path]:
     return folders
 
 
+def prepared(config: BundleConfig, folder: Path) -> list[tuple[Tensor, Tensor | None]]:
+    """A folder's images as the model takes them, with their classes, fifty at a time."""
+    samples = labelled_images(folder, config.labels).samples
+    return list(PreparedImages(samples, PreprocessSpec.from_dict(config.preprocess), 50))
+
+
 def measuring(bundle: Path, folder: Path) -> tuple[str, Measuring]:
     """The dense bundle's architecture, and its answers on the evaluating half."""
     model, config = load_bundle(bundle)
-    samples = labelled_images(folder, config.labels).samples
-    pairs = list(PreparedImages(samples, PreprocessSpec.from_dict(config.preprocess), 50))
+    pairs = prepared(config, folder)
     targets = [classes for _, classes in pairs if classes is not None]
     return config.arch, Measuring.on(model, [images for images, _ in pairs], torch.cat(targets))
+
+
+def forms(bundles: Mapping[str, Path], folder: Path, work: Path, measure: Measuring) -> list[dict[str, Any]]:
+    """Bundles by OpenVINO and by our CPU kernels, in bfloat16 and int8: accuracy, and milliseconds an image in turns.
+
+    Args:
+        folder: its images calibrate int8.
+    """
+    found, made = list[dict[str, Any]](), dict[str, Forward]()
+    with ExitStack() as opened:
+        for name, bundle in bundles.items():
+            model, config = load_bundle(bundle)
+            images = torch.cat([images for images, _ in prepared(config, folder)])
+            some = images[:: len(images) // MIN_IMAGES]
+            for form, forward in forwards(name, model, work, some, len(some), asymmetric=True):
+                opened.callback(forward.close)
+                made[form] = forward
+                answers = [torch.from_numpy(forward.run(batch).probabilities) for batch in measure.batches]
+                after = measure.of_answers(torch.cat(answers).clamp(min=LEAST).log())
+                found.append({"form": form, "top1": after.top1, "agreement": after.agreement, "kl": after.kl})
+        times = time_in_turns(made, BATCHES)
+    for row in found:
+        row["ms"] = times[row["form"]]
+        ms = ", ".join(f"{row['ms'][batch]:.2f} ms at {batch}" for batch in BATCHES)
+        print(f"{row['form']:<42} top-1 {row['top1']:5.1f} %  KL {row['kl']:.4f}  {ms}", flush=True)
+    return found
 
 
 def row(name: str, bundle: Path, folder: Path, work: Path, measure: Measuring) -> dict[str, Any]:
@@ -92,6 +136,9 @@ def main() -> None:
         parser.add_argument(name, type=Path)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--swap", action="store_true", help="calibrate on the other half")
+    parser.add_argument(
+        "--forms", action="store_true", help="measure each row, and the dense model, in other forms too"
+    )
     parser.add_argument("--out", type=Path, default=Path("bench/results/compression.json"))
     parser.add_argument("--plot", type=Path, help="draw accuracy against size: FILE.svg or FILE.png")
     args = parser.parse_args()
@@ -114,6 +161,10 @@ def main() -> None:
         args.out.write_text(json.dumps(document, indent=2) + "\n")
         if args.plot:
             plot(document, args.plot)
+    if args.forms:
+        bundles = {"dense": args.bundle, **{name: args.work / name for name in args.rows}}
+        document["forms"] = forms(bundles, folder, args.work, measure)
+        args.out.write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":
