@@ -1,11 +1,15 @@
 """The instruction sets that the library is built for, and those that this CPU has."""
 
 import functools
+import os
 from pathlib import Path
 
 from .packing import InstructionSet, Rounding
 
 CPUINFO = Path("/proc/cpuinfo")
+
+VARIABLE = "MILKWEED_MAX_CPU_ISA"
+"""An environment variable: the fastest set that may be used, as ONEDNN_MAX_CPU_ISA is for OpenVINO and PyTorch."""
 
 _AVX2 = {"avx2", "fma", "bmi2"}
 _AVX512 = {*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
@@ -43,11 +47,19 @@ def supported_sets() -> list[InstructionSet]:
 
 
 def preferred_sets() -> list[InstructionSet]:
-    """Return the sets that this CPU has, the fastest first.
+    """Return the sets that this CPU has and MILKWEED_MAX_CPU_ISA allows, the fastest first.
 
     Intel's CPUs take twice as long for bfloat16's own instruction as for float32's, by which AVX-512 does without it.
+
+    Raises:
+        ValueError: the variable names no set; one line.
     """
-    return [each for each in supported_sets() if each.name != "avx512_bf16" or _is_amd()]
+    names = [each.name for each in SETS]
+    fastest = os.environ.get(VARIABLE) or names[0]
+    if fastest not in names:
+        raise ValueError(f"{VARIABLE} = {fastest!r}: there is no such instruction set, there are {', '.join(names)}")
+    allowed = names[names.index(fastest) :]
+    return [each for each in supported_sets() if each.name in allowed and (each.name != "avx512_bf16" or _is_amd())]
 
 
 @functools.cache

@@ -77,12 +77,15 @@ def sources_of(library: Path) -> str:
 
 
 def fastest_set(library: Path = LIBRARY) -> InstructionSet:
-    """Return the fastest instruction set of this CPU that the system lets a process use.
+    """Return the fastest instruction set of this CPU that the system and MILKWEED_MAX_CPU_ISA let a process use.
 
     Raises:
-        CpuLibraryError: the library is missing, or of other sources.
+        CpuLibraryError: the library is missing, or of other sources, or the variable names no instruction set.
     """
-    return next(each for each in preferred_sets() if _allowed(library, each.name))
+    try:
+        return next(each for each in preferred_sets() if _allowed(library, each.name))
+    except ValueError as error:
+        raise CpuLibraryError(str(error)) from error
 
 
 def _allowed(library: Path, name: str) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from milkweed.kernels.cpu import build as building
 from milkweed.kernels.cpu import library
-from milkweed.kernels.cpu.instruction_sets import SETS, preferred_sets, supported_sets
+from milkweed.kernels.cpu.instruction_sets import SETS, VARIABLE, preferred_sets, supported_sets
 from milkweed.kernels.cpu.library import LIBRARY, CpuLibraryError, fastest_set, sources_of
 from milkweed.kernels.cpu.sources import SOURCES, source_hash
 
@@ -112,3 +112,15 @@ def test_building_by_hand_says_what_was_done() -> None:
     command = [sys.executable, "-m", "milkweed.kernels.cpu.build"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout == f"{LIBRARY}: is up to date\n"
+
+
+def test_the_variable_leaves_out_the_sets_that_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "avx2")
+    assert [each.name for each in preferred_sets()] == [each.name for each in supported_sets()][-2:]
+    monkeypatch.setenv(VARIABLE, "plain")
+    assert fastest_set().name == "plain"
+    monkeypatch.setenv(VARIABLE, "avx3")
+    with pytest.raises(
+        CpuLibraryError, match="MILKWEED_MAX_CPU_ISA = 'avx3': there is no such instruction set, there are amx, "
+    ):
+        fastest_set()
