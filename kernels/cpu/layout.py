@@ -30,22 +30,27 @@ def order_for(inputs: Places, written: Sequence[Places], room: int = 0, multiple
         multiple: each block of the vector has a multiple of so many places.
     """
     channels = max(inputs.max(), *(each.max() for each in written)) + 1
-    rank, writer = np.full(channels, inputs.size), np.full(channels, len(written))
+    rank, writer = np.full(channels, inputs.size), np.full(channels, -1)
     rank[np.concatenate(list(written))] = np.arange(sum(map(len, written)))
     for block, given in enumerate(written):
         writer[given] = block
     order = np.take_along_axis(inputs, np.argsort(rank[inputs], axis=1, kind="stable"), axis=1)
-    runs = [np.split(block, np.flatnonzero(np.diff(writer[block])) + 1) for block in order]
-    rows = np.zeros(len(written) + 1, np.int64)
-    np.add.at(
-        rows, [writer[run[0]] for block in runs for run in block], [_whole(run) for block in runs for run in block]
-    )
-    if rows[:-1].max() <= room:
-        runs = [[np.pad(run, (0, _whole(run) - len(run)), constant_values=-1) for run in block] for block in runs]
-    blocks = [np.concatenate(block) for block in runs]
+    blocks = _filled([np.split(each, np.flatnonzero(np.diff(writer[each])) + 1) for each in order], writer, room)
     length = -(-max(map(len, blocks)) // multiple) * multiple
     order = np.stack([np.pad(each, (0, length - len(each)), constant_values=-1) for each in blocks])
     return np.where((order >= 0) & (rank[order] < inputs.size), order, -1).reshape(-1)
+
+
+def _filled(blocks: Sequence[Sequence[Places]], writer: Places, room: int) -> list[Places]:
+    """Return blocks of their runs, with -1 behind each, unless a block of the writer had more than `room` rows then."""
+    rows = np.zeros(writer.max() + 2, np.int64)  # the last is of channels that nobody writes
+    for run in (run for block in blocks for run in block):
+        rows[writer[run[0]]] += _whole(run)
+    fill = rows[:-1].max() <= room
+    return [
+        np.concatenate([np.pad(run, (0, fill * (_whole(run) - len(run))), constant_values=-1) for run in block])
+        for block in blocks
+    ]
 
 
 def _whole(run: Places) -> int:

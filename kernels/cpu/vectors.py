@@ -46,7 +46,8 @@ def inputs_of(factor: Factor, isa: InstructionSet, written: Sequence[Places], ro
     """Return the vector that a factor reads; each block begins with a k-step of the panels, as AMX likes them.
 
     Args:
-        written: the channels that each block of its writer gives, and the rows that it may have.
+        written: the channels that each block of its writer gives.
+        room: rows that a block of its writer may have.
     """
     step = isa.steps * STEP_BYTES // structs.ITEM_BYTES[_kind(factor.quantiser)]
     return vector(order_for(factor.inputs, written, room, step), factor.quantiser)
