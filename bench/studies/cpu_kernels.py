@@ -2,8 +2,8 @@
 
     python -m milkweed.bench.studies.cpu_kernels [--shapes T S B] [--out FILE]
 
-One thread, the widths of DeiT-Tiny, ViT-S and ViT-B, 197 tokens an image, one image and eight. A layer's time is that
-of a stack of twelve behind a patch embedding, over twelve; all in turns. `of peak` is the share of
+One thread, the widths of DeiT-Tiny, ViT-S and ViT-B, 197 tokens an image, one image and eight. Twelve layers are timed
+between a patch embedding and a classifier, less those two alone, over twelve; all in turns. `of peak` is the share of
 what our own product reaches from the first cache.
 """
 
@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +43,7 @@ from ..machine import about
 
 ARCHS = {"T": "deit_tiny_patch16_224", "S": "vit_small_patch16_224", "B": "vit_base_patch16_224"}
 NBLOCKS = (1, 2, 4, 8)
+NONE = "none"
 BATCHES = (1, 8)
 ONE_LANE = LanePlan(micro_batch=1, lanes=1, threads=1)
 PEAK_SECONDS = 0.5
@@ -71,15 +72,17 @@ def made(arch: str, nblocks: int, **arguments: Any) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-def without_attention(model: nn.Module) -> nn.Module:
-    """Return the model with the MLP halves of its blocks alone."""
+def without_attention(model: nn.Module, *, layers: bool = True) -> nn.Module:
+    """Return the model with the MLP halves of its blocks alone, or with nothing of them."""
     model = copy.deepcopy(model)
-    model.blocks = nn.Sequential(Layers(model.get_submodule("blocks")))  # type: ignore[arg-type]
+    model.blocks = nn.Sequential(*[Layers(model.get_submodule("blocks"))] if layers else [])  # type: ignore[arg-type]
     return model
 
 
-def layers_of(program: Program) -> Program:
-    """Return the program with the MLP halves of its blocks alone."""
+def layers_of(program: Program, *, layers: bool = True) -> Program:
+    """Return the program with the MLP halves of its blocks alone, or with nothing of them."""
+    if not layers:
+        return replace(program, operators=[])
     kept, before = list[Operator](), None
     for operator in program.operators:
         if isinstance(operator, Factor) and ".mlp." in operator.name:
@@ -96,12 +99,12 @@ def macs(program: Program, tokens: int) -> int:
 
 
 def forwards(arch: str, nblocks: int, size: int, work: Path, **arguments: Any) -> Iterator[tuple[str, Forward, int]]:
-    """Yield a stack in every form that is timed: its name, and its multiply-accumulates."""
+    """Yield a stack in every form that is timed: its name, and its multiply-accumulates; no layers for 0 blocks."""
     images = torch.randn(MIN_IMAGES, 3, size, size, generator=torch.Generator().manual_seed(0))
     fast = "bfloat16" if computes_in_bfloat16(CPU) else "float32"
-    whole = made(arch, nblocks, **arguments)
-    program, stack = layers_of(program_of(whole, size)), without_attention(whole)
-    name = "dense" if nblocks == 1 else f"Monarch {nblocks}"
+    whole, layers = made(arch, nblocks, **arguments), nblocks > 0
+    program, stack = layers_of(program_of(whole, size), layers=layers), without_attention(whole, layers=layers)
+    name = {0: NONE, 1: "dense"}.get(nblocks, f"Monarch {nblocks}")
     assert isinstance(program.embed, Embed)
     operations = macs(program, len(program.embed.start))
 
@@ -140,11 +143,12 @@ def rows(shape: str, arch: str, size: int, **arguments: Any) -> list[dict[str, A
     depth = int(arguments.get("depth", 12))
     with tempfile.TemporaryDirectory() as work, ExitStack() as opened:
         stacks, operations = dict[str, Forward](), dict[str, int]()
-        for nblocks in NBLOCKS:
+        for nblocks in (0, *NBLOCKS):
             for name, forward, count in forwards(arch, nblocks, size, Path(work), **arguments):
                 stacks[name], operations[name] = forward, count
                 opened.callback(forward.close)
         found = time_in_turns(stacks, BATCHES)
+    found = less_the_ends(found)
     base = found[next(iter(found))]
     peaks = {"int8": peak(eight_bits=True), "bfloat16": peak(eight_bits=False)}
     table = []
@@ -156,6 +160,16 @@ def rows(shape: str, arch: str, size: int, **arguments: Any) -> list[dict[str, A
             row["of_peak"] = {b: operations[name] / (ms[b] / 1e3) / most for b in ms}
         table.append(row)
     return table
+
+
+def less_the_ends(found: Mapping[str, Mapping[int, float]]) -> dict[str, dict[int, float]]:
+    """Milliseconds of the layers alone, by name and batch: less those of the same form without layers."""
+    ends = {name.removeprefix(NONE): ms for name, ms in found.items() if name.startswith(NONE)}
+    return {
+        name: {batch: ms[batch] - ends["," + name.partition(",")[2]][batch] for batch in ms}
+        for name, ms in found.items()
+        if not name.startswith(NONE)
+    }
 
 
 def measure(shapes: Sequence[str], out: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from milkweed.bench.studies import cpu_kernels
-from milkweed.jobs.search import timing
 from milkweed.models.programs.session import kernels_refusal
 
 pytest.importorskip("nncf", reason="the extra `quantize` is not installed")
@@ -18,23 +17,28 @@ ARCH = "deit_tiny_patch16_224"
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 3}
 
 
-@pytest.mark.parametrize("nblocks", [1, 2])
+@pytest.mark.parametrize("nblocks", [0, 1, 2])
 def test_all_forms_compute_the_same_stack(nblocks: int, tmp_path: Path) -> None:
     images = torch.randn(4, 3, 32, 32)
-    expected = cpu_kernels.without_attention(cpu_kernels.made(ARCH, nblocks, **ARGS))(images).softmax(-1)
+    model = cpu_kernels.made(ARCH, nblocks, **ARGS)
+    expected = cpu_kernels.without_attention(model, layers=nblocks > 0)(images).softmax(-1)
     names = []
     for name, forward, count in cpu_kernels.forwards(ARCH, nblocks, 32, tmp_path, **ARGS):
         names.append(name)
         error = (torch.as_tensor(forward.run(images).probabilities) - expected).norm() / expected.norm()
         assert error < (0.1 if "OpenVINO int8" in name else 0.02), name
-        assert count == 17 * 3 * 2 * 32 * 128 * (1 if nblocks == 1 else 0.625)
+        assert count == 17 * 3 * 2 * 32 * 128 * {0: 0, 1: 1, 2: 0.625}[nblocks]
         forward.close()
     assert len(names) == len(set(names)) == 5
 
 
 def test_every_row_has_its_time_and_ours_their_share_of_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "SECONDS", 0.01)
-    monkeypatch.setattr(timing, "TURN_SECONDS", 0.001)
+    times = {"none": 1.0, "dense": 7.0, "Monarch 2": 4.0}
+    monkeypatch.setattr(
+        cpu_kernels,
+        "time_in_turns",
+        lambda stacks, batches: {name: dict.fromkeys(batches, times[name.partition(",")[0]]) for name in stacks},
+    )
     monkeypatch.setattr(cpu_kernels, "NBLOCKS", (1, 2))
     monkeypatch.setattr(cpu_kernels, "PEAK_SECONDS", 0.01)
     found = cpu_kernels.rows("tiny", ARCH, 32, **ARGS)
@@ -42,7 +46,9 @@ def test_every_row_has_its_time_and_ours_their_share_of_the_peak(monkeypatch: py
     assert found[0]["layer"] == "dense, OpenVINO int8"
     assert found[0]["times_dense_int8"] == {1: 1.0, 8: 1.0}
     for row in found:
-        assert row["us"][8] * row["times_dense_int8"][8] == pytest.approx(found[0]["us"][8])
+        dense = row["layer"].startswith("dense")
+        assert row["us"] == dict.fromkeys(cpu_kernels.BATCHES, pytest.approx(2000 if dense else 1000))  # of 3 layers
+        assert row["times_dense_int8"][8] == pytest.approx(1 if dense else 2)
         assert ("of_peak" in row) == ("milkweed" in row["layer"])
         assert all(0 < share < 1 for share in row.get("of_peak", {}).values())
 
