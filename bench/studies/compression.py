@@ -23,10 +23,11 @@ from torch import Tensor
 
 from ...inference.forward import Forward
 from ...jobs.dataset import labelled_images
+from ...jobs.search.runs import log_probabilities
 from ...jobs.search.timing import time_in_turns
 from ...loaders.dataset.evaluation import PreparedImages
 from ...loaders.preprocess.spec import PreprocessSpec
-from ...models import BundleConfig, load_bundle
+from ...models import BundleConfig, load_bundle, read_config
 from ...models.compress.measured import Measuring
 from ...models.onnx.quantize import MIN_IMAGES
 from ..machine import machine
@@ -35,9 +36,6 @@ from .pictures import compression as plot
 
 ALL = "mlp,qkv,proj"
 CALIBRATE, RECOVER = "--calibration", "--recover"
-
-LEAST = 1e-30
-"""Probabilities below this count as this: 0 has no logarithm."""
 
 ROWS: dict[str, tuple[str, ...]] = {
     "plain-mlp62": ("--layers", "mlp", "--nblocks", "2"),
@@ -83,19 +81,19 @@ def forms(bundles: Mapping[str, Path], folder: Path, work: Path, measure: Measur
     """Bundles by OpenVINO and by our CPU kernels, in bfloat16 and int8: accuracy, and milliseconds an image in turns.
 
     Args:
+        bundles: by name; the first is the dense one, from which the others were made.
         folder: its images calibrate int8.
     """
     found, made = list[dict[str, Any]](), dict[str, Forward]()
+    calibrating = prepared(read_config(next(iter(bundles.values()))), folder)
+    images = torch.cat([images for images, _ in calibrating])
+    images = images[:: len(images) // MIN_IMAGES]
     with ExitStack() as opened:
         for name, bundle in bundles.items():
-            model, config = load_bundle(bundle)
-            images = torch.cat([images for images, _ in prepared(config, folder)])
-            some = images[:: len(images) // MIN_IMAGES]
-            for form, forward in forwards(name, model, work, some, len(some), asymmetric=True):
+            for form, forward in forwards(name, load_bundle(bundle)[0], work, images, trained=True):
                 opened.callback(forward.close)
                 made[form] = forward
-                answers = [torch.from_numpy(forward.run(batch).probabilities) for batch in measure.batches]
-                after = measure.of_answers(torch.cat(answers).clamp(min=LEAST).log())
+                after = measure.of_answers(log_probabilities(forward, measure.batches))
                 found.append({"form": form, "top1": after.top1, "agreement": after.agreement, "kl": after.kl})
         times = time_in_turns(made, BATCHES)
     for row in found:
@@ -136,9 +134,7 @@ def main() -> None:
         parser.add_argument(name, type=Path)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--swap", action="store_true", help="calibrate on the other half")
-    parser.add_argument(
-        "--forms", action="store_true", help="measure each row, and the dense model, in other forms too"
-    )
+    parser.add_argument("--forms", action="store_true", help="measure the dense model and all rows so too")
     parser.add_argument("--out", type=Path, default=Path("bench/results/compression.json"))
     parser.add_argument("--plot", type=Path, help="draw accuracy against size: FILE.svg or FILE.png")
     args = parser.parse_args()

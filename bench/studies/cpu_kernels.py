@@ -164,9 +164,9 @@ def rows(shape: str, arch: str, size: int, **arguments: Any) -> list[dict[str, A
 
 def less_the_ends(found: Mapping[str, Mapping[int, float]]) -> dict[str, dict[int, float]]:
     """Milliseconds of the layers alone, by name and batch: less those of the same form without layers."""
-    ends = {name.removeprefix(NONE): ms for name, ms in found.items() if name.startswith(NONE)}
+    ends = {name.split(", ")[1]: ms for name, ms in found.items() if name.startswith(NONE)}
     return {
-        name: {batch: ms[batch] - ends["," + name.partition(",")[2]][batch] for batch in ms}
+        name: {batch: ms[batch] - ends[name.split(", ")[1]][batch] for batch in ms}
         for name, ms in found.items()
         if not name.startswith(NONE)
     }

@@ -71,9 +71,13 @@ VARIANTS = {
 
 
 def forwards(
-    name: str, model: nn.Module, work: Path, images: Tensor, calibrating: int = CALIBRATING, *, asymmetric: bool = False
+    name: str, model: nn.Module, work: Path, images: Tensor, *, trained: bool = False
 ) -> Iterator[tuple[str, Forward]]:
-    """Yield a model in every form that is timed, with its name; OpenVINO's slower int8 if that is asked for, too."""
+    """Yield a model in every form that is timed, with its name.
+
+    Args:
+        trained: whether accuracy counts: all images then calibrate our kernels, and OpenVINO's slower int8 is tried.
+    """
     fast = "bfloat16" if computes_in_bfloat16(CPU) else "float32"
     size = int(images.shape[-1])
 
@@ -86,13 +90,13 @@ def forwards(
         yield DENSE, opened(plain, "float32")
     if name != "dense" or fast != "float32":
         yield f"{name}, OpenVINO {fast}", opened(plain, fast)
-    for symmetric in (True, False) if asymmetric else (True,):
+    for symmetric in (True, False) if trained else (True,):
         settings = QuantizeSettings(images=MIN_IMAGES, symmetric=symmetric)
         rounded.write_bytes(quantized_graph(plain, images, settings).data)
         yield f"{name}, OpenVINO {'' if symmetric else 'asymmetric '}int8", opened(rounded, fast)
     if kernels_refusal() is None:
         yield f"{name}, milkweed bfloat16", program_forward(model, ONE_LANE, size)
-        activations = calibrate(model, size, [images[:calibrating]])
+        activations = calibrate(model, size, [images if trained else images[:CALIBRATING]])
         yield f"{name}, milkweed int8", program_forward(model, ONE_LANE, size, activations)
 
 

@@ -206,7 +206,8 @@ class Runs:
             ms |= self._beside_base({run: each for run, each in forwards.items() if run not in ms}, opened)
             found = {}
             for run, forward in forwards.items():
-                judged = quality(self.subject.dense, self._answers(forward), self.subject.judge.targets)
+                answers = log_probabilities(forward, self.subject.judge.batches)
+                judged = quality(self.subject.dense, answers, self.subject.judge.targets)
                 found[run] = {"ms": ms[run], "quality": judged.to_dict(), "bytes": self._bytes(run)}
         return found
 
@@ -251,11 +252,6 @@ class Runs:
         model = prepare_for_inference(self.model(run.levers), dtype=getattr(torch, dtype))
         return TorchForward(model, self.plan, dtype=dtype, size=self.subject.size, cpu_graphs=True)
 
-    def _answers(self, forward: Forward) -> Tensor:
-        """Log-probabilities of the judging images."""
-        found = [torch.as_tensor(forward.run(batch).probabilities) for batch in self.subject.judge.batches]
-        return torch.cat(found).double().clamp(min=FEWEST).log()
-
     def _bytes(self, run: Run) -> int:
         """Bytes of what a bundle would hold: the graph alone, or the weights where torch computes them."""
         if run.candidate.backend == OURS:
@@ -292,3 +288,9 @@ def _usable(job: SearchJob, progress: Progress, ours_refusal: str | None) -> lis
     if missing:
         progress.note(missing)
     return usable
+
+
+def log_probabilities(forward: Forward, batches: Iterable[Tensor]) -> Tensor:
+    """Return a forward's answers for batches of normalised images: log-probabilities (images, classes), float64."""
+    found = [torch.as_tensor(forward.run(batch).probabilities) for batch in batches]
+    return torch.cat(found).double().clamp(min=FEWEST).log()

@@ -122,7 +122,7 @@ static void factor(const Stage& s, const char* base, const char* from, long ld_f
         if (s.rests) some = {base + s.rest_weights + rest[0] * 4L * width, rest_steps + rest[0], rest[1] - rest[0]};
         for (int r = begin; r < end; r += at_once) {
 #if defined(__AMX_INT8__)
-          // A product runs while the sums of the one before are finished, which takes as long.
+          // A product begins before the sums of the one before are finished: some of both runs at once.
           if (last >= 0) take(sums, width, rows - last_row);
           start<T>(inputs + r * ld_from, ld_from, panel, steps, rows - r);
           if (last >= 0) finish_all(last, last_row);
