@@ -69,7 +69,7 @@ class Settings(BaseModel):
         pattern=r"^(auto|cuda|cuda:all|(cpu|cuda:\d{1,3})(,(cpu|cuda:\d{1,3})){0,63})$",
         description="auto, cpu, cuda, cuda:N, cuda:all, or several: cuda:0,cuda:1; auto = cuda if there",
     )
-    dtype: Literal["float32", "bfloat16", "auto"] = Field(
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = Field(
         default="auto",
         description="numbers of the forward; auto = bfloat16 on a GPU (float16 before Ampere) and on a CPU that "
         "computes in it, unless there float32 is measured faster or the golden answers are missed; else float32",

@@ -7,6 +7,7 @@ import shutil
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from milkweed.inference import backend
@@ -95,6 +96,17 @@ def test_bfloat16_of_each_backend_is_near_float32(colour_bundle: Path) -> None:
         exact = [each.score for each in answers[name, "float32"]]
         assert [each.score for each in answers[name, "bfloat16"]] == [pytest.approx(score, abs=0.05) for score in exact]
         assert [each.score for each in answers[name, "bfloat16"]] != exact
+
+
+def test_float16_is_nearer_to_float32_than_bfloat16_is(colour_bundle: Path) -> None:
+    images, scores = [encoded(seed=seed) for seed in range(5)], {}
+    for dtype in ("float32", "bfloat16", "float16"):
+        model = opened(colour_bundle, dtype=dtype)
+        assert model.dtype == dtype
+        scores[dtype] = np.stack([each.score for each in model.pipeline.classify(images, top_k=3)])
+        model.pipeline.close()
+    off = {dtype: np.abs(found - scores["float32"]).max() for dtype, found in scores.items()}
+    assert 0 < off["float16"] < off["bfloat16"] / 2
 
 
 @pytest.mark.usefixtures("able", "at_once")

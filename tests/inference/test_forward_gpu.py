@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("fusion", ["auto", "off"])
 def test_answers_are_the_cpus(fusion: str, dtype: str, tmp_path: Path) -> None:
     options = InferenceOptions(
