@@ -27,6 +27,8 @@ SECTIONS = {
     "counters": "tools:counters",
     "racecheck": "tools:sanitizer",
     "tests": "tools:tests",
+    "served": "served:served",
+    "numerics": "numerics:numerics",
     "images": "child:images",
 }
 """A function for each section: it takes the task and a writer, and returns what measures one unit."""
@@ -40,7 +42,9 @@ class Task:
         out: the journal.
         seconds: after these, no further unit is begun.
         unit_seconds, unit_limit: of a `Step`.
-        photos, bad: folders for the section `images`.
+        photos: a folder of JPEGs for the sections `served`, `numerics` and `images`.
+        bad: a folder of bad files for `images`.
+        bundles: trained models for `numerics`.
     """
 
     section: str
@@ -54,6 +58,7 @@ class Task:
     dry: bool = False
     photos: str | None = None
     bad: str | None = None
+    bundles: tuple[str, ...] = ()
 
     def as_json(self) -> str:
         """Return what `task_of` reads."""
@@ -70,7 +75,7 @@ Section = Callable[[Task, Writer], Measure]
 def task_of(text: str) -> Task:
     """Read what `Task.as_json` wrote."""
     found = json.loads(text)
-    return Task(**{**found, "units": tuple(found["units"])})
+    return Task(**{**found, **{name: tuple(found[name]) for name in ("units", "bundles")}})
 
 
 def main(text: str) -> None:

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..bodies import photos
 from .child import Task
 from .driver import Driver
 from .goals import doubt_lines, goal_lines, judge
@@ -50,7 +51,7 @@ def _measure(options: argparse.Namespace, settings: dict[str, Any]) -> int:
     journal.write({"kind": "start", "date": datetime.now(UTC).isoformat(timespec="seconds"), "settings": settings})
     photos, bad = (str(path) if path else None for path in (options.photos, options.bad))
     more = {"dtype": options.dtype, "nblocks": options.nblocks, "dry": options.dry_run, "photos": photos, "bad": bad}
-    task = Task("", (), str(options.out), 0, **more)
+    task = Task("", (), str(options.out), 0, **more, bundles=tuple(map(str, options.bundles)))
     driver = Driver(journal, options.plan, task, options.out.with_suffix(".log"))
     with ExitStack() as handlers_before:
         # Then `run` returns, and what there is is concluded.
@@ -145,11 +146,29 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--nblocks", type=int, choices=(2, 4, 8), default=4, help="blocks of each Monarch factor")
-    parser.add_argument("--photos", type=Path, help="for images: folder of JPEGs; made ones if not given")
+    photographs = "for served, numerics and images: folder of JPEGs; without it they are made, but for numerics"
+    parser.add_argument("--photos", type=_photographs, metavar="DIR", help=photographs)
+    trained = "for numerics: trained models"
+    parser.add_argument("--bundles", type=_bundle, nargs="+", default=[], metavar="DIR", help=trained)
     parser.add_argument("--bad", type=Path, help="for images: folder of bad files")
     parser.add_argument("--dry-run", action="store_true", help="walk the script on a CPU; its figures are none")
     parser.add_argument("--report", type=Path, metavar="FILE", help="measure nothing: print what a journal has")
     return parser
+
+
+def _photographs(text: str) -> Path:
+    """Refuse a folder without JPEGs now, not after minutes on a GPU."""
+    try:
+        photos(Path(text), 1)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return Path(text)
+
+
+def _bundle(text: str) -> Path:
+    if not (Path(text) / "model.safetensors").is_file():
+        raise argparse.ArgumentTypeError(f"{text}: no bundle with weights, expected model.safetensors in it")
+    return Path(text)
 
 
 def _plan(text: str) -> Plan:

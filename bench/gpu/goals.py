@@ -38,8 +38,46 @@ class Goal:
     ours: str = ""
 
 
-def all_goals() -> list[Goal]:
-    """Every goal that rows of this benchmark can answer, those measured first coming first."""
+@dataclass(frozen=True)
+class Bound:
+    """A figure that is to be `wanted` at most, or at least.
+
+    Args:
+        section, candidate: of the rows; the worst of them counts.
+        figure: its name in their `figures`.
+        rounds: it must be there in each.
+    """
+
+    name: str
+    wanted: float
+    section: str
+    candidate: str
+    figure: str
+    at_most: bool = True
+    rounds: tuple[int, ...] = (1,)
+
+
+BOUNDS = (
+    Bound("ViT-B over HTTP: ms, the median of one JPEG alone", 3.0, "served", "one JPEG", "p50_ms", rounds=ROUNDS),
+    Bound("ViT-B over HTTP: share of its slowest part", 0.8, "served", "end to end", "of_the_limit", False, ROUNDS),
+    Bound("ViT-B, all linears Monarch: bytes of weights of the dense model's", 0.45, "served", "weights", "of_dense"),
+    Bound("ViT-B over HTTP: MB that 100,000 images leave behind", 64.0, "served", "growth", "growth_mb"),
+    *(
+        bound
+        for candidate in ("fused, bfloat16", "fused, float16")
+        for bound in (
+            Bound(f"trained models {candidate}: relative error of logits", 1e-2, "numerics", candidate, "logits_error"),
+            Bound(
+                f"trained models {candidate}: share of the same top-1", 0.995, "numerics", candidate, "same_top1", False
+            ),
+        )
+    ),
+)
+"""What is asked of the service and of trained models."""
+
+
+def speed_goals() -> list[Goal]:
+    """Every goal that is a speed over peers, those measured first coming first."""
     found = []
     for shape in MLP_SHAPES:
         for batch in GOAL_BATCHES if shape.goal else ():
@@ -72,7 +110,22 @@ def _forward_goals() -> Iterator[Goal]:
 
 def judge(rows: Sequence[Row]) -> list[Row]:
     """Return each goal with `measured` (None, with a reason in `why`) and `met`."""
-    return [_judged(goal, rows) for goal in all_goals()]
+    return [*(_judged(goal, rows) for goal in speed_goals()), *(_judged_bound(bound, rows) for bound in BOUNDS)]
+
+
+def _judged_bound(bound: Bound, rows: Sequence[Row]) -> Row:
+    said: Row = {"goal": bound.name, "wanted": bound.wanted, "at_most": bound.at_most, "measured": None, "met": None}
+    here = [r for r in rows if (r["section"], r.get("candidate")) == (bound.section, bound.candidate)]
+    worst, found = max if bound.at_most else min, list[float]()
+    for turn in bound.rounds:
+        figures = [row["figures"].get(bound.figure) for row in here if row["round"] == turn]
+        if not figures or None in figures:
+            note = "; ".join(row["note"] for row in here if row["round"] == turn and row["note"])
+            return {**said, "why": f"round {turn}: {note or f'no row of {bound.candidate}'}"}
+        found.append(worst(figures))
+    measured = worst(found)
+    met = measured <= bound.wanted if bound.at_most else measured >= bound.wanted
+    return {**said, "measured": measured, "met": met, "rounds": found}
 
 
 def _judged(goal: Goal, rows: Sequence[Row]) -> Row:
@@ -122,13 +175,17 @@ def fastest(rows: Iterable[Row]) -> Row | None:
 def goal_lines(found: Iterable[Row]) -> Iterator[str]:
     """Return one line for each goal."""
     for one in found:
+        unit = "" if "at_most" in one else "x"
+        wanted = f"{'at most ' if one.get('at_most') else 'at least ' if not unit else ''}{one['wanted']}{unit}"
         if one["measured"] is None:
-            yield f"  not measured  {one['goal']} (wanted {one['wanted']}x): {one['why']}"
+            yield f"  not measured  {one['goal']} (wanted {wanted}): {one['why']}"
             continue
-        verdict = "met   " if one["met"] else "missed"
-        rounds, clock = "/".join(map(str, one["rounds"])), "-".join(f"{mhz:.0f}" for mhz in one["sm_mhz"])
-        more = f"by {one['by']}, rounds {rounds}, spread {100 * one['spread']:.1f} %, SM {clock} MHz"
-        yield f"  {verdict} {one['measured']:>6.4g}x  {one['goal']}, wanted {one['wanted']}x, {more}"
+        verdict, rounds = "met   " if one["met"] else "missed", "/".join(map(str, one["rounds"]))
+        more = f"rounds {rounds}"
+        if unit:
+            clock = "-".join(f"{mhz:.0f}" for mhz in one["sm_mhz"])
+            more = f"by {one['by']}, {more}, spread {100 * one['spread']:.1f} %, SM {clock} MHz"
+        yield f"  {verdict} {one['measured']:>6.4g}{unit}  {one['goal']}, wanted {wanted}, {more}"
 
 
 def doubt_lines(rows: Iterable[Row]) -> Iterator[str]:
@@ -142,7 +199,13 @@ def doubt_lines(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
-    """Lines: one block for each shape and batch, fastest first, with the speed over the best peer."""
+    """Lines: one for each row of figures; then a block for each shape and batch, fastest first, with the speed over the
+    best peer."""
+    for row in rows:
+        if "figures" in row:
+            figures = ", ".join(f"{name} {value}" for name, value in row["figures"].items())
+            note = f" ({row['note']})" if row["note"] else ""
+            yield f"{row['section']} {row['what']}, round {row['round']}: {row['candidate']}: {figures}{note}"
     timed = [row for row in rows if "candidate" in row and "us" in row]
     for (section, what, batch), group in groupby(timed, key=lambda row: (row["section"], row["what"], row["batch"])):
         members = list(group)

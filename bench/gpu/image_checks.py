@@ -21,6 +21,7 @@ from ..decode.methods import SPEC, dali
 from ..machine import quiet_stderr
 from ..turns import in_turns, medians
 from .images import CPU, ENGINE, EXACT, FUSED, STRICT
+from .rows.device import memory_used
 
 EVERY = 4
 """Every fourth image of a batch is bad."""
@@ -229,14 +230,6 @@ def answers(loader: Loader, bodies: Sequence[bytes]) -> tuple[Tensor, list[str]]
 def flat(pixels: Tensor) -> Tensor:
     """Return (n,), true where every channel has one value: what an engine that never ran leaves behind."""
     return (pixels.amax((2, 3)) == pixels.amin((2, 3))).all(1)
-
-
-def memory_used(device: torch.device) -> int:
-    """Return the bytes in use: of the GPU by everybody, or in a dry run of this process."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return total - free
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def _whole(subject: Subject, loader: Loader, bodies: Sequence[bytes]) -> None:

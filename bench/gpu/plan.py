@@ -116,7 +116,7 @@ def stages(*, dry: bool) -> list[Stage]:
 
 def _stages(dry: bool) -> list[Stage]:
     shapes, batches = ([DRY], (2,)) if dry else (GOAL_SHAPES, GOAL_BATCHES)
-    large, small = ([DRY_ARCH], []) if dry else (["vit_base_patch16_224", "vit_small_patch16_224"], VITAES)
+    first, vitaes, last = ([DRY_ARCH], [], []) if dry else (["vit_base_patch16_224"], VITAES, ["vit_small_patch16_224"])
     cells = [*list(PERFORMERS)[:1], *list(BRANCHES)[:1]] if dry else [*PERFORMERS, *BRANCHES]
     return [
         (Step("library", "library", ("library",), 30, 300),),
@@ -125,12 +125,15 @@ def _stages(dry: bool) -> list[Stage]:
         (Step("ceilings", "ceilings", ("ceilings",), 4, 30),),
         *_goal_rows(shapes, batches, 1),
         (Step("counters", "counters", _units("counters", COUNTED), 12, 60, 2),),
-        *_forwards(large, 1, dry),
+        *_forwards(first, 1, dry),
         *_goal_rows(shapes, batches, 2),
-        *_forwards(large, 2, dry),
-        (Step("cells", "cells", _timed("cells", cells, (2,) if dry else (32, 1), 1), 5, 40),),
-        *(stage for turn in ROUNDS for stage in _forwards(small, turn, dry)),
+        *_forwards(first, 2, dry),
+        (Step("served", "served", _units("served", ("r1", "r2")), 90, 400),),
+        (Step("numerics", "numerics", ("numerics",), 40, 120),),
+        *(stage for turn in ROUNDS for stage in _forwards(vitaes, turn, dry)),
         *((_mlps(VITAE_SHAPES, GOAL_BATCHES, turn),) for turn in (() if dry else ROUNDS)),
+        (Step("cells", "cells", _timed("cells", cells, (2,) if dry else (32, 1), 1), 5, 40),),
+        *(stage for turn in ROUNDS for stage in _forwards(last, turn, dry)),
         (Step("racecheck", "racecheck", _units("racecheck", OPERATORS), 20, 120, 2),),
         (Step("tests", "tests", ("tests",), 240, 500, 2),),
         (Step("images", "images", ("images",), 300, 560),),

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,6 +79,14 @@ def device_facts(device: torch.device) -> dict[str, Any]:
     found = torch.cuda.get_device_properties(device)
     sizes = {"multiprocessors": found.multi_processor_count, "memory_bytes": found.total_memory}
     return {"device": found.name, "capability": f"{found.major}.{found.minor}", **sizes, **versions}
+
+
+def memory_used(device: torch.device) -> int:
+    """Return the bytes in use: of the GPU by everybody, or in a dry run of this process."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return total - free
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def sm_clock(device: torch.device) -> Callable[[], float | None]:

@@ -219,3 +219,13 @@ def test_the_users_own_quarantine_is_kept(out: Path, plant: Plant, monkeypatch: 
     assert run(out) == COMPLETE
     assert {row["quarantine"] for row in rows(read(out))} == {"triton"}
     assert os.environ["MILKWEED_QUARANTINE"] == "triton"
+
+
+def test_folders_without_what_is_needed_are_refused_before_anything_runs(
+    tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option, why in (("--photos", "no JPEG in"), ("--bundles", "expected model.safetensors")):
+        with pytest.raises(SystemExit):
+            run(out, option, str(tmp_path))
+        assert why in capsys.readouterr().err
+    assert not out.exists()

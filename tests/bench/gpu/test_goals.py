@@ -122,3 +122,35 @@ def test_the_order_is_that_of_value() -> None:
     timing = {"ceilings", "mlp", "attention", "forward", "cells", "counters"}
     assert all(len(stage) == 1 for stage in stages(dry=False) if stage[0].section in timing)
     assert {step.section for stage in stages(dry=True) for step in stage} == set(section_names())
+
+
+def figure(value: float | None, *, turn: int = 1, note: str = "") -> dict[str, Any]:
+    figures = {} if value is None else {"p50_ms": value}
+    found = {"section": "served", "what": "ViT-B", "batch": 1, "candidate": "one JPEG", "round": turn, "passed": True}
+    return {**found, "figures": figures, "note": note}
+
+
+def test_a_bound_holds_in_both_rounds_for_the_worst_row() -> None:
+    goal = "ViT-B over HTTP: ms, the median of one JPEG alone"
+    met = said([figure(2.0), figure(2.9, turn=2)], goal)
+    assert (met["measured"], met["met"], met["rounds"]) == (2.9, True, [2.0, 2.9])
+    missed = said([figure(2.0), figure(3.5), figure(1.0, turn=2)], goal)
+    assert (missed["measured"], missed["met"]) == (3.5, False)
+    assert list(goal_lines([missed])) == [f"  missed    3.5  {goal}, wanted at most 3.0, rounds 3.5/1.0"]
+    assert said([figure(2.0)], goal)["why"] == "round 2: no row of one JPEG"
+    unanswered = said([figure(None, note="nobody answered"), figure(1.0, turn=2)], goal)
+    assert (unanswered["met"], unanswered["why"]) == (None, "round 1: nobody answered")
+
+
+def test_a_share_is_wanted_at_least() -> None:
+    rows = [{**figure(None, turn=turn), "candidate": "end to end"} for turn in (1, 2)]
+    for row, share in zip(rows, (0.9, 0.79), strict=True):
+        row["figures"] = {"of_the_limit": share}
+    found = said(rows, "ViT-B over HTTP: share of its slowest part")
+    assert (found["measured"], found["met"]) == (0.79, False)
+    assert "wanted at least 0.8" in next(goal_lines([found]))
+
+
+def test_rows_of_figures_are_lines_of_their_own() -> None:
+    line, *rest = table([figure(2.0, note="alone")])
+    assert (line, rest) == ("served ViT-B, round 1: one JPEG: p50_ms 2.0 (alone)", [])

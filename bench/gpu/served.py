@@ -1,0 +1,206 @@
+"""Rows of the whole service: one image over HTTP, images a second beside those of its parts, memory over many images.
+
+The server is the one that people start, a process of its own on loopback. It serves a ViT-B of random weights whose
+linear layers are all Monarch, on the impls that the rows of MLPs and attention found best, and gets JPEGs of the usual
+size. The same bundle, opened in this process, says how fast the parts of the way are.
+"""
+
+import atexit
+import os
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from itertools import cycle, islice
+from pathlib import Path
+
+from ...inference.decode_stage import DecodedBatch
+from ...inference.open import InferenceOptions, open_model
+from ...inference.pipeline import Pipeline
+from ...kernels.impls.quarantine import VARIABLE, quarantined
+from ...models import BundleConfig, default_preprocess, save_bundle
+from ...models.bundle.labels import default_labels
+from ...models.layers.layer_spec import layer_specs_of
+from ..bodies import made_jpegs, photos
+from .child import Measure, Task
+from .journal import Record, Writer
+from .rows.bench import Bench, bench_of
+from .rows.device import memory_used
+from .rows.forward import monarch_model, proven
+from .rows.shapes import ALL
+
+PHOTOS = 200
+GROWTH_BYTES = 64 << 20
+"""Memory may grow by so much over all images."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured.
+
+    Args:
+        arch: served; None for a tiny ViT.
+        batch: images of a forward at most; connections that post at once, at first and at most.
+        clients: processes that post.
+        seconds: of a row of load, and of timing parts.
+        images: answered between two looks at the memory, and the seconds that they may take.
+    """
+
+    arch: str | None = "vit_base_patch16_224"
+    batch: int = 64
+    connections: int = 64
+    clients: int = 4
+    seconds: float = 4.0
+    images: int = 100_000
+    most_seconds: float = 120.0
+
+
+DRY = Scale(None, batch=4, connections=16, clients=1, seconds=0.3, images=100)
+
+
+def served(task: Task, writer: Writer) -> Measure:
+    """Return what measures a round; one server serves all of them.
+
+    Raises:
+        ImportError: it needs a package that is not here.
+    """
+    import_module("milkweed.server.process.serve")  # the server's process would only say that it did not start
+    service = Service(task, bench_of(task, writer), DRY if task.dry else Scale())
+    atexit.register(service.close)
+
+    def measure(unit: str) -> None:
+        turn = int(unit.rpartition("/r")[2])
+        # Memory over many images takes the longest, and is no matter of noise.
+        for rows in (service.latency, service.throughput, *([service.memory] if turn == 1 else [])):
+            for row in rows():
+                writer({**row, "unit": unit, "round": turn})
+
+    return measure
+
+
+class Service:
+    """A server of ours, the same bundle in this process, and what is posted.
+
+    Raises:
+        RuntimeError: the server does not start.
+    """
+
+    def __init__(self, task: Task, bench: Bench, scale: Scale) -> None:
+        from ..load.connection import learned
+        from ..load.requests import shots
+        from ..process import running_server
+        from ..server.request import Request
+        from ..server.subject import Subject
+
+        self.scale, self.bench, self.what = scale, bench, scale.arch or "tiny ViT"
+        self.bodies = photos(Path(task.photos), PHOTOS) if task.photos else made_jpegs(12)
+        kept = {impl.name for impl in proven(bench)}
+        others = [impl.name for impl in bench.impls if impl.name not in kept]
+        os.environ[VARIABLE] = ",".join([*quarantined(), *others])  # or a start would time them all, for minutes
+        options = InferenceOptions(device=bench.device.type, dtype=task.dtype, max_batch_size=scale.batch)
+        settings = {name: getattr(options, name) for name in ("device", "dtype", "max_batch_size")}
+        with ExitStack() as opened:
+            bundle = bundle_for(scale, bench, Path(opened.enter_context(tempfile.TemporaryDirectory())))
+            self.pipeline: Pipeline = open_model(bundle, options).pipeline  # first: the server finds the plans of this
+            opened.callback(self.pipeline.close)
+            process, url = opened.enter_context(running_server(bundle, settings))
+            request = Request(seconds=scale.seconds, clients=scale.clients, concurrency=scale.connections)
+            plan = learned(request.plan(url, tuple(shot for shot in shots("raw", self.bodies) if shot.good)))
+            self.subject = Subject("milkweed", plan, request, process.pid)
+            self._opened = opened.pop_all()
+
+    def close(self) -> None:
+        """End the server, and remove its bundle."""
+        self._opened.close()
+
+    def latency(self) -> Iterator[Record]:
+        """One connection that posts one JPEG after the other: from the first byte sent to the last of the answer."""
+        row = self.subject.row("latency", "1 connection", replace(self.subject.plan, connections=1))
+        names = ("p50", "p99")
+        figures = {f"{name}_ms": value for name, value in (row["latency_ms"] or {}).items() if name in names}
+        yield self._row("one JPEG", 1, figures)
+
+    def throughput(self) -> Iterator[Record]:
+        """Images a second from JPEG to answer, and of decoding, forward and HTTP alone; the slowest is the limit."""
+        from ..server.sections import capacity
+
+        parts = {**self._stages(), "ingest": self._ingest()}
+        whole = capacity(self.subject)
+        limit = min(parts, key=lambda name: parts[name])
+        for name, rate in parts.items():
+            yield self._row(name, self.scale.batch, {"images_per_second": round(rate, 1)})
+        figures = {"images_per_second": whole, "of_the_limit": round(whole / parts[limit], 4)}
+        yield self._row("end to end", self.scale.batch, figures, f"the limit is {limit}")
+
+    def memory(self) -> Iterator[Record]:
+        """Bytes of weights beside the dense model's; what the server and the GPU hold before and after many images."""
+        weights, dense = self.pipeline.forward_stage.resident_bytes, self.pipeline.dense_bytes
+        figures = {"weights_mb": round(weights / 1e6, 2), "of_dense": round(weights / dense, 4)}
+        yield self._row("weights", self.scale.batch, figures)
+        most = replace(self.subject.plan, connections=4 * self.scale.connections, seconds=self.scale.most_seconds)
+        self.subject.row("memory", "before", replace(most, requests=self.scale.images // 20))
+        before = self._held()
+        row = self.subject.row("memory", "after", replace(most, requests=self.scale.images))
+        growth = [after - held for after, held in zip(self._held(), before, strict=True)]
+        figures = {"images": row["statuses"].get("200", 0), "growth_mb": round(max(growth) / 1e6, 2)}
+        figures |= {"gpu_growth_mb": round(growth[0] / 1e6, 2), "host_growth_mb": round(growth[1] / 1e6, 2)}
+        if figures["images"] < self.scale.images:
+            note = f"{figures.pop('images')} images in {self.scale.most_seconds:g} s, not {self.scale.images}"
+            figures.pop("growth_mb")  # over fewer images it shows less
+            yield self._row("growth", self.scale.batch, figures, note)
+        else:
+            yield self._row("growth", self.scale.batch, figures)
+
+    def _stages(self) -> dict[str, float]:
+        """Images a second of decoding and of the forward, as the server's pipeline has them, in turns."""
+        from ..turns import in_turns, medians
+
+        bodies, size, pipeline = cycle(self.bodies), self.scale.batch, self.pipeline
+
+        def decode() -> DecodedBatch:
+            return pipeline.decode(list(islice(bodies, size)), [None] * size)
+
+        calls: dict[str, Callable[[], object]] = {"decode": decode}
+        calls["forward"] = partial(pipeline.forward, [decode()], [[1] * size])
+        spent = in_turns(calls, rounds=3, seconds=self.scale.seconds)
+        return {name: 1e3 * size / medians(times)[0] for name, times in spent.items()}
+
+    def _ingest(self) -> float:
+        """Requests a second whose bodies, as long as the JPEGs, are read whole and refused by their first bytes."""
+        from ..load.plan import Shot
+
+        noise = random.Random(0).randbytes(sum(map(len, self.bodies)) // len(self.bodies))
+        plan = self.subject.plan
+        refused = Shot(noise, "image/jpeg", good=False)
+        plan = replace(plan, shots=(*plan.shots, refused), malformed_share=1.0, connections=2 * plan.connections)
+        row = self.subject.row("ingest", "refused by the first bytes", plan)
+        return float(row["answered"] / row["seconds"])
+
+    def _held(self) -> tuple[int, int]:
+        """Bytes of the GPU in use by everybody, and resident bytes of the server."""
+        gpu = memory_used(self.bench.device) if self.bench.device.type == "cuda" else 0
+        return gpu, round(self.subject.rss_mb() * 1e6)
+
+    def _row(self, candidate: str, batch: int, figures: dict[str, float], note: str = "") -> Record:
+        """A row; it is a failed check where the server did what it must never do since the last one."""
+        from ..server.sections import no_row_failed
+
+        complaints = no_row_failed(self.subject.rows)
+        self.subject.rows.clear()
+        found = {"what": self.what, "batch": batch, "candidate": candidate, "figures": figures}
+        return {**found, "passed": not complaints, "note": "; ".join([*complaints, *filter(None, [note])])}
+
+
+def bundle_for(scale: Scale, bench: Bench, folder: Path) -> Path:
+    """Write the bundle that is served: random weights, every linear layer of the blocks Monarch."""
+    from ..server.bundles import tiny_bundle
+
+    if scale.arch is None:
+        return tiny_bundle(folder / "bundle")
+    model = monarch_model(scale.arch, ALL, bench.nblocks)
+    config = BundleConfig(arch=scale.arch, structure=layer_specs_of(model), preprocess=default_preprocess(scale.arch))
+    save_bundle(folder / "bundle", model, config, default_labels(config.num_classes))
+    return folder / "bundle"
