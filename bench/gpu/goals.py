@@ -122,6 +122,8 @@ def _judged_bound(bound: Bound, rows: Sequence[Row]) -> Row:
         if not figures or None in figures:
             note = "; ".join(row["note"] for row in here if row["round"] == turn and row["note"])
             return {**said, "why": f"round {turn}: {note or f'no row of {bound.candidate}'}"}
+        if words := [figure for figure in figures if isinstance(figure, str)]:
+            return {**said, "why": f"round {turn}: {bound.figure} is {words[0]}"}
         found.append(worst(figures))
     measured = worst(found)
     met = measured <= bound.wanted if bound.at_most else measured >= bound.wanted

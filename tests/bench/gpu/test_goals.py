@@ -1,10 +1,12 @@
 """Goals are judged by the peers that they name, in two rounds, at a known clock; else they read "not measured"."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from milkweed.bench.gpu.goals import DENSE_COMPILED, DENSE_EAGER, doubt_lines, goal_lines, judge, table
+from milkweed.bench.gpu.journal import Journal
 from milkweed.bench.gpu.plan import Plan, Step, all_units, parse_plan, section_names, stages
 
 GOAL = "MLP ViT-B batch 32: over dense"
@@ -140,6 +142,14 @@ def test_a_bound_holds_in_both_rounds_for_the_worst_row() -> None:
     assert said([figure(2.0)], goal)["why"] == "round 2: no row of one JPEG"
     unanswered = said([figure(None, note="nobody answered"), figure(1.0, turn=2)], goal)
     assert (unanswered["met"], unanswered["why"]) == (None, "round 1: nobody answered")
+
+
+def test_a_figure_that_is_no_number_measures_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "day.jsonl")
+    for turn in (1, 2):
+        journal.write({**figure(float("nan"), turn=turn), "kind": "row"})
+    found = said(journal.read(), "ViT-B over HTTP: ms, the median of one JPEG alone")
+    assert (found["met"], found["why"]) == (None, "round 1: p50_ms is not finite")
 
 
 def test_a_share_is_wanted_at_least() -> None:
