@@ -89,7 +89,7 @@ def test_import_refuses_a_checkpoint_of_another_architecture(
         (("bench", "model", "--seconds", "nan"), "invalid value for '--seconds': nan: must be at least 0; see "),
         (("models", "xyz*"), "PATTERN 'xyz*': fits none of "),
         (("serve", "--port", "99999"), "--port = '99999': input should be less than or equal to 65535 "),
-        (("serve", "--dtype", "int8"), "--dtype = 'int8': input should be 'float32', 'bfloat16' or 'auto' "),
+        (("serve", "--dtype", "int8"), "--dtype = 'int8': input should be 'float32', 'bfloat16', 'float16' or 'auto' "),
         (("serve", "--port", "1", "--metrics-port", "1"), "port and metrics_port are both 1"),
         (("serve", "--config", "/no/such.toml"), "config file /no/such.toml: No such file or directory"),
         (("serve", "a/.b"), "argument 'a/.b': the name '.b' must be 1 to 64 letters, digits"),

@@ -13,6 +13,7 @@ from milkweed.cli.doctor.plan import plan_findings
 from milkweed.cli.doctor.system_info import gather
 from milkweed.cli.serving.config import unknown_variables
 from milkweed.inference import backend as backends
+from milkweed.models.serving.fused import device_kernels as fused
 from milkweed.server.config.settings import Settings
 from milkweed.server.config.sources import origins
 from milkweed.server.telemetry import nvml
@@ -119,7 +120,8 @@ def test_a_bundle_and_a_repository_that_cannot_be(tmp_path: Path) -> None:
 
 @pytest.fixture
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch says that it has an H100."""
+    """Torch says that it has an H100, on which no library is loaded that may be built here."""
+    monkeypatch.setattr(fused, "device_kernels", lambda device: fused.DeviceKernels("not built", "not built"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
