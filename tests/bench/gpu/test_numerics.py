@@ -9,6 +9,8 @@ from torch import nn
 
 from milkweed.bench.bodies import made_jpegs
 from milkweed.bench.gpu import numerics
+from milkweed.bench.gpu.child import Task
+from milkweed.bench.gpu.journal import Absent, Journal, Writer
 from milkweed.bench.gpu.numerics import bundle_rows, compared
 from milkweed.bench.gpu.rows.bench import Bench, impls_for
 from milkweed.bench.gpu.rows.device import Ceilings
@@ -48,6 +50,13 @@ def test_a_wrong_kernel_shows_beside_what_the_number_type_does(tmp_path: Path, m
         assert found[f"plain PyTorch, {dtype}"]["logits_error"] < limit
         assert found[f"fused, {dtype}"]["logits_error"] == pytest.approx(0.2, rel=0.05)
     assert found["plain PyTorch, float16"]["logits_error"] < found["plain PyTorch, bfloat16"]["logits_error"] / 4
+
+
+def test_without_models_and_photographs_nothing_is_measured(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "day.jsonl")
+    for given in ({"bundles": ("x",)}, {"photos": "x"}):
+        with pytest.raises(Absent, match="--bundles and --photos"):
+            numerics.numerics(Task("numerics", (), "", 1, dry=True, **given), Writer(journal, "numerics"))
 
 
 def test_logits_keep_the_order_of_the_images() -> None:

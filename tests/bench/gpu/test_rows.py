@@ -75,6 +75,8 @@ def test_on_a_bare_machine_a_dry_run_walks_every_row(tmp_path: Path, capsys: pyt
     without_timm = ended["forward/deit_tiny_patch16_224/1/r1"]
     assert without_timm["state"] == "absent"
     assert "needs the package timm" in without_timm["why"]
+    for unit in ("served/r1", "numerics"):
+        assert ended[unit]["why"] == "No module named 'simplejpeg'"
     assert {end["state"] for unit, end in ended.items() if not unit.startswith(("forward", "counters", "race"))} <= {
         "complete",
         "absent",  # an operator that this build does not have

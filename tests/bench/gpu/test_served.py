@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from milkweed.bench.bodies import made_jpegs
-from milkweed.bench.gpu.command import COMPLETE, PARTIAL, main
+from milkweed.bench.gpu.command import COMPLETE, main
 from milkweed.bench.gpu.goals import judge
-from milkweed.bench.gpu.journal import ends, read, rows
+from milkweed.bench.gpu.journal import read, rows
 from milkweed.bench.gpu.served import DRY, Service
 from milkweed.bench.load.plan import Plan
 
@@ -47,16 +47,6 @@ def test_a_dry_run_serves_a_model_and_measures_it_beside_its_parts(tmp_path: Pat
     assert weights["of_dense"] == 1.0
     assert weights["weights_mb"] == pytest.approx(2e-6 * parameters, rel=0.02)
     assert growth["images"] == DRY.images
-
-
-def test_what_the_server_lacks_here_is_named(tmp_path: Path, plant: Any) -> None:
-    plant("import sys; sys.modules['fastapi'] = None")
-    out = tmp_path / "day.jsonl"
-    assert main(["--dry-run", "--out", str(out), "--plan", "minutes=all,sections=served+numerics"]) == PARTIAL
-    found = {unit: (end["state"], end["why"]) for unit, end in ends(read(out)).items()}
-    assert found["served/r1"][0] == "absent"
-    assert "fastapi" in found["served/r1"][1]
-    assert found["numerics"] == ("absent", "it needs trained models and photographs: --bundles and --photos")
 
 
 class Load:
