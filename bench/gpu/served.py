@@ -118,7 +118,8 @@ class Service:
 
     def latency(self) -> Iterator[Record]:
         """One connection that posts one JPEG after the other: from the first byte sent to the last of the answer."""
-        row = self.subject.row("latency", "1 connection", replace(self.subject.plan, connections=1))
+        alone = replace(self.subject, request=replace(self.subject.request, clients=1))  # each has one
+        row = alone.row("latency", "1 connection", replace(self.subject.plan, connections=1))
         names = ("p50", "p99")
         figures = {f"{name}_ms": value for name, value in (row["latency_ms"] or {}).items() if name in names}
         yield self._row("one JPEG", 1, figures)

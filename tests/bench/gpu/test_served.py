@@ -10,8 +10,10 @@ from milkweed.bench.bodies import made_jpegs
 from milkweed.bench.gpu.command import COMPLETE, main
 from milkweed.bench.gpu.goals import judge
 from milkweed.bench.gpu.journal import read, rows
-from milkweed.bench.gpu.served import DRY, Service
+from milkweed.bench.gpu.served import DRY, Scale, Service
 from milkweed.bench.load.plan import Plan
+from milkweed.bench.server.request import Request
+from milkweed.bench.server.subject import Subject
 
 PARTS = ("decode", "forward", "ingest")
 
@@ -82,6 +84,22 @@ def grown(**load: Any) -> dict[str, Any]:
 
 def judged(row: dict[str, Any]) -> dict[str, Any]:
     return next(goal for goal in judge([row]) if "leave behind" in goal["goal"])
+
+
+def test_one_image_alone_is_sent_by_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def row(self: Subject, section: str, what: str, plan: Plan) -> dict[str, Any]:
+        asked.append((self.request.clients, plan.connections))
+        return {"latency_ms": {"p50": 1.0, "p90": 2.0, "p99": 3.0}}
+
+    monkeypatch.setattr(Subject, "row", row)
+    service = Service.__new__(Service)
+    service.scale, service.what = Scale(), "x"
+    service.subject = Subject("x", Load.plan, Request(clients=4))
+    (found,) = service.latency()
+    assert asked == [(1, 1)]  # each client has a connection of its own
+    assert found["figures"] == {"p50_ms": 1.0, "p99_ms": 3.0}
 
 
 def test_memory_that_grows_misses_its_goal() -> None:
