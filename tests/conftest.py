@@ -1,6 +1,7 @@
 """Fixtures shared by all rooms: where the shared reference data lies, and the `gpu` marker; how many processes test."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,7 +47,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Share the cores out among the processes that test."""
+    """Share the cores out among the processes that test; let what they start hear SIGINT.
+
+    A shell starts what runs in its background with SIGINT ignored, and every process would inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:
         torch.set_num_threads(max(1, torch.get_num_threads() // workers))
