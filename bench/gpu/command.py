@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(options: argparse.Namespace, settings: dict[str, Any]) -> int:
     journal = Journal(options.out)
     journal.write({"kind": "start", "date": datetime.now(UTC).isoformat(timespec="seconds"), "settings": settings})
-    photos, bad = (str(path) if path else None for path in (options.photos, options.bad))
-    more = {"dtype": options.dtype, "nblocks": options.nblocks, "dry": options.dry_run, "photos": photos, "bad": bad}
+    folders = {name: str(path) for name in ("photos", "bad") if (path := getattr(options, name))}
+    more = {"dtype": options.dtype, "nblocks": options.nblocks, "dry": options.dry_run, **folders}
     task = Task("", (), str(options.out), 0, **more, bundles=tuple(map(str, options.bundles)))
     driver = Driver(journal, options.plan, task, options.out.with_suffix(".log"))
     with ExitStack() as handlers_before:

@@ -21,10 +21,16 @@ from ...inference.decode_stage import DecodedBatch
 from ...inference.open import InferenceOptions, open_model
 from ...inference.pipeline import Pipeline
 from ...kernels.impls.quarantine import VARIABLE, quarantined
-from ...models import BundleConfig, default_preprocess, save_bundle
-from ...models.bundle.labels import default_labels
-from ...models.layers.layer_spec import layer_specs_of
 from ..bodies import made_jpegs, photos
+from ..load.connection import learned
+from ..load.plan import Shot
+from ..load.requests import shots
+from ..process import running_server
+from ..server.bundles import random_bundle, tiny_bundle
+from ..server.request import Request
+from ..server.sections import capacity, no_row_failed
+from ..server.subject import Subject
+from ..turns import in_turns, medians
 from .child import Measure, Task
 from .journal import Record, Writer
 from .rows.bench import Bench, bench_of
@@ -33,8 +39,6 @@ from .rows.forward import monarch_model, proven
 from .rows.shapes import ALL
 
 PHOTOS = 200
-GROWTH_BYTES = 64 << 20
-"""Memory may grow by so much over all images."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +93,6 @@ class Service:
     """
 
     def __init__(self, task: Task, bench: Bench, scale: Scale) -> None:
-        from ..load.connection import learned
-        from ..load.requests import shots
-        from ..process import running_server
-        from ..server.request import Request
-        from ..server.subject import Subject
-
         self.scale, self.bench, self.what = scale, bench, scale.arch or "tiny ViT"
         self.bodies = photos(Path(task.photos), PHOTOS) if task.photos else made_jpegs(12)
         kept = {impl.name for impl in proven(bench)}
@@ -103,7 +101,11 @@ class Service:
         options = InferenceOptions(device=bench.device.type, dtype=task.dtype, max_batch_size=scale.batch)
         settings = {name: getattr(options, name) for name in ("device", "dtype", "max_batch_size")}
         with ExitStack() as opened:
-            bundle = bundle_for(scale, bench, Path(opened.enter_context(tempfile.TemporaryDirectory())))
+            bundle = Path(opened.enter_context(tempfile.TemporaryDirectory())) / "bundle"
+            if scale.arch is None:
+                tiny_bundle(bundle)
+            else:
+                random_bundle(bundle, scale.arch, monarch_model(scale.arch, ALL, bench.nblocks))
             self.pipeline: Pipeline = open_model(bundle, options).pipeline  # first: the server finds the plans of this
             opened.callback(self.pipeline.close)
             process, url = opened.enter_context(running_server(bundle, settings))
@@ -126,8 +128,6 @@ class Service:
 
     def throughput(self) -> Iterator[Record]:
         """Images a second from JPEG to answer, and of decoding, forward and HTTP alone; the slowest is the limit."""
-        from ..server.sections import capacity
-
         parts = {**self._stages(), "ingest": self._ingest()}
         whole = capacity(self.subject)
         limit = min(parts, key=lambda name: parts[name])
@@ -145,20 +145,16 @@ class Service:
         self.subject.row("memory", "before", replace(most, requests=self.scale.images // 20))
         before = self._held()
         row = self.subject.row("memory", "after", replace(most, requests=self.scale.images))
-        growth = [after - held for after, held in zip(self._held(), before, strict=True)]
-        figures = {"images": row["statuses"].get("200", 0), "growth_mb": round(max(growth) / 1e6, 2)}
-        figures |= {"gpu_growth_mb": round(growth[0] / 1e6, 2), "host_growth_mb": round(growth[1] / 1e6, 2)}
-        if figures["images"] < self.scale.images:
-            note = f"{figures.pop('images')} images in {self.scale.most_seconds:g} s, not {self.scale.images}"
-            figures.pop("growth_mb")  # over fewer images it shows less
-            yield self._row("growth", self.scale.batch, figures, note)
-        else:
-            yield self._row("growth", self.scale.batch, figures)
+        gpu, host = (after - held for after, held in zip(self._held(), before, strict=True))
+        answered = row["statuses"].get("200", 0)
+        figures = {"images": answered, "gpu_growth_mb": round(gpu / 1e6, 2), "host_growth_mb": round(host / 1e6, 2)}
+        note = f"{answered} images in {self.scale.most_seconds:g} s, not {self.scale.images}"
+        if answered >= self.scale.images:  # over fewer it shows less
+            figures["growth_mb"], note = max(figures["gpu_growth_mb"], figures["host_growth_mb"]), ""
+        yield self._row("growth", self.scale.batch, figures, note)
 
     def _stages(self) -> dict[str, float]:
         """Images a second of decoding and of the forward, as the server's pipeline has them, in turns."""
-        from ..turns import in_turns, medians
-
         bodies, size, pipeline = cycle(self.bodies), self.scale.batch, self.pipeline
 
         def decode() -> DecodedBatch:
@@ -171,8 +167,6 @@ class Service:
 
     def _ingest(self) -> float:
         """Requests a second whose bodies, as long as the JPEGs, are read whole and refused by their first bytes."""
-        from ..load.plan import Shot
-
         noise = random.Random(0).randbytes(sum(map(len, self.bodies)) // len(self.bodies))
         plan = self.subject.plan
         refused = Shot(noise, "image/jpeg", good=False)
@@ -187,21 +181,7 @@ class Service:
 
     def _row(self, candidate: str, batch: int, figures: dict[str, float], note: str = "") -> Record:
         """A row; it is a failed check where the server did what it must never do since the last one."""
-        from ..server.sections import no_row_failed
-
         complaints = no_row_failed(self.subject.rows)
         self.subject.rows.clear()
         found = {"what": self.what, "batch": batch, "candidate": candidate, "figures": figures}
         return {**found, "passed": not complaints, "note": "; ".join([*complaints, *filter(None, [note])])}
-
-
-def bundle_for(scale: Scale, bench: Bench, folder: Path) -> Path:
-    """Write the bundle that is served: random weights, every linear layer of the blocks Monarch."""
-    from ..server.bundles import tiny_bundle
-
-    if scale.arch is None:
-        return tiny_bundle(folder / "bundle")
-    model = monarch_model(scale.arch, ALL, bench.nblocks)
-    config = BundleConfig(arch=scale.arch, structure=layer_specs_of(model), preprocess=default_preprocess(scale.arch))
-    save_bundle(folder / "bundle", model, config, default_labels(config.num_classes))
-    return folder / "bundle"

@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ...models import BundleConfig, create_model, default_preprocess, save_bundle
 from ...models.bundle.labels import default_labels
+from ...models.layers.layer_spec import layer_specs_of
 
 TINY_SIZE, TINY_CLASSES = 32, 10
 TINY: dict[str, Any] = {"img_size": TINY_SIZE, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 4}
@@ -21,17 +23,23 @@ TINY_PREPROCESS: dict[str, Any] = {
 
 def tiny_bundle(path: Path, classes: int = TINY_CLASSES) -> Path:
     """Write a ViT of two blocks on 32 x 32 pixels, which takes half a millisecond; the same weights each time."""
-    arch_args = {"num_classes": classes, **TINY}
-    return _saved(path, "deit_tiny_patch16_224", arch_args, TINY_PREPROCESS, classes)
+    arch, arch_args = "deit_tiny_patch16_224", {"num_classes": classes, **TINY}
+    config = BundleConfig(arch=arch, arch_args=arch_args, preprocess=TINY_PREPROCESS)
+    return _saved(path, _random(arch, **arch_args), config)
 
 
-def random_bundle(path: Path, arch: str) -> Path:
-    """Write an architecture as it is known, dense."""
-    return _saved(path, arch, {}, default_preprocess(arch), 1000)
+def random_bundle(path: Path, arch: str, model: nn.Module | None = None) -> Path:
+    """Write an architecture as it is known, dense, or a model of it that has structured layers."""
+    model = _random(arch) if model is None else model
+    config = BundleConfig(arch=arch, structure=layer_specs_of(model), preprocess=default_preprocess(arch))
+    return _saved(path, model, config)
 
 
-def _saved(path: Path, arch: str, arch_args: dict[str, Any], preprocess: dict[str, Any], classes: int) -> Path:
+def _random(arch: str, **arch_args: Any) -> nn.Module:
     torch.manual_seed(0)
-    config = BundleConfig(arch=arch, arch_args=arch_args, preprocess=preprocess)
-    save_bundle(path, create_model(arch, **arch_args), config, default_labels(classes))
+    return create_model(arch, **arch_args)
+
+
+def _saved(path: Path, model: nn.Module, config: BundleConfig) -> Path:
+    save_bundle(path, model, config, default_labels(config.num_classes))
     return path

@@ -28,7 +28,8 @@ def test_logits_are_compared_as_a_whole_and_by_image() -> None:
         "images": 2,
         "logits_error": 0.126,
         "worst_logits_error": 0.283,
-        "same_top1": 0.5,
+        "kl": 0.231,
+        "agreement": 50.0,
     }
 
 
@@ -43,8 +44,10 @@ def test_a_wrong_kernel_shows_beside_what_the_number_type_does(tmp_path: Path, m
 
     monkeypatch.setattr(numerics, "fuse", wrong)
     bundle = tiny_bundle(tmp_path / "tiny")
-    bodies = [*made_jpegs(3), b"no image"]
-    found = {row["candidate"]: row["figures"] for row in bundle_rows(bundle, bodies, BENCH)}
+    files = [tmp_path / f"{number}.jpg" for number in range(4)]
+    for file, body in zip(files, [*made_jpegs(3), b"no image"], strict=True):
+        file.write_bytes(body)
+    found = {row["candidate"]: row["figures"] for row in bundle_rows(bundle, files, BENCH)}
     assert {figures["images"] for figures in found.values()} == {3}
     for dtype, limit in (("bfloat16", 2e-2), ("float16", 3e-3)):
         assert found[f"plain PyTorch, {dtype}"]["logits_error"] < limit
