@@ -33,8 +33,8 @@ WARM_UP_SECONDS = 0.1
 """A start waits no longer for a larger batch to be measured."""
 
 # Below so many multiply-accumulates an image, so many images: the smaller a model, the more calls cost beside numbers.
-# A ViTAE of 49 M: 1, 4, 8 take 4.7, 9.2, 16.2 ms of one thread (`lanes.json`). 4 gain most of what 8 do, and a lone
-# image waits half as long.
+# A ViTAE of 49 M: 1, 4, 8 take 4.7, 9.2, 16.2 ms of one thread. 4 gain most of what 8 do, and a lone image waits half
+# as long.
 MICRO_BATCHES = ((10_000_000, 8), (100_000_000, 4))
 
 

@@ -22,7 +22,7 @@ WIDTH = 132
 """Letters of a line of README.md."""
 ROUNDING = 1e-6
 """A KL that is nearer to 0 is that of float32's rounding."""
-HEADING = ("", "ms an image: alone, in eights", "times as fast", "top-1", "as dense", "KL", "size")
+HEADING = ("", "ms an image: alone, in eights", "times {base}", "times {peer}", "top-1", "as dense", "KL", "size")
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -46,21 +46,40 @@ def filled(readme: str, document: Document) -> str:
 
 
 def _picture_lines(document: Document) -> str:
-    ours = first_of_ours(document)
-    times, found = ours["times_dense"], Quality.from_dict(ours["quality"])
+    ours, (base, peer) = first_of_ours(document), _dense_rows(document)
+    same = Quality.from_dict(ours["quality"]).agreement
     said = (
-        f"{document['model']['arch']}, compressed here: {min(times.values()):.1f} times as fast, "
-        f"{percent(found.agreement.value)} the same answers"
+        f"{document['model']['arch']}, compressed here: {min(_times(ours, base)):.1f} times as fast as "
+        f"{_computed(base)}, {min(_times(ours, peer)):.1f} times as {_computed(peer)}; {percent(same.value)} "
+        f"[{same.low:.1f}, {same.high:.1f}] the same answers"
     )
     return f"![{said}]({DOCUMENT.with_suffix('.svg').as_posix()})\n"
 
 
 def _table_lines(document: Document, shown: Sequence[Row]) -> str:
-    lines = [_line(HEADING), _line(["---"] * len(HEADING)), *(_line(_cells(row)) for row in shown)]
+    base, peer = _dense_rows(document)
+    heading = _line(HEADING).format(base=_computed(base), peer=_computed(peer))
+    lines = [heading, _line(["---"] * len(HEADING)), *(_line(_cells(row, base, peer)) for row in shown)]
     return "\n".join([*lines, "", fill(_origin(document, shown[0]), WIDTH), ""])
 
 
-def _cells(row: Row) -> list[str]:
+def _dense_rows(document: Document) -> tuple[Row, Row]:
+    """Return the dense model that all are timed against, and the fastest of the dense ones in bfloat16, if any."""
+    dense = [row for row in document["rows"] if row["name"] == document["rows"][0]["name"] and "missing" not in row]
+    peers = [row for row in dense if row["computed_by"].endswith("bfloat16")] or dense
+    return dense[0], min(peers, key=lambda row: sum(row["ms"].values()))
+
+
+def _computed(dense: Row) -> str:
+    return f"dense {dense['computed_by']}"
+
+
+def _times(row: Row, dense: Row) -> list[float]:
+    """How many times as fast as a dense model a row is, by batch size."""
+    return [dense["ms"][batch] / ms for batch, ms in row["ms"].items()]
+
+
+def _cells(row: Row, base: Row, peer: Row) -> list[str]:
     found = Quality.from_dict(row["quality"])
     name = f"{row['name']}, {row['computed_by']}"
     top1 = MISSING
@@ -71,7 +90,7 @@ def _cells(row: Row) -> list[str]:
     return [
         f"**{name}**" if is_ours(row) else name,
         ", ".join(f"{ms:.1f}" for ms in row["ms"].values()),
-        ", ".join(f"{times:.2f}" for times in row["times_dense"].values()),
+        *(", ".join(f"{times:.2f}" for times in _times(row, dense)) for dense in (base, peer)),
         top1,
         percent(found.agreement.value),
         three_digits(found.kl.value) if found.kl.value > ROUNDING else "0",

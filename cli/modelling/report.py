@@ -34,7 +34,11 @@ def print_front(frontier: "Frontier") -> None:
     """Print what the search says of the chosen model, and the models of the front."""
     from ...models.report.terms import counted
 
-    chosen, dense = frontier.chosen, frontier.dense
+    chosen, dense, peer = frontier.chosen, frontier.dense, frontier.peer
+    speed = f"{chosen.speedup:.2f} times as fast as dense in {_text(dense.computed_by)}"
+    if peer is not None:
+        faster = min(peer.ms[batch] / ms for batch, ms in chosen.ms.items())
+        speed += f" ({faster:.2f} times as in {_text(peer.computed_by)})"
     found = chosen.quality
     same = f"{found.agreement.value:.1f} % [{found.agreement.low:.1f}, {found.agreement.high:.1f}] the same answers"
     top1 = ""
@@ -44,7 +48,7 @@ def print_front(frontier: "Frontier") -> None:
     print_fields(
         {
             "  chosen": _text(chosen.name),
-            "  result": f"{chosen.speedup:.2f} times as fast as dense in {_text(dense.computed_by)}, {same}{top1}",
+            "  result": f"{speed}, {same}{top1}",
             "  judged on": f"{counted(frontier.images, 'image')} that fitted nothing{machine}; [95 %]",
         }
     )

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -26,12 +27,15 @@ OUTSIDE = re.compile(
     r"<(?:script|img|source|iframe)\b[^>]*\bsrc=\"?(?:https?:)?//|<link\b[^>]*\bhref=\"?(?:https?:)?//"
 )
 
+PICTURE = re.compile(r"<img\b[^>]*\bsrc=\"([^\"]+)\"")
+
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages made of code, and the plots that pages show."""
     for place, make in PAGES.items():
         files.append(File.generated(config, place, content=make()))
-    texts = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    pages = (path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    texts = "".join([*pages, *(file.content_string for file in files if file.src_uri in PAGES)])
     for picture in sorted(set(PICTURES.findall(texts))):
         files.append(File.generated(config, picture, abs_src_path=str(ROOT / picture)))
     return files
@@ -44,11 +48,14 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Nothing that a page shows or runs may come from elsewhere."""
+    """Nothing that a page shows or runs may come from elsewhere, and every picture of a page has to be there."""
     for page in sorted(Path(config["site_dir"]).rglob("*.html")):
-        found = OUTSIDE.search(page.read_text(encoding="utf-8"))
-        if found:
+        text = page.read_text(encoding="utf-8")
+        if found := OUTSIDE.search(text):
             raise PluginError(f"{page.name} loads from another host: {found[0]}")
+        for source in PICTURE.findall(text):
+            if not source.startswith("data:") and not (page.parent / unquote(source)).is_file():
+                raise PluginError(f"{page.name} shows {source}, which is not in the site")
 
 
 def github_lists(markdown: str) -> str:

@@ -255,7 +255,7 @@ class Runs:
     def _bytes(self, run: Run) -> int:
         """Bytes of what a bundle would hold: the graph alone, or the weights where torch computes them."""
         if run.candidate.backend == OURS:
-            return self.program(run).weight_bytes
+            return self.program(run).file_bytes(self.subject.size)
         if run.candidate.backend != "torch":
             return self._file(run).stat().st_size
         return sum(each.numel() * each.element_size() for each in self.model(run.levers).state_dict().values())

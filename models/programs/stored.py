@@ -51,11 +51,10 @@ class StoredProgram:
         """The content of the bundle's file of the program itself, for images of this side, px."""
         return stored(program_of(self.loaded, size), int8=self.activations is not None)
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights and activations in the bundle."""
+    def file_bytes(self, size: int) -> int:
+        """Bytes of the bundle's files together: weights and activations, and the program, which repeats the weights."""
         tensors = [*stored_tensors(self.model, self.storage).values(), *self.tensors.values()]
-        return sum(each.numel() * each.element_size() for each in tensors)
+        return len(self.operators(size)) + sum(each.numel() * each.element_size() for each in tensors)
 
 
 def stored_bfloat16(model: nn.Module) -> StoredProgram:

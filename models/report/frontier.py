@@ -133,6 +133,16 @@ class Frontier:
         return tuple(self.dense.ms)
 
     @property
+    def peer(self) -> Tried | None:
+        """The fastest dense model in bfloat16 by another backend than milkweed's; None where none was measured."""
+        peers = (one for one in self.models if one.name == "dense" and one.computed_by.endswith("bfloat16"))
+        return min(
+            (one for one in peers if not one.computed_by.startswith("milkweed")),
+            key=lambda one: one.ms[self.batches[0]],
+            default=None,
+        )
+
+    @property
     def chosen(self) -> Tried:
         """The model that was written."""
         return next(model for model in self.models if model.chosen)

@@ -26,7 +26,7 @@ function leadOf(models, rows, photos) {
   if (!times || Math.min(...times) <= 0) return size && `${size}. Which is faster shows with the first photo.`;
   const [first, second] = models.map(({ label }) => label);
   const seen = `(medians of ${photos === 1 ? "1 photo" : `${photos} photos`})`;
-  if (ratio(times) < ALIKE) return `${first} and ${second} are as fast as each other ${seen}${size && `; ${size}`}.`;
+  if (ratio(times) < ALIKE) return `${first} and ${second} differ by less than ${inPercent(ALIKE - 1)} in speed ${seen}${size && `; ${size}`}.`;
   const fast = better(times);
   return `${models[fast].label} is ${inTimes(ratio(times))} times as fast as ${models[1 - fast].label} ${seen}.`;
 }

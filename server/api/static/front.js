@@ -16,9 +16,11 @@ let watching = null;
 export function claimOf({ label, said: { search } }) {
   if (!search) return null;
   const { ms, agreement } = chosenOf(search);
-  const times = search.dense.ms / ms;
-  const speed = times >= 1.1 ? `${inTimes(times)} times as fast as` : times > 0.95 ? "as fast as" : "slower than";
-  const said = `${label}: ${speed} its dense model, ${agreement[0].toFixed(1)} % the same answers`;
+  const peer = search.models.find(({ name, computed_by }) => name === "dense" && /^(?!milkweed).*bfloat16$/.test(computed_by));
+  const beside = peer ? ` (${inTimes(peer.ms / ms)} times as in ${peer.computed_by})` : "";
+  const speed = `${inTimes(search.dense.ms / ms)} times as fast as its dense model in ${search.dense.computed_by}${beside}`;
+  const [same, low, high] = agreement.map((share) => share.toFixed(1));
+  const said = `${label}: ${speed}, ${same} % [${low}, ${high}] the same answers`;
   const where = search.measured_on ? `, on ${search.measured_on}` : "";
   const how = `Measured when it was made, with ${search.images} photographs${where}: ${inMs(ms)} instead of ${inMs(search.dense.ms)} an image. `;
   const more = make("a", { href: "#front" }, "All that was measured");

@@ -34,8 +34,8 @@ def test_inspect_prints_the_front(milkweed: Milkweed, searched: Callable[[Any], 
     assert "metrics" not in lines  # the record is all that they have, and is printed once
     assert [line.split(maxsplit=1)[1].strip() for line in lines[begin + 1 : begin + 4]] == [
         MODELS[3][0],
-        "3.03 times as fast as dense in openvino float32, 92.6 % [90.3, 94.9] the same answers, top-1 77.2 % (dense "
-        "77.4 %)",
+        "3.03 times as fast as dense in openvino float32 (1.72 times as in openvino bfloat16), 92.6 % [90.3, 94.9] the "
+        "same answers, top-1 77.2 % (dense 77.4 %)",
         "on  500 images that fitted nothing, on AMD EPYC, 2 cores; [95 %]",
     ]
     *shown, others = lines[begin + 6 :]

@@ -161,8 +161,8 @@ def test_two_models_side_by_side(browser: "Browser", pair: Any) -> None:
         ({"monarch": 9.0, "dense": 4.0}, "dense is 2.3 times as fast as monarch (medians of 1 photo)."),
         (
             {"monarch": 4.2, "dense": 4.0},
-            "monarch and dense are as fast as each other (medians of 1 photo); monarch takes {share} % of the other’s "
-            "memory.",
+            "monarch and dense differ by less than 10 % in speed (medians of 1 photo); monarch takes {share} % of the "
+            "other’s memory.",
         ),
         (
             {"monarch": 0.0, "dense": 4.0},

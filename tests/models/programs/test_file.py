@@ -118,7 +118,19 @@ def test_a_file_is_hardly_larger_than_the_weights() -> None:
     """The places of inputs and outputs, and their names, are more of a small model than of a large one."""
     model = create_model("deit_tiny_patch16_224", num_classes=10).eval()
     made = StoredProgram(model, dict.fromkeys(storable_weights(model), "bfloat16"))
-    assert len(made.operators(224)) < 1.05 * made.weight_bytes
+    weight_bytes = sum(2 * each.numel() for each in model.state_dict().values())
+    assert len(made.operators(224)) < 1.05 * weight_bytes
+    assert 2 * weight_bytes < made.file_bytes(224) < 2.05 * weight_bytes + 100_000
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_the_bytes_are_those_of_the_written_folder(int8: bool, tmp_path: Path) -> None:
+    arguments, model = ARCHITECTURES["deit_tiny_patch16_224"]
+    made = stored_int8(model(), PROGRAM_SIZE, images(8), tmp_path / "int8") if int8 else stored_bfloat16(model())
+    config = BundleConfig(arch="deit_tiny_patch16_224", arch_args=arguments, preprocess=PREPROCESS)
+    saved((made, config), tmp_path / "b", made.operators(PROGRAM_SIZE))
+    files = sum(file.stat().st_size for file in (tmp_path / "b").glob("*.safetensors"))
+    assert 0 <= files - made.file_bytes(PROGRAM_SIZE) < 0.2 * files  # names and shapes
 
 
 def planted(made: Made, place: int, **changed: Any) -> bytes:
