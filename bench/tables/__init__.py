@@ -1,1 +1,1 @@
-"""Tables that are committed: docs/models.md, models/architectures/timm_models.json and README's are made here."""
+"""Tables that are committed: models/architectures/timm_models.json and README's are made here."""

@@ -19,7 +19,7 @@ WithMacs = Annotated[
 def models(pattern: Pattern = "*", macs: WithMacs = False, json: Json = False) -> None:
     """List the architectures: parameters, image size, linear layers.
 
-    Linear layers are those that can be replaced, outside the classifier. docs/models.md has the same with more figures.
+    Linear layers are those that can be replaced, outside the classifier. docs/models.md describes the families.
 
     \b
     Example:

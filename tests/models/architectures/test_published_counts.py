@@ -1,4 +1,4 @@
-"""The page of models: what it says is what the models and the published counts say, and it is what is committed."""
+"""Parameters, MACs and linear layers of every variant are the published ones, dense and with Monarch layers."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from milkweed.bench.tables.models import SCOPES, OwnModel, own_model, page
 from milkweed.models.accounting import macs, parameter_count
 from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.architectures.registry import CUSTOM_VITAE, classifier_layers, create_model, own_architectures
@@ -16,12 +15,6 @@ from milkweed.models.layers.layer_spec import layer_specs_for
 from milkweed.models.layers.select import select_linears
 
 OWN = [name for name in own_architectures() if name != CUSTOM_VITAE]
-DOC = Path(__file__).resolve().parents[2] / "docs" / "models.md"
-
-
-@pytest.fixture(scope="module")
-def rows() -> dict[str, OwnModel]:
-    return {name: own_model(name) for name in OWN}
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +28,13 @@ def keys(shared: Path, name: str) -> Any:
     return json.loads((shared / "golden" / "keys" / f"{name}_keys.json").read_text())
 
 
-def test_the_page_is_what_the_command_writes(rows: dict[str, OwnModel]) -> None:
-    assert DOC.read_text() == page(rows.values())
-
-
-def test_parameters_and_macs_are_the_published_ones(rows: dict[str, OwnModel], shared: Path) -> None:
-    for name, row in rows.items():
-        golden = keys(shared, name)
-        assert (row.dense.parameters, row.trainable) == (golden["params_total"], golden["params_trainable"]), name
-        assert row.dense.macs == golden["macs_224"], name
+@pytest.mark.parametrize("name", OWN)
+def test_parameters_and_macs_are_the_published_ones(name: str, shared: Path) -> None:
+    with on_meta():
+        model = create_model(name)
+    count, golden = parameter_count(model), keys(shared, name)
+    assert (count.total, count.trainable) == (golden["params_total"], golden["params_trainable"])
+    assert macs(model, 224).total == golden["macs_224"]
 
 
 def test_timms_are_the_published_ones(shared: Path, published: dict[str, Any]) -> None:
@@ -52,15 +43,6 @@ def test_timms_are_the_published_ones(shared: Path, published: dict[str, Any]) -
     for name in names:
         golden, recorded = keys(shared, name), recorded_timm_models()[name]
         assert (recorded.parameters, recorded.macs) == (golden["params_total"], golden["macs_224"])
-
-
-def test_counts_with_monarch_mlps_are_the_published_ones(rows: dict[str, OwnModel], published: dict[str, Any]) -> None:
-    assert list(SCOPES) == ["MLPs", "MLPs, qkv, proj"]
-    for name, row in rows.items():
-        frozen = row.dense.parameters - row.trainable
-        counts = [scope.parameters - frozen for scope in row.scopes]
-        monarch = published[name]["monarch"]["4"]
-        assert counts == [monarch["mlp"], monarch["mlp_attn"]], name
 
 
 def test_linear_layers_and_what_they_save_are_the_published_ones(published: dict[str, Any]) -> None:
@@ -79,13 +61,16 @@ def test_linear_layers_and_what_they_save_are_the_published_ones(published: dict
                 assert trainable - saved == counts[scope], (name, nblocks, scope)
 
 
-def test_a_monarch_models_macs_are_those_of_the_table(rows: dict[str, OwnModel]) -> None:
-    for layers, wanted in zip(SCOPES.values(), rows["t2t_vit_7"].scopes, strict=True):
-        with on_meta():
-            dense = create_model("t2t_vit_7")
-            structure = layer_specs_for(dense, select_linears(dense, layers), nblocks=4)
-            model = create_model("t2t_vit_7", layer_specs=structure)
-        counted = macs(model, 224)
-        assert counted.total == wanted.macs
-        assert counted.dense_equivalent == rows["t2t_vit_7"].dense.macs
-        assert sum(p.numel() for p in model.parameters()) == wanted.parameters
+@pytest.mark.parametrize("layers", [("mlp",), ("mlp", "qkv", "proj")])
+def test_a_monarch_models_dense_equivalent_is_the_dense_model(layers: tuple[str, ...]) -> None:
+    with on_meta():
+        dense = create_model("t2t_vit_7")
+        structure = layer_specs_for(dense, select_linears(dense, layers), nblocks=4)
+        model = create_model("t2t_vit_7", layer_specs=structure)
+    counted, whole = macs(model, 224), macs(dense, 224)
+    saved = {name: spec.dense_weight_count - spec.weight_count for name, spec in structure.items()}
+    tokens = {name: whole.by_layer[name] // spec.dense_weight_count for name, spec in structure.items()}
+    assert counted.total == whole.total - sum(saved[name] * tokens[name] for name in saved)
+    assert counted.dense_equivalent == whole.total
+    parameters = [sum(p.numel() for p in each.parameters()) for each in (model, dense)]
+    assert parameters[0] == parameters[1] - sum(saved.values())
