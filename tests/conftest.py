@@ -1,10 +1,13 @@
 """Fixtures shared by all rooms: where the shared reference data lies, and the `gpu` marker; how many processes test."""
 
+import inspect
 import os
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 import torch
@@ -17,6 +20,7 @@ from milkweed.server.telemetry.system_metrics import container_memory
 from .support.colours import colour_bundle, colour_photos, loose_photos
 from .support.forked import forker
 from .support.graphs import colour_graph, graph_alone, graph_and_weights
+from .support.waiting import HANG_SECONDS
 
 __all__ = [
     "colour_bundle",
@@ -47,15 +51,24 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Share the cores out among the processes that test; let what they start hear SIGINT.
+    """Share the cores out among the processes that test; let what they start hear SIGINT; wait for answers patiently.
 
-    A shell starts what runs in its background with SIGINT ignored, and every process would inherit that.
+    A shell starts what runs in its background with SIGINT ignored, and every process would inherit that. After its
+    usual 5 s httpx would give up a server that a busy machine delays.
     """
+    patience = inspect.signature(httpx.get).parameters["timeout"].default
+    patience.connect = patience.read = patience.write = patience.pool = HANG_SECONDS
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:
         torch.set_num_threads(max(1, torch.get_num_threads() // workers))
+
+
+def pytest_runtest_setup() -> None:
+    """Seed what a test draws without a seed of its own: it must not depend on the tests before it."""
+    random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

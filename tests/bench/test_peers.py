@@ -6,7 +6,6 @@ import json
 import runpy
 import socket
 import sys
-import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,8 @@ from milkweed.inference.results import Predictions
 from milkweed.inference.torch_forward import TorchForward
 from milkweed.loaders import PreprocessSpec, create_loader
 from milkweed.models import load_bundle
+
+from ..support.waiting import eventually, has_ended
 
 PEER = """
 import http.server, subprocess, sys
@@ -161,10 +162,7 @@ def test_a_peer_ends_with_all_it_has_started(tmp_path: Path, monkeypatch: pytest
         assert url.startswith("http://127.0.0.1:")
         (child,) = psutil.Process(pid).children()
         assert child.is_running()
-    end = time.monotonic() + 10
-    while (child.is_running() and child.status() != psutil.STATUS_ZOMBIE) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    eventually(lambda: has_ended(child.pid))
 
 
 def test_a_peer_that_does_not_start_says_why(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from ..support.command import MILKWEED, Milkweed
+from ..support.waiting import HANG_SECONDS
 
 COMMANDS = ["serve", "import", "compress", "convert", "densify", "evaluate", "inspect", "classify", "models", "bench"]
-WAIT_SECONDS = 60
 ENVIRONMENT = {**os.environ, "PYTHONSAFEPATH": "1"}
 
 
@@ -32,7 +32,7 @@ def _serving(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
         yield process, url[0]
     finally:
         process.kill()
-        process.communicate(timeout=WAIT_SECONDS)
+        process.communicate(timeout=HANG_SECONDS)
 
 
 def _printed_after(arguments: list[str], then: str) -> str:
@@ -80,12 +80,12 @@ def test_a_closed_pipe_is_quiet(arguments: tuple[str, ...]) -> None:
     # A process that another thread of the tests starts holds the reading end until its exec: wait until none is left.
     alone = select.poll()
     alone.register(write, 0)
-    assert alone.poll(1000 * WAIT_SECONDS) == [(write, select.POLLERR)]
+    assert alone.poll(1000 * HANG_SECONDS) == [(write, select.POLLERR)]
     process = subprocess.Popen(
         [*MILKWEED, *arguments], stdout=write, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     )
     os.close(write)
-    _, err = process.communicate(timeout=WAIT_SECONDS)
+    _, err = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, err) == (1, "")
 
 
@@ -104,7 +104,7 @@ def test_a_server_and_its_client_agree_with_the_bundle(
         named = milkweed("classify", "--url", url, "--model", "tiny", *paths, "--json")
         unknown = milkweed("classify", "--url", url, "--model", "nobody", paths[0])
         process.send_signal(signal.SIGINT)
-        assert process.wait(WAIT_SECONDS) == 0
+        assert process.wait(HANG_SECONDS) == 0
     assert remote.code == local.code == 1
     assert remote.document == local.document
     assert remote.document["model"] == "tiny"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ..support.waiting import HANG_SECONDS
 from .test_prometheus import FOREIGN, SERIES, TARGET_LABELS, parse
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +65,7 @@ def test_committed_json_is_what_the_code_makes(name: str, tmp_path: Path) -> Non
         [sys.executable, GRAFANA / "make.py", "--out", tmp_path, "--only", name],
         check=True,
         env=environment,
-        timeout=60,
+        timeout=HANG_SECONDS,
     )
     made = (tmp_path / f"{name}.json").read_text(encoding="utf-8")
     assert made == (GRAFANA / "dashboards" / f"{name}.json").read_text(encoding="utf-8")
@@ -145,6 +146,6 @@ def test_prometheus_reads_every_query(name: str, tmp_path: Path) -> None:
     ]
     file = tmp_path / "rules.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": name, "rules": rules}]}), encoding="utf-8")
-    told = subprocess.run([promtool, "check", "rules", file], capture_output=True, text=True, timeout=60)
+    told = subprocess.run([promtool, "check", "rules", file], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert told.returncode == 0, told.stderr
     assert f"{len(rules)} rules found" in told.stdout

@@ -13,9 +13,9 @@ from threading import Thread
 
 from ..support.forked import Forked, Forker, environment
 from ..support.ports import free_port
+from ..support.waiting import HANG_SECONDS
 from .blocks import ROOT, Block, words
 
-SECONDS = 60.0
 MAKES = {"import": 3, "compress": 3, "convert": 3, "densify": 3, "train": 2}
 """Which word of these commands is the bundle that they write."""
 TOO_LARGE = {"deit"}
@@ -70,7 +70,7 @@ class Walk:
         command = command.replace(".venv/bin/", "")  # on PATH below
         run = subprocess.run(
             ["bash", "-euc", command], cwd=self.folder, env=self._environment(), capture_output=True, text=True,
-            errors="replace", timeout=SECONDS,
+            errors="replace", timeout=HANG_SECONDS,
         )  # fmt: skip
         assert run.returncode == 0, f"{command}: {run.stdout}{run.stderr}"
         return run.stdout
@@ -88,7 +88,7 @@ class Walk:
         if self.server is not None:
             self.server.send_signal(2)
             server, self.server = self.server, None
-            assert server.wait(SECONDS) == 0
+            assert server.wait(HANG_SECONDS) == 0
             server.stdout.close()
             server.stderr.close()
 
@@ -152,7 +152,7 @@ class Walk:
         with process.stdout, process.stderr:
             out = process.stdout.read()
             reader.join()
-        assert process.wait(SECONDS) == 0, f"{what}: {out}{''.join(errors)}"
+        assert process.wait(HANG_SECONDS) == 0, f"{what}: {out}{''.join(errors)}"
         self.key = next(iter(re.findall(r"\bmw_[\w-]+", "".join(errors))), self.key)
         return out
 
@@ -162,7 +162,7 @@ class Walk:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "MILKWEED_PORT": self.ports["8000"],
             "MILKWEED_METRICS_PORT": self.ports["8001"],
-            "MILKWEED_DRAIN_GRACE_SECONDS": "0",
+            "MILKWEED_DRAIN_GRACE_HANG_SECONDS": "0",
             "MILKWEED_CPU_GRAPHS": "false",  # starts sooner
             "MILKWEED_LANES": "1",
             "MILKWEED_THREADS_PER_LANE": "1",

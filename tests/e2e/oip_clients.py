@@ -103,8 +103,8 @@ def try_triton_grpc(url: str, address: str, model: str, images: list[bytes]) -> 
     tensor = library.InferInput("image", [len(images)], "BYTES")
     tensor.set_data_from_numpy(np.array(images, dtype=object))
     done: queue.Queue[tuple[Any, Any]] = queue.Queue()
-    client.async_infer(model, [tensor], lambda result, error: done.put((result, error)), client_timeout=10)
-    found, error = done.get(timeout=10)
+    client.async_infer(model, [tensor], lambda result, error: done.put((result, error)), client_timeout=300)
+    found, error = done.get(timeout=300)
     assert error is None
     check("tritonclient grpc, async", expected, *(found.as_numpy(name) for name in ("label", "index", "score")))
     client.close()

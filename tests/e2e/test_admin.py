@@ -8,6 +8,7 @@ import httpx
 
 from ..support.ports import free_port
 from ..support.server_parts import encoded
+from ..support.waiting import HANG_SECONDS
 
 
 def test_the_admin_port_loads_models_and_is_closed_to_browsers(serving: Any, tiny_bundle: Path, tmp_path: Path) -> None:
@@ -15,7 +16,7 @@ def test_the_admin_port_loads_models_and_is_closed_to_browsers(serving: Any, tin
     port = free_port()
     with serving(bundles={}, repository=tmp_path, admin_port=port) as server:
         url = server.wait_ready()
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as admin:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=HANG_SECONDS) as admin:
             assert admin.post("/v1/models/tiny/load").status_code == 200
             assert admin.get("/v1/repository").json() == {"models": [{"name": "tiny", "number": None, "serves": True}]}
             assert admin.post("/v1/repository/look", headers={"origin": "http://evil"}).status_code == 401
@@ -37,6 +38,6 @@ CpuLoader.load = load
 def test_an_engine_that_cannot_go_on_ends_the_process_after_telling_everybody(serving: Any) -> None:
     with serving(prelude=DYING) as server:
         url = server.wait_ready()
-        assert httpx.post(url + "/classify", content=encoded(), timeout=30).status_code in (500, 503)
+        assert httpx.post(url + "/classify", content=encoded(), timeout=HANG_SECONDS).status_code in (500, 503)
         assert server.exit() == 1
         server.wait_log("the engine has ended")

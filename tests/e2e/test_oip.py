@@ -18,7 +18,9 @@ from ..support.authority import Authority, needs_openssl, trusting
 from ..support.bodies import as_tensor
 from ..support.ports import free_port
 from ..support.server_parts import encoded
+from ..support.waiting import HANG_SECONDS, eventually
 from .connections.raw_client import IMAGE
+from .connections.test_hostile_crowds import HELD
 from .connections.test_tls import name_on
 
 grpc_service_pb2: Any = pytest.importorskip("milkweed.server.oip.grpc_service_pb2")
@@ -58,7 +60,7 @@ def test_rest_and_grpc_answer_as_classify_does(both: Any, grpc: ModuleType) -> N
     assert outputs[1]["data"] == [p["index"] for p in classified]
     assert outputs[2]["data"] == [p["score"] for p in classified]
     with grpc.insecure_channel(both.address) as channel:
-        answer = channel.unary_unary(MODEL_INFER)(message(IMAGE), timeout=30)
+        answer = channel.unary_unary(MODEL_INFER)(message(IMAGE), timeout=HANG_SECONDS)
     _, index, score = grpc_service_pb2.ModelInferResponse.FromString(answer).raw_output_contents
     assert index == np.array([p["index"] for p in classified], "<i8").tobytes()
     assert score == np.array([p["score"] for p in classified], "<f4").tobytes()
@@ -70,26 +72,27 @@ def test_refused_calls_write_nothing_to_the_log(both: Any, grpc: ModuleType) -> 
         call = channel.unary_unary(MODEL_INFER)
         for sent, options in ((b"\xff", {}), (message(IMAGE), {"compression": grpc.Compression.Gzip})):
             with pytest.raises(grpc.RpcError):
-                call(sent, timeout=30, **options)
+                call(sent, timeout=HANG_SECONDS, **options)
     assert both.log[before:] == []
 
 
 def repeated(call: Any, payload: bytes) -> None:
     for _ in range(1000):
-        call(payload, timeout=10)
+        call(payload, timeout=HANG_SECONDS)
 
 
-def test_sigterm_drains_calls_in_flight(serving: Any, grpc: ModuleType) -> None:
-    slow = message(encoded(size=(2200, 2200)))  # below gRPC's limit of 16 MiB
+def test_sigterm_drains_calls_in_flight(serving: Any, grpc: ModuleType, tmp_path: Path) -> None:
+    large, hold = message(encoded(size=(2200, 2200))), tmp_path / "hold"  # below gRPC's limit of 16 MiB
     port = free_port()
-    with serving(grpc_port=port) as server:
+    with serving(grpc_port=port, prelude=HELD.format(path=str(hold))) as server:
         server.wait_ready()
+        hold.touch()
         with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.max_send_message_length", -1)]) as channel:
             call = channel.unary_unary(MODEL_INFER)
-            calls = [call.future(slow, timeout=60) for _ in range(4)]
-            while server.metric("milkweed_http_held_body_bytes") < 4 * len(slow) * 0.9:
-                assert not any(each.done() for each in calls)
+            calls = [call.future(large, timeout=HANG_SECONDS) for _ in range(4)]
+            eventually(lambda: server.metric("milkweed_http_held_body_bytes") > 4 * len(large) * 0.9)
             server.terminate()
+            hold.unlink()
             assert all(b"tiny" in answer.result() for answer in calls)
             # It may have answered all before it looked at the signal; until then it takes more.
             with pytest.raises(grpc.RpcError) as refused:
@@ -118,13 +121,13 @@ def test_grpc_speaks_tls_where_http_does(serving: Any, grpc: ModuleType, tmp_pat
         unknown = grpc.ssl_channel_credentials(authority.cert.read_bytes())
         with grpc.secure_channel(f"127.0.0.1:{port}", known) as channel:
             call = channel.unary_unary(MODEL_INFER)
-            assert b"tiny" in call(message(IMAGE), timeout=30)
+            assert b"tiny" in call(message(IMAGE), timeout=HANG_SECONDS)
         for refused in (
             grpc.secure_channel(f"127.0.0.1:{port}", unknown),
             grpc.insecure_channel(f"127.0.0.1:{port}"),
         ):
             with refused, pytest.raises(grpc.RpcError):
-                refused.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=10)
+                refused.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=HANG_SECONDS)
         context = trusting(authority, mine)
         context.set_alpn_protocols(["h2"])
         assert name_on(address, context) == "first"
@@ -140,7 +143,7 @@ def test_many_at_once_over_both(both: Any, grpc: ModuleType) -> None:
     async def ask() -> list[bytes]:
         async with grpc.aio.insecure_channel(both.address) as channel:
             call = channel.unary_unary(MODEL_INFER)
-            return await asyncio.gather(*(call(message(images[i % 5]), timeout=60) for i in range(100)))
+            return await asyncio.gather(*(call(message(images[i % 5]), timeout=HANG_SECONDS) for i in range(100)))
 
     answers = asyncio.run(ask())
     assert all(answers[i] == answers[i % 5] for i in range(100))
@@ -157,5 +160,5 @@ def test_clients_of_triton_and_kserve_work_unchanged(both: Any, tmp_path: Path, 
         path.write_bytes(encoded("JPEG", seed=seed, size=(64, 64)))
         paths.append(str(path))
     command = [sys.executable, str(CLIENTS), "--only", trial, both.url, both.address, "tiny", *paths]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

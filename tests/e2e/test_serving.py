@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from ..support.server_parts import encoded
+from ..support.waiting import HANG_SECONDS
 from .connections.raw_client import dial
 
 
@@ -30,7 +31,7 @@ def test_300_posts_at_concurrency_32_without_error(server: Any) -> None:
 
     async def post_all() -> list[list[Any]]:
         limits = httpx.Limits(max_connections=32, max_keepalive_connections=32)
-        async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=HANG_SECONDS) as client:
             answers = await asyncio.gather(*(client.post("/classify", content=images[i % 10]) for i in range(300)))
         assert {answer.status_code for answer in answers} == {200}
         return [answer.json()["results"] for answer in answers]

@@ -27,6 +27,7 @@ from milkweed.server.process.service_app import create_app
 from milkweed.server.repository.served_model import ServedModel
 
 from ..support.server_parts import CLASSES, SIZE, HeldModel, encoded, make_config, make_pipeline, served_model, until
+from ..support.waiting import HANG_SECONDS
 
 WHOLE = LanePlan(0, 1, 0)
 REPORT = FusionReport(
@@ -118,7 +119,7 @@ print([name for name in sys.modules if name.startswith(parts)])
 def test_without_a_gpu_not_even_the_modules_are_imported() -> None:
     demo = Path(__file__).resolve().parents[2] / "models" / "demo"
     command = [sys.executable, "-c", SERVE_ON_A_CPU, str(demo)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANG_SECONDS)
     assert done.stdout == "[]\n"
 
 

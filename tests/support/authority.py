@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from .waiting import HANG_SECONDS
+
 OPENSSL = shutil.which("openssl")
 
 needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="needs the openssl command")
@@ -40,7 +42,7 @@ class Authority:
 
 def openssl(*arguments: object) -> None:
     assert OPENSSL is not None
-    subprocess.run([OPENSSL, *map(str, arguments)], check=True, capture_output=True, timeout=60)
+    subprocess.run([OPENSSL, *map(str, arguments)], check=True, capture_output=True, timeout=HANG_SECONDS)
 
 
 def trusting(authority: Authority, client: tuple[Path, Path] | None = None) -> ssl.SSLContext:

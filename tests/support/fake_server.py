@@ -7,8 +7,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from .waiting import HANG_SECONDS
+
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-STOP_SECONDS = 10.0
+BACKLOG = 4096
+"""Connections that may wait to be accepted: a test opens hundreds at once."""
 
 
 @dataclass
@@ -76,7 +79,7 @@ def fake_server(answer: Answering, port: int = 0) -> Iterator[Fake]:
         task.add_done_callback(tasks.discard)
 
     async def serve() -> None:
-        server = await asyncio.start_server(accept, "127.0.0.1", port)
+        server = await asyncio.start_server(accept, "127.0.0.1", port, backlog=BACKLOG)
         fake.port = server.sockets[0].getsockname()[1]
         listening.set()
         await stop.wait()
@@ -94,10 +97,10 @@ def fake_server(answer: Answering, port: int = 0) -> Iterator[Fake]:
     stop = asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
-    assert listening.wait(STOP_SECONDS)
+    assert listening.wait(HANG_SECONDS)
     try:
         yield fake
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(STOP_SECONDS)
+        thread.join(HANG_SECONDS)
         loop.close()

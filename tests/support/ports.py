@@ -35,7 +35,7 @@ def wait_until_ready(url: str, seconds: float, alive: Callable[[], bool] = lambd
         if not alive():
             raise RuntimeError(f"{url}: its process ended")
         try:
-            last = f"status {httpx.get(url, timeout=2, trust_env=False).status_code}"
+            last = f"status {httpx.get(url, timeout=seconds, trust_env=False).status_code}"
         except httpx.TransportError as error:
             last = str(error)
         if last == "status 200":

@@ -10,8 +10,7 @@ from pathlib import Path
 import httpx
 
 from .forked import Forked, Forker, environment
-
-START_SECONDS = 60.0
+from .waiting import HANG_SECONDS
 
 _MILKWEED = "import sys; from milkweed.cli import main; sys.exit(main())"
 
@@ -68,7 +67,7 @@ class Server:
     def wait_log(self, words: str) -> str:
         """Wait for a line on stderr."""
         with self._logged:
-            found = self._logged.wait_for(lambda: [line for line in self.log if words in line], START_SECONDS)
+            found = self._logged.wait_for(lambda: [line for line in self.log if words in line], HANG_SECONDS)
         assert found, f"{words!r} not in {self.log}"
         return found[0]
 
@@ -83,8 +82,8 @@ class Server:
 
     def exit(self) -> int:
         """Wait for the end; the exit code."""
-        code = self.process.wait(START_SECONDS)
-        self._reader.join(START_SECONDS)
+        code = self.process.wait(HANG_SECONDS)
+        self._reader.join(HANG_SECONDS)
         return code
 
     def close(self) -> None:

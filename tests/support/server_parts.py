@@ -30,6 +30,9 @@ from milkweed.server.process.service_app import create_app
 from milkweed.server.repository.served_model import ServedModel
 from milkweed.server.service.service import Service
 
+from .waiting import HANG_SECONDS
+from .waiting import until as until  # most who use these parts wait for something
+
 SIZE = 8
 WHOLE = LanePlan(0, 1, 0)
 CLASSES = 7
@@ -64,7 +67,7 @@ class Held:
     def hold(self, size: int) -> None:
         self.sizes.append(size)
         self.entered.release()
-        assert self.gate.wait(10), "nobody opened the gate"
+        assert self.gate.wait(HANG_SECONDS), "nobody opened the gate"
         if self.failure is not None:
             raise self.failure
 
@@ -213,7 +216,7 @@ async def running_app(
 
     def open_held(name: str, path: Path, settings: Settings) -> ServedModel:
         if open_gate is not None:
-            assert open_gate.wait(10)
+            assert open_gate.wait(HANG_SECONDS)
         if open_error is not None:
             raise open_error
         return served_model(name, make_pipeline(models[name], max_batch_size=settings.max_batch_size), settings)
@@ -262,19 +265,12 @@ def check_error(answer: httpx.Response, status: int, code: str, *words: str) -> 
 
 async def entered(held: Held) -> None:
     """Wait until one more batch stands at its gate."""
-    assert await asyncio.to_thread(held.entered.acquire, timeout=10), "no batch came"
+    assert await asyncio.to_thread(held.entered.acquire, timeout=HANG_SECONDS), "no batch came"
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until something holds; fails after 10 s."""
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)  # with 0 it would keep the engine's threads from Python for 5 ms at a time
-
-
-async def calm(app: Running) -> None:
-    """Wait until the event loop has not lagged for a while: a deadline that its lag may outlast is 503, not 504."""
-    await until(lambda: app.service.lag.seconds() < 0.02)
+def calm(app: Running) -> None:
+    """Let the server see no lag of its event loop: a deadline that this may outlast is 503, not 504."""
+    app.service.lag.seconds = lambda: 0.0
 
 
 def timings(response: httpx.Response) -> dict[str, float]:

@@ -16,9 +16,7 @@ from milkweed.bench.load.samples import Samples
 from milkweed.bench.process import free_port
 
 from ...support.fake_server import OK, Answering, Fake, fake_server
-
-SLACK = 0.08
-"""Seconds that a busy machine may add."""
+from ...support.waiting import HANG_SECONDS, eventually
 
 
 def plan(fake: Fake | None = None, **changes: Any) -> Plan:
@@ -57,8 +55,7 @@ def test_latency_counts_from_the_intended_start() -> None:
     assert seen.counts() == {"200": 10}
     want = [0.05 * (number + 1) - 0.025 * number for number in range(10)]
     found = [latency for _, latency in sorted(zip(seen.starts, seen.latencies, strict=True))]
-    for latency, least in zip(found, want, strict=True):
-        assert least - 0.005 < latency < least + 1  # what is late in its turn makes all behind it later
+    assert all(latency > least - 0.005 for latency, least in zip(found, want, strict=True))
 
 
 def test_a_client_that_is_late_says_how_late_and_counts_it() -> None:
@@ -69,22 +66,27 @@ def test_a_client_that_is_late_says_how_late_and_counts_it() -> None:
     assert all(latency > lateness for latency, lateness in zip(seen.latencies, seen.lateness, strict=True))
 
 
-def test_a_client_on_time_is_early_never_and_late_hardly() -> None:
-    with fake_server(says(OK)) as fake:
-        seen = ran(plan(fake, rate=100, arrivals="poisson", seconds=1))
+def test_a_client_is_never_early_and_no_later_than_the_server_saw_it() -> None:
+    arrivals: list[float] = []
+
+    async def note(number: int, body: bytes) -> bytes:
+        arrivals.append(time.monotonic())
+        return OK
+
+    with fake_server(note) as fake:
+        begin = time.monotonic() + 0.02
+        seen = run_client(plan(fake, rate=100, arrivals="poisson", seconds=1), begin)
     assert min(seen.lateness) >= 0
-    assert sorted(seen.lateness)[len(seen) // 2] < 0.005
+    sent = sorted(start + lateness for start, lateness in zip(seen.starts, seen.lateness, strict=True))
+    assert all(at <= arrival - begin for at, arrival in zip(sent, sorted(arrivals), strict=True))
 
 
 def test_a_request_not_answered_in_time_is_cancelled_by_closing() -> None:
-    with fake_server(says(OK, seconds=30)) as fake:
+    with fake_server(says(OK, seconds=10 * HANG_SECONDS)) as fake:
         seen = ran(plan(fake, timeout_seconds=0.1, seconds=0.1))
-        noticed_by = time.monotonic() + 10
-        while fake.left < 4 and time.monotonic() < noticed_by:
-            time.sleep(0.01)
-        assert fake.left == 4
+        eventually(lambda: fake.left == 4)
     assert seen.counts() == {"timeout": 4}
-    assert all(0.1 <= latency < 0.1 + SLACK for latency in seen.latencies)
+    assert min(seen.latencies) >= 0.1
 
 
 def test_connections_are_kept() -> None:
@@ -99,7 +101,7 @@ def test_connections_are_kept() -> None:
 def test_a_closed_loop_waits_for_each_answer() -> None:
     with fake_server(says(OK, seconds=0.05)) as fake:
         seen = ran(plan(fake, rate=0, connections=2, seconds=0.5))
-    assert 8 <= len(seen) <= 20
+    assert 2 <= len(seen) <= 20
     assert seen.counts() == {"200": len(seen)}
 
 
@@ -118,7 +120,7 @@ def test_a_closed_loop_waits_for_each_answer() -> None:
 )
 def test_answers_are_told_apart(answer: bytes, outcome: str, bare: int) -> None:
     with fake_server(says(answer)) as fake:
-        seen = ran(plan(fake, seconds=0.1, timeout_seconds=2))
+        seen = ran(plan(fake, seconds=0.1, timeout_seconds=HANG_SECONDS))
     assert seen.counts() == {outcome: 4}
     assert seen.bare_refusals == 4 * bare
 
@@ -134,7 +136,7 @@ def test_nobody_there_is_refused() -> None:
 
 
 def test_more_requests_than_connections_are_not_forgotten() -> None:
-    with fake_server(says(OK, seconds=0.4)) as fake:
+    with fake_server(says(OK, seconds=1.5)) as fake:
         seen = ran(plan(fake, seconds=0.2, connections=3))
     assert seen.counts() == {"200": 3, "no_connection": 5}
 
@@ -145,7 +147,9 @@ def test_a_share_of_the_requests_is_malformed() -> None:
 
     with fake_server(judge) as fake:
         bad = Shot(b"bad", "", good=False)
-        wanted = replace(plan(fake, rate=800, seconds=1, malformed_share=0.25), shots=(Shot(b"image", ""), bad))
+        wanted = replace(
+            plan(fake, rate=800, seconds=1, connections=800, malformed_share=0.25), shots=(Shot(b"image", ""), bad)
+        )
         seen = ran(wanted)
     assert seen.counts(good=True) == {"200": 800 - seen.counts(good=False)["422"]}
     assert seen.counts(good=False)["422"] == pytest.approx(200, abs=50)
@@ -242,11 +246,12 @@ def test_processes_share_the_load_and_end_early() -> None:
         assert seen.cpu_seconds > 0
         with Clients(plan(fake, rate=200, seconds=3600)) as clients:
             begin = clients.begin()
-            time.sleep(max(0.0, begin + 0.3 - time.monotonic()))
+            eventually(lambda: time.monotonic() > begin + 0.3 and fake.bodies)
             clients.stop()
-            seen = clients.results()
-        assert 20 < len(seen) < 400
-        assert seen.stopped_after == pytest.approx(0.3, abs=SLACK)
+            seen, ended = clients.results(), time.monotonic()
+        assert seen.stopped_after is not None
+        assert 0.3 <= seen.stopped_after <= ended - begin
+        assert 0 < len(seen) <= 200 * seen.stopped_after + 2
 
 
 def test_recovery_is_waited_for() -> None:
@@ -254,7 +259,7 @@ def test_recovery_is_waited_for() -> None:
         return OK if number >= 3 else with_body(b"", b"503 Later")
 
     with fake_server(soon) as fake:
-        took = recovery_seconds(plan(fake), least_in_a_row=2, most_seconds=20)
+        took = recovery_seconds(plan(fake), least_in_a_row=2, most_seconds=HANG_SECONDS)
         assert len(fake.bodies) == 5
     assert took is not None
     assert took >= 0.15

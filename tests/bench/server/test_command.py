@@ -25,7 +25,7 @@ from milkweed.cli import main
 
 from ...support.fake_server import Answering, fake_server
 
-SMALL = ["--seconds", "0.5", "--concurrency", "256", "--overload-timeout-ms", "300"]
+SMALL = ["--seconds", "0.5", "--concurrency", "64", "--overload-timeout-ms", "300"]
 
 
 def test_the_command_measures_a_server(
@@ -42,27 +42,32 @@ def test_the_command_measures_a_server(
     rows = document["rows"]
     assert code == (1 if document["complaints"] else 0), err
     assert not [words for words in document["complaints"] if "client" not in words], err  # this machine may be busy
-    sections = [(row["section"], row["server"]) for row in rows]
-    assert sections == [("capacity", "npy"), ("load", "npy"), ("malformed", "npy"), ("malformed", "npy")]
-    assert (document["benchmark"], document["body"]["images"], document["capacity"]) == (
-        "server",
-        2,
-        rows[0]["goodput"],
-    )
-    for row in rows:
+    searched, others = split(rows)
+    assert [(row["section"], row["server"]) for row in others] == [
+        (name, "npy") for name in ("load", *["malformed"] * 2)
+    ]
+    assert (document["benchmark"], document["body"]["images"]) == ("server", 2)
+    assert document["capacity"] in {row["goodput"] for row in searched}
+    for row in (searched[0], *others):
         assert row["statuses"] == {"200": row["good_sent"]}
         assert row["good_sent"] > 5
         assert row["cpu_ms_per_request"] > 0
         assert min(row["rss_mb"]) > 50
         assert 0 < row["stage_cpu_ms_per_request"]["forward"] < row["cpu_ms_per_request"]
         assert row["latency_ms"]["p50"] <= row["latency_ms"]["p99"] <= row["latency_ms"]["max"]
-    assert rows[1]["rate"] == 60
+    assert others[0]["rate"] == 60
     assert set(rows[-1]["malformed_statuses"]) <= {"400", "415", "422"}
     assert sum(rows[-1]["malformed_statuses"].values()) > 0
     assert "secret" not in out.read_text()
     assert document["command"].endswith("--api-key '***'")
     assert printed.count("malformed") >= 2
     assert picture.stat().st_size > 10_000
+
+
+def split(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows that search for the capacity, as many as this machine needs today, and those after them."""
+    first = next(number for number, row in enumerate(rows) if row["section"] != "capacity")
+    return rows[:first], rows[first:]
 
 
 def answering(ending: threading.Event) -> Answering:
@@ -83,13 +88,13 @@ def test_against_a_url_there_is_no_cpu() -> None:
         document = run(replace(usual_request, bodies=("npy",), sections=usual_sections("url")[:2], concurrency=256))
         with pytest.raises(ValueError, match="section rolling starts servers of its own"):
             run(replace(usual_request, sections=("rolling",)))
-    assert [row["section"] for row in document["rows"]] == ["capacity", "load"]
+    assert [row["section"] for row in split(document["rows"])[1]] == ["load"]
     for row in document["rows"]:
         assert row["statuses"] == {"200": row["sent"]}
         assert (row["cpu_ms_per_request"], row["rss_mb"], row["wrong_answers"]) == (None, None, 0)
 
 
-@pytest.mark.parametrize("grace_seconds", [0.5, 0.0])
+@pytest.mark.parametrize("grace_seconds", [1.5, 0.0])
 def test_rolling_restarts_count_what_is_lost(monkeypatch: pytest.MonkeyPatch, grace_seconds: float) -> None:
     """A server that stays until everybody knows loses nothing; one that ends at once loses what comes after."""
 

@@ -11,6 +11,8 @@ from milkweed.bench.bodies import make_jpeg
 from milkweed.bench.server.bundles import tiny_bundle
 from milkweed.bench.server.http_overhead import run
 
+from ...support.waiting import HANG_SECONDS
+
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -31,14 +33,14 @@ def test_figures_hang_together(bundle: Path) -> None:
 def test_a_server_ends_with_a_bench_that_is_killed(bundle: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from milkweed.bench.process import running_server\n"
-        "with running_server(Path(sys.argv[1])) as (server, _): print(server.pid, flush=True); time.sleep(60)"
+        "with running_server(Path(sys.argv[1])) as (server, _): print(server.pid, flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", code, str(bundle)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as bench:
         assert bench.stdout is not None
         server = psutil.Process(int(bench.stdout.readline()))
         bench.kill()
-    server.wait(20)  # TimeoutExpired where it goes on
+    server.wait(HANG_SECONDS)  # TimeoutExpired where it goes on
 
 
 @pytest.mark.parametrize("size_bytes", [30_000, 110_000])

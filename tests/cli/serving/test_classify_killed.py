@@ -4,7 +4,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,8 @@ import pytest
 from ...sdk.client.answering import answers, images_of, refusal
 from ...support.command import MILKWEED
 from ...support.fake_server import Answering, Fake, fake_server
+from ...support.waiting import HANG_SECONDS, eventually
 
-WAIT_SECONDS = 60
 COUNT = 100
 
 
@@ -53,11 +52,9 @@ def test_resume_completes_a_run_that_was_ended(files: Path, tmp_path: Path, end:
     with fake_server(answering(40, served)) as fake:
         served.append(fake)
         process = subprocess.Popen(command(fake, files, out), stderr=subprocess.PIPE, text=True)
-        while len(fake.bodies) < 9 or lines(out) < 40 + (suffix == "csv"):  # four are in flight, five are answered
-            assert process.poll() is None
-            time.sleep(0.01)
+        eventually(lambda: len(fake.bodies) >= 9 and lines(out) >= 40 + (suffix == "csv"))  # five of nine are answered
         process.send_signal(end)
-        _, err = process.communicate(timeout=WAIT_SECONDS)
+        _, err = process.communicate(timeout=HANG_SECONDS)
     if end == signal.SIGINT:
         assert process.returncode == 130
         assert err == "milkweed: 40 more answers are kept: the same command with --resume goes on\n"
@@ -68,7 +65,7 @@ def test_resume_completes_a_run_that_was_ended(files: Path, tmp_path: Path, end:
     with fake_server(answering(COUNT, served)) as fake:
         served.append(fake)
         ran = subprocess.run(
-            command(fake, files, out, "--resume"), capture_output=True, text=True, timeout=WAIT_SECONDS
+            command(fake, files, out, "--resume"), capture_output=True, text=True, timeout=HANG_SECONDS
         )
         asked = [image for head, body in zip(fake.heads, fake.bodies, strict=True) for image in images_of(head, body)]
     assert ran.returncode == 1
@@ -96,7 +93,7 @@ def test_a_server_that_goes_leaves_what_it_said(files: Path, tmp_path: Path) -> 
     out, served = tmp_path / "out.ndjson", list[Fake]()
     with fake_server(answering(24, served, refusal(401, "unauthorized"))) as fake:
         served.append(fake)
-        ran = subprocess.run(command(fake, files, out), capture_output=True, text=True, timeout=WAIT_SECONDS)
+        ran = subprocess.run(command(fake, files, out), capture_output=True, text=True, timeout=HANG_SECONDS)
         url = f"http://127.0.0.1:{fake.port}"
     assert (ran.returncode, ran.stdout) == (1, "")
     kept, error = ran.stderr.splitlines()

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from ...support.waiting import HANG_SECONDS
+
 ROOT = Path(__file__).resolve().parents[3]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 
@@ -127,7 +129,7 @@ def kustomize_folder() -> Callable[[Path], Manifests]:
 def documents_of(kubectl: str, folder: Path) -> list[Document]:
     """What `kubectl kustomize` prints: with nothing allowed that a user would have to allow."""
     command = [kubectl, "kustomize", str(folder)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert result.returncode == 0, result.stderr
     assert not result.stderr, result.stderr  # what is deprecated
     return list(yaml.load_all(result.stdout, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ...support.waiting import HANG_SECONDS
 from ..test_prometheus import RULES, check_selectors, routes_of
 
 
@@ -124,5 +125,7 @@ def test_the_queries_say_what_they_should(triggers: dict[str, Any], tmp_path: Pa
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "scaling", "rules": rules}]}))
     file = tmp_path / "test.yml"
     file.write_text(yaml.safe_dump({"rule_files": ["rules.yml"], "evaluation_interval": "15s", "tests": tests}))
-    result = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [promtool, "test", "rules", str(file)], capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert result.returncode == 0, result.stdout + result.stderr

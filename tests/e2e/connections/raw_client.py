@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from ...support.server_parts import encoded
+from ...support.waiting import HANG_SECONDS
 
 HEADER_MS = BODY_MS = 400
 MAX_CONNECTIONS = 40
@@ -35,7 +36,7 @@ WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(IMAGE) + IMAGE
 def dial(url: str, tls: ssl.SSLContext | None = None) -> socket.socket:
     """A connection to the port of a URL."""
     address = urlsplit(url)
-    plain = socket.create_connection((address.hostname, address.port), timeout=20)
+    plain = socket.create_connection((address.hostname, address.port), timeout=HANG_SECONDS)
     return plain if tls is None else tls.wrap_socket(plain, server_hostname=address.hostname)
 
 
@@ -78,8 +79,8 @@ def error_of(received: bytes) -> tuple[int, str]:
 
 def check_others(server: Any) -> None:
     """A new client is served as ever."""
-    assert httpx.post(server.url + "/classify", content=IMAGE, timeout=20).status_code == 200
-    assert httpx.get(server.url + "/livez", timeout=20).status_code == 200
+    assert httpx.post(server.url + "/classify", content=IMAGE).status_code == 200
+    assert httpx.get(server.url + "/livez").status_code == 200
 
 
 class Trickle(threading.Thread):

@@ -11,6 +11,7 @@ import pytest
 
 from ...support.authority import Authority, needs_openssl, trusting
 from ...support.ports import free_port
+from ...support.waiting import HANG_SECONDS
 from .raw_client import LITTLE_PATIENCE, code_of, dial, read_end, trickling
 
 PUT = b"PUT /v1/aliases/a HTTP/1.1\r\nHost: x\r\n"
@@ -68,13 +69,13 @@ def test_admin_port_speaks_tls_as_the_service_does(
         server.wait_ready()
         url = f"https://127.0.0.1:{port}"
         verify = trusting(authority, authority.issue("client"))
-        with httpx.Client(verify=verify, base_url=url, timeout=20) as client:
+        with httpx.Client(verify=verify, base_url=url, timeout=HANG_SECONDS) as client:
             assert client.get("/v1/repository").json()["models"][0]["serves"]
             assert client.post("/v1/models/tiny/load").status_code == 200
             with pytest.raises(httpx.RemoteProtocolError):
                 httpx.get(f"http://127.0.0.1:{port}/v1/repository")
             with (
-                httpx.Client(verify=trusting(authority), base_url=url, timeout=20) as stranger,
+                httpx.Client(verify=trusting(authority), base_url=url, timeout=HANG_SECONDS) as stranger,
                 pytest.raises((httpx.ReadError, httpx.ConnectError, httpx.RemoteProtocolError, ssl.SSLError)),
             ):
                 stranger.get("/v1/repository")

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from ...support.ports import free_port
+from ...support.waiting import HANG_SECONDS, eventually
 from .raw_client import HEAD, IMAGE, WHOLE, check_others, dial, error_of, read_end, statuses
 
 IN_FLIGHT = 'milkweed_http_requests_in_flight{route="/classify"}'
@@ -27,21 +28,18 @@ def crowded(serving: Any, most: int, **settings: object) -> Iterator[Any]:
 
 
 def wait_for(server: Any, sample: str, value: float) -> None:
-    begun = time.monotonic()
-    while (found := server.metric(sample, server.metrics_url)) != value:
-        assert time.monotonic() - begun < 30, f"{sample} is {found}, not {value}"
+    eventually(lambda: server.metric(sample, server.metrics_url) == value, f"{sample} is {value}")
 
 
 def test_bodies_that_do_not_come_keep_nobody_out(serving: Any) -> None:
-    with crowded(serving, 64) as server, contextlib.ExitStack() as stack:
+    patient = int(10_000 * HANG_SECONDS)
+    with crowded(serving, 64, body_timeout_ms=patient) as server, contextlib.ExitStack() as stack:
         stalled = [stack.enter_context(dial(server.url)) for _ in range(64)]
         for client in stalled:
             client.sendall(HEAD + b"Content-Length: 1000\r\n\r\n")
         wait_for(server, IN_FLIGHT, 64)
-        begun = time.monotonic()
         assert httpx.get(server.url + "/livez").status_code == 200
         check_others(server)
-        assert time.monotonic() - begun < 5  # the time for a body is 15 s
         received = read_end(stalled[0])
         assert error_of(received) == (503, "overloaded")
         assert b"retry-after: 1" in received
@@ -158,7 +156,5 @@ def test_who_does_not_read_makes_room(serving: Any) -> None:
         for _ in range(4):
             client = stack.enter_context(dial(server.url))
             client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: big\r\n\r\n" * 9)
-        begun = time.monotonic()
-        while httpx.get(server.url + "/livez").status_code != 200:  # whether they read is looked at now and then
-            assert time.monotonic() - begun < 20
+        eventually(lambda: httpx.get(server.url + "/livez").is_success)  # whether they read is looked at now and then
         check_others(server)

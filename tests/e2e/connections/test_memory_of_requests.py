@@ -1,8 +1,7 @@
 """What requests leave in memory: a refused one nothing, an answered one its answer until it is read."""
 
 import io
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from milkweed.models.bundle.bundle import save_bundle
 from milkweed.models.bundle.labels import Label
 
 from ...support.ports import free_port
+from ...support.waiting import HANG_SECONDS, eventually
 from .raw_client import dial
 
 MIB = 1 << 20
@@ -26,13 +26,6 @@ BODY = 24 * MIB
 
 # Reference cycles are for the cyclic collector, which comes when it comes: nothing large may wait for it.
 NO_COLLECTOR = "import gc; gc.disable(); gc.enable = lambda: None;"
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """What another process does is seen by asking it again."""
-    end = time.monotonic() + 60.0
-    while not condition():
-        assert time.monotonic() < end
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +56,7 @@ def test_a_refused_body_is_gone_when_its_answer_is(
     uncollected: Any, path: str, headers: dict[str, str], body: bytes
 ) -> None:
     """Thirty of them left 2.9 GB, while nothing of it counted as held."""
-    with httpx.Client(base_url=uncollected.url, timeout=60.0) as client:
+    with httpx.Client(base_url=uncollected.url) as client:
         client.post(path, content=body, headers=headers)
         before = uncollected.rss()
         for _ in range(12):
@@ -84,7 +77,7 @@ def test_a_refused_message_is_gone_when_its_answer_is(uncollected: Any) -> None:
         before = 0
         for turn in range(20):
             with pytest.raises(grpc.RpcError):
-                call(message, timeout=60.0)
+                call(message, timeout=HANG_SECONDS)
             before = before or (uncollected.rss() if turn == 2 else 0)
         assert uncollected.rss() - before < 5 * size
     assert uncollected.server.metric("milkweed_http_held_body_bytes", uncollected.server.metrics_url) == 0
@@ -101,7 +94,7 @@ def test_an_answer_is_held_until_it_is_read(serving: Any, tiny_bundle: Path, tmp
     with serving(bundles={"wordy": tmp_path / "wordy"}, metrics_port=port) as server:
         server.wait_ready()
         held = partial(server.metric, "milkweed_http_held_body_bytes", f"http://127.0.0.1:{port}")
-        length = len(httpx.post(server.url + "/classify?top_k=10", content=body, timeout=30.0).content)
+        length = len(httpx.post(server.url + "/classify?top_k=10", content=body).content)
         assert length > 2 * MIB
         with dial(server.url) as client:
             for _ in range(8):  # the sockets' own buffers take a few, which are no longer ours
@@ -109,8 +102,8 @@ def test_an_answer_is_held_until_it_is_read(serving: Any, tiny_bundle: Path, tmp
                     b"POST /classify?top_k=10 HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-npy\r\n"
                     b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
                 )
-            wait_until(lambda: length <= held() < length + 100)
+            eventually(lambda: length <= held() < length + 100)
             read = 0
             while read < 8 * length:
                 read += len(client.recv(1 << 20))
-        wait_until(lambda: held() == 0)
+        eventually(lambda: held() == 0)

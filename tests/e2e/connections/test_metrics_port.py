@@ -10,6 +10,7 @@ import httpx
 import psutil
 import pytest
 
+from ...support.waiting import eventually
 from .raw_client import check_others, dial, read_end, trickling
 from .test_hostile_crowds import crowded
 
@@ -44,7 +45,7 @@ def test_idle_connections_take_nothing_from_the_service(serving: Any) -> None:
         for probe in ("/livez", "/readyz"):
             assert httpx.get(server.metrics_url + probe).text == "ok\n"
         assert process.num_threads() <= threads + 40  # with some of the event loop
-        assert cpu_seconds(server, 1.0) < 0.3
+        eventually(lambda: cpu_seconds(server, 1.0) < 0.3)  # once it has done with the crowd
         for _ in range(10):
             stack.enter_context(dial(server.metrics_url))
             assert httpx.get(server.metrics_url + "/livez").status_code == 200
@@ -72,5 +73,5 @@ def test_more_connections_than_files(serving: Any) -> None:
             stack.enter_context(dial(server.url))
         check_others(server)
         assert httpx.get(server.metrics_url + "/readyz").text == "ok\n"
-        assert cpu_seconds(server, 1.0) < 0.3
+        eventually(lambda: cpu_seconds(server, 1.0) < 0.3)  # once it has done with the crowd
         check_others(server)

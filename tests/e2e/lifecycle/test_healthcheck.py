@@ -14,6 +14,7 @@ from milkweed.server.process.healthcheck import DEFAULTS
 
 from ...support.authority import Authority, needs_openssl
 from ...support.ports import free_port
+from ...support.waiting import HANG_SECONDS
 
 
 def check(**settings: object) -> tuple[int, str]:
@@ -22,7 +23,7 @@ def check(**settings: object) -> tuple[int, str]:
     environment |= {f"MILKWEED_{name.upper()}": str(value) for name, value in settings.items()}
     environment["http_proxy"] = "http://127.0.0.1:9"
     command = [sys.executable, "-m", "milkweed.server.process.healthcheck"]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS)
     return result.returncode, result.stdout + result.stderr
 
 

@@ -3,30 +3,32 @@
 import asyncio
 import json
 import signal
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from ...support.server_parts import encoded
+from ...support.waiting import eventually
 from ..connections.raw_client import HEAD, IMAGE, dial, error_of, read_end
-from ..connections.test_hostile_crowds import IN_FLIGHT
+from ..connections.test_hostile_crowds import HELD, IN_FLIGHT
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_drains_without_losing_a_request(serving: Any, number: signal.Signals) -> None:
-    image = encoded(size=(2500, 2500))  # takes a good part of a second to decode
+def test_signal_drains_without_losing_a_request(serving: Any, tmp_path: Path, number: signal.Signals) -> None:
+    hold = tmp_path / "hold"
 
     async def stop_in_flight(server: Any) -> list[int]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-            posts = [asyncio.create_task(client.post("/classify", content=image)) for _ in range(6)]
-            while await asyncio.to_thread(server.metric, IN_FLIGHT) < len(posts):
-                pass
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            posts = [asyncio.create_task(client.post("/classify", content=IMAGE)) for _ in range(6)]
+            await asyncio.to_thread(eventually, lambda: server.metric(IN_FLIGHT) == len(posts))
             server.terminate(number)
+            hold.unlink()
             return [answer.status_code for answer in await asyncio.gather(*posts)]
 
-    with serving(fresh=number == signal.SIGTERM) as server:
+    with serving(fresh=number == signal.SIGTERM, prelude=HELD.format(path=str(hold))) as server:
         server.wait_ready()
+        hold.touch()
         assert asyncio.run(stop_in_flight(server)) == [200] * 6
         assert server.exit() == 0
 
@@ -66,13 +68,13 @@ from milkweed.models.bundle import bundle as opening
 from milkweed.server.scheduler.scheduler import Scheduler
 stopped, close, load = threading.Event(), Scheduler.close, opening.load_bundle
 Scheduler.close = lambda self: (close(self), stopped.set())
-opening.load_bundle = lambda path: (stopped.wait(60), load(path))[1]
+opening.load_bundle = lambda path: (stopped.wait(600), load(path))[1]
 """
 """A model is loaded only once the server stops."""
 
 FAILED_LOAD = """
 def fail(path):
-    stopped.wait(60)
+    stopped.wait(600)
     raise ValueError("the load was interrupted, too")
 opening.load_bundle = fail
 """
@@ -82,7 +84,7 @@ opening.load_bundle = fail
 def test_a_stop_while_models_load_is_no_error(serving: Any, load: str) -> None:
     with serving(prelude=load) as server:
         url = json.loads(server.wait_log("listening"))["event"]["url"]
-        assert httpx.get(f"{url}/readyz", timeout=60).status_code == 503
+        assert httpx.get(f"{url}/readyz").status_code == 503
         server.terminate()
         assert server.exit() == 0
         assert not [line for line in server.log if '"level": "error"' in line or line.startswith("milkweed: error")]
@@ -93,8 +95,7 @@ def test_a_body_that_never_ends_gets_503_when_the_time_to_drain_is_over(serving:
     with serving(drain_seconds=0.2, drain_grace_seconds=0) as server:
         with dial(server.wait_ready()) as client:
             client.sendall(HEAD + b"Content-Length: 1000\r\n\r\nbegin")
-            while server.metric(IN_FLIGHT) < 1:
-                pass
+            eventually(lambda: server.metric(IN_FLIGHT) == 1)
             server.terminate()
             received = read_end(client)
         assert server.exit() == 0

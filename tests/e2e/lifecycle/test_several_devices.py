@@ -7,13 +7,14 @@ from typing import Any
 import httpx
 
 from ...support.server_parts import encoded
+from ...support.waiting import HANG_SECONDS
 
 
 def test_two_devices_work_and_answer_as_one_does(serving: Any, server: Any) -> None:
     images = [encoded("JPEG", seed=seed, size=(64, 64)) for seed in range(12)] * 10
 
     def results(url: str) -> list[str]:
-        with httpx.Client(timeout=60) as client, ThreadPoolExecutor(8) as pool:
+        with httpx.Client(timeout=HANG_SECONDS) as client, ThreadPoolExecutor(8) as pool:
             answers = pool.map(lambda image: client.post(url + "/classify", content=image), images)
             return [json.dumps(answer.json()["results"]) for answer in answers]
 

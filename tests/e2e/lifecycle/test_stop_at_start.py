@@ -12,7 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-SLOW_IMPORT = 'print("importing", flush=True); import time; time.sleep(60)\n'
+from ...support.waiting import HANG_SECONDS
+
+SLOW_IMPORT = 'print("importing", flush=True); import time; time.sleep(600)\n'
 
 MILKWEED = "import sys; from milkweed.cli import main; sys.exit(main())"
 
@@ -52,4 +54,4 @@ def test_a_signal_during_the_imports_ends_it(tmp_path: Path, number: signal.Sign
     with importing(tmp_path, *(UNSHARE if process_1 else ())) as process:
         server = psutil.Process(process.pid)
         (server.children()[0] if process_1 else server).send_signal(number)
-        assert process.wait(10) == 0
+        assert process.wait(HANG_SECONDS) == 0

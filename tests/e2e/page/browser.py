@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-WAIT_MS = 15_000
+WAIT_MS = 120_000
 
 # What the page makes of blobs, and what its policy stopped.
 _WATCH = """
@@ -34,6 +34,7 @@ def chromium() -> Iterator["Browser"]:
     found = named or next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed, and MILKWEED_CHROMIUM names none")
+    api.expect.set_options(timeout=WAIT_MS)
     with api.sync_playwright() as playwright:
         # In a container its sandbox needs rights that tests have not; nothing but our own page is opened.
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])

@@ -109,7 +109,7 @@ def picture(tab: "Page", path: Path) -> None:
     """The one for the documentation, once the strip has something to say."""
     photos = [photo(f"{drawing.__name__}.png", drawing()) for drawing in DRAWINGS] * 7  # medians of fewer are chance
     pick(tab, *photos)
-    expect(tab.locator("#progress")).to_have_text(f"{len(photos)} of {len(photos)}", timeout=30_000)
+    expect(tab.locator("#progress")).to_have_text(f"{len(photos)} of {len(photos)}")
     expect(tab.locator("#live-line")).to_be_visible(timeout=30_000)
     tab.set_viewport_size({"width": 1180, "height": 820})
     Image.open(io.BytesIO(tab.screenshot())).quantize(256).save(path, optimize=True)

@@ -2,7 +2,6 @@
 
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from milkweed.loaders.errors import LoaderError
 from milkweed.loaders.sandbox import child as child_module
 from milkweed.loaders.sandbox.process import Child
 from milkweed.loaders.sandbox.sandbox import Sandbox
+
+from ...support.waiting import HANG_SECONDS, eventually, has_ended
 
 PACKAGES = str(Path(PIL.__file__).parent.parent)
 
@@ -46,18 +47,6 @@ for name, attempt in {
 """
 
 
-def wait_for_end(pid: int) -> bool:
-    """Whether the process ends within 10 s; it need not be a child of this one."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([handle], [], [], 10)[0])
-    finally:
-        os.close(handle)
-
-
 def test_it_imports_only_pillow_the_crop_and_the_standard_library(
     tmp_path: Path, picture: Callable[..., Image.Image], encoded: Callable[..., bytes]
 ) -> None:
@@ -74,7 +63,7 @@ def test_it_imports_only_pillow_the_crop_and_the_standard_library(
         capture_output=True,
         check=True,
         env={},
-        timeout=60,
+        timeout=HANG_SECONDS,
     )
     answer = child_module.FOUND.size + child_module.MADE.size + 20 * 20 * 3
     assert len(ran.stdout) == len(child_module.READY) + len(bodies) * answer
@@ -91,7 +80,7 @@ def test_it_can_open_nothing_and_has_no_more_memory_than_it_may() -> None:
         stdout=subprocess.PIPE,
         check=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
     )
     assert ran.stdout.splitlines() == [
         "file OSError 24",
@@ -125,7 +114,7 @@ def test_the_kernel_holds_the_limits_of_a_real_one(sandbox: Sandbox, encoded: Ca
 def test_it_ends_with_its_stdin() -> None:
     child = Child(64 << 20, 1, 10)
     child.process.stdin.close()
-    assert child.process.wait(10) == 0
+    assert child.process.wait(HANG_SECONDS) == 0
     child.end()
 
 
@@ -145,7 +134,7 @@ def test_it_ends_with_its_parent_however_that_ends() -> None:
         pid = int(parent.stdout.readline())
         os.kill(pid, 0)  # it lives
         parent.send_signal(signal.SIGKILL)
-    assert wait_for_end(pid)
+    eventually(lambda: has_ended(pid))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from milkweed.loaders.sandbox.child import FOUND, MADE
 from milkweed.loaders.sandbox.process import Child
 from milkweed.loaders.sandbox.sandbox import Sandbox
 
+from ...support.waiting import HANG_SECONDS
 from .asking import SPEC, Encoded, Picture, crop, pid_of_the_idle_one, refusal
 
 
@@ -33,9 +34,9 @@ def test_a_child_that_is_killed_costs_its_image_alone(
     monkeypatch.setattr(Child, "receive", lambda child, size: sent.set() or receive(child, size))
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(loader.load, [good[0], body, good[1]])
-        assert sent.wait(10)
+        assert sent.wait(HANG_SECONDS)
         os.kill(pid, signal.SIGKILL)
-        answer = asked.result(10)
+        answer = asked.result(HANG_SECONDS)
     assert answer.errors[1].code == "undecodable"
     assert answer.errors[1].message == "TIFF cannot be decoded: its decoder crashed"
     assert np.array_equal(answer.pixels, alone[:2])
@@ -48,20 +49,20 @@ def test_a_child_that_died_while_it_waited_costs_no_image(sandbox: Sandbox, body
     first = crop(sandbox, body)
     (child,) = sandbox.idle
     child.process.kill()
-    child.process.wait(10)
+    child.process.wait(HANG_SECONDS)
     assert crop(sandbox, body) == first
     assert sandbox.images == {"ok": 2}
 
 
 def test_a_child_that_hangs_is_killed(body: bytes) -> None:
-    sandbox = Sandbox(answer_seconds=10)
+    sandbox = Sandbox(answer_seconds=HANG_SECONDS)
     first = crop(sandbox, body)
     (child,) = sandbox.idle
     os.kill(child.process.pid, signal.SIGSTOP)
     sandbox.answer_seconds = 0.2
     assert refusal(sandbox, body).message == "TIFF cannot be decoded: no answer within 0.2 s"
     assert child.process.returncode == -signal.SIGKILL
-    sandbox.answer_seconds = 10
+    sandbox.answer_seconds = HANG_SECONDS
     assert crop(sandbox, body) == first
     assert sandbox.deaths == {"late": 1}
     sandbox.close()

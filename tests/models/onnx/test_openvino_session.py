@@ -18,6 +18,8 @@ from milkweed.models.onnx import openvino_session
 from milkweed.models.onnx.openvino_session import OpenVinoSession
 from milkweed.models.onnx.session import OnnxSession
 
+from ...support.waiting import HANG_SECONDS
+
 WATCHED = """
 import json, sys, threading
 from pathlib import Path
@@ -66,7 +68,7 @@ def test_nothing_is_sent_and_nothing_written_into_the_home_folder(exported: Path
     known = {name: value for name, value in os.environ.items() if name not in ("CI", "TF_BUILD", "JENKINS_URL")}
     command = [sys.executable, "-c", WATCHED, str(exported)]
     environment = {**known, "HOME": str(tmp_path), "XDG_CACHE_HOME": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
     assert not done.returncode, done.stderr
     said = json.loads(done.stdout)
     assert said == {"calls": [], "told": [], "threads": ["MainThread"], "classes": 3}
@@ -75,7 +77,9 @@ def test_nothing_is_sent_and_nothing_written_into_the_home_folder(exported: Path
 
 def test_a_signal_comes_after_a_session_has_gone(exported: Path) -> None:
     """The session goes in another thread than it came in, as models that a server replaces do."""
-    done = subprocess.run([sys.executable, "-c", SIGNALLED, str(exported)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, str(exported)], capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
 
 

@@ -13,6 +13,7 @@ from milkweed.models.training import Processes, TensorSource
 from milkweed.models.training.parallel import joined
 
 from ...support.ports import free_port
+from ...support.waiting import HANG_SECONDS
 from . import two_processes
 
 CPU = torch.device("cpu")
@@ -27,7 +28,7 @@ def test_two_processes_come_to_the_weights_of_one(tmp_path: Path) -> None:
         subprocess.Popen(command, env={**os.environ, **common, **rank}, stderr=subprocess.PIPE) for rank in ranks
     ]
     try:
-        said = [process.communicate(timeout=120)[1].decode()[-2000:] for process in running]
+        said = [process.communicate(timeout=HANG_SECONDS)[1].decode()[-2000:] for process in running]
     finally:
         for process in running:
             process.kill()

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from milkweed.models.training import Recipe, Start, StateFolder, TensorSource, Trainer, TrainingError
 from milkweed.models.training.loop import LOOK_STEPS
 
+from ...support.waiting import HANG_SECONDS
 from . import training_case as case
 
 
@@ -32,7 +33,7 @@ def test_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     # once before and once after the layers were replaced, anywhere in an epoch
     kills = [random.randint(2, 23), random.randint(26, 35)]
     command = [sys.executable, case.__file__, str(tmp_path / "killed"), *map(str, kills)]
-    assert subprocess.run(command, timeout=120, stdout=subprocess.PIPE, check=True).stdout == b"[9, 9]\n"
+    assert subprocess.run(command, timeout=HANG_SECONDS, stdout=subprocess.PIPE, check=True).stdout == b"[9, 9]\n"
     taken_up = case.small_run(tmp_path / "killed")
     assert taken_up.resumed_at == kills[1] - 1
     assert same(whole.model, taken_up.model), f"killed at steps {kills}"

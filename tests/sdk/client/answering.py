@@ -3,8 +3,6 @@
 import email
 import json
 import re
-import time
-from collections.abc import Callable
 from email.policy import HTTP
 
 from milkweed.client import Answer, Prediction
@@ -75,11 +73,3 @@ def told_ms(head: bytes) -> int:
     found = re.search(rb"X-Request-Timeout-Ms: (\d+)\r\n", head)
     assert found is not None
     return int(found[1])
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until something holds; fails after 10 s."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -57,11 +57,11 @@ async def test_models_that_fail_to_load_are_never_ready(running: Start) -> None:
 
 
 async def test_hanging_engine_is_neither_live_nor_ready(running: Start) -> None:
-    async with running(settings={"engine_stall_seconds": 0.05}) as app:
-        await asyncio.sleep(0.1)  # to be idle is no silence
+    async with running(settings={"engine_stall_seconds": 0.5}) as app:
+        await asyncio.sleep(0.6)  # to be idle is no silence
         assert await probes(app) == (200, 200, 200)
         stuck = await app.hold()
-        await until(lambda: app.service.engines.silent_seconds() > 0.05)
+        await until(lambda: app.service.engines.silent_seconds() > 0.5)
         assert await probes(app) == (503, 503, 200)
         app.model.gate.set()
         await stuck

@@ -9,7 +9,7 @@ import pytest
 
 from milkweed.server.http.parser_threads import ParserThreads
 
-from ...support.server_parts import RawCall, Start, broken, check_error, encoded, entered, one_reason, until
+from ...support.server_parts import RawCall, Start, broken, calm, check_error, encoded, entered, one_reason, until
 
 LINES = {"accept": "application/x-ndjson"}
 
@@ -101,7 +101,8 @@ async def test_a_request_that_is_refused_whole_has_its_status(running: Start) ->
 async def test_the_deadline_ends_a_stream_with_an_error_for_each_image_left(running: Start) -> None:
     async with running(settings={"max_batch_size": 1}) as app:
         app.model.gate.clear()
-        answer = await app.classify(files=files(3), headers={**LINES, "X-Request-Timeout-Ms": "100"})
+        calm(app)
+        answer = await app.classify(files=files(3), headers={**LINES, "X-Request-Timeout-Ms": "300"})
         *found, last = lines(answer.text)
         assert {line["error"]["code"] for line in found} == {"deadline"}
         assert (len(found), last["images"], last["succeeded"]) == (3, 3, 0)
@@ -123,6 +124,7 @@ async def test_lines_that_the_deadline_finds_unwritten_are_errors(
 
     monkeypatch.setattr(ParserThreads, "run", stuck)
     async with running() as app:
+        calm(app)
         headers = {**LINES, "X-Request-Timeout-Ms": "300"}
         answer = await app.classify(headers=headers)
         assert app.value("images_total", model="held", outcome="ok") == 0

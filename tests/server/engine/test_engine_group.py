@@ -13,8 +13,8 @@ import torch
 from milkweed.server.config.settings import Settings
 from milkweed.server.engine.engine_group import share_of
 
-from ...support.held_engines import TWO, HeldEngine, both, one_in_each, post, statuses
 from ...support.server_parts import Start, encoded, until
+from .held_engines import TWO, HeldEngine, both, one_in_each, post, statuses
 
 
 def scores(answer: Any) -> dict[int, float]:

@@ -8,8 +8,9 @@ import pytest
 
 from milkweed.server.engine.engine import MAX_FAILURES, MAX_RESTARTS
 
-from ...support.held_engines import TWO, HeldEngine, both, one_in_each, post, statuses
 from ...support.server_parts import Start, check_error, until
+from ...support.waiting import HANG_SECONDS
+from .held_engines import TWO, HeldEngine, both, one_in_each, post, statuses
 
 KILLED = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -40,7 +41,7 @@ async def test_an_engine_that_is_gone_for_good_leaves_the_rest_serving(running: 
         first, second = both(app)
         second.load_failure = SystemExit("again")
         answers: Counter[int] = Counter()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             while not app.service.engines.engines[1].ended:
                 answers[(await post(app)).status_code] += 1
         assert answers[500] == MAX_RESTARTS + 1
@@ -53,7 +54,7 @@ async def test_an_engine_that_is_gone_for_good_leaves_the_rest_serving(running: 
         # models still come and go
         old = app.service.models["held"]
         await app.service.lifecycle.load("held", Path("x"), "2")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             await app.service.lifecycle.settled()
         assert (first.closed, second.closed) == (1, 1)
         assert old.key not in app.service.scheduler.models
@@ -78,7 +79,7 @@ async def test_a_device_that_fails_every_batch_takes_no_more_where_others_work(r
     async with running(settings=TWO) as app:
         first, second = both(app)
         second.failure = RuntimeError("CUDA error: an illegal memory access was encountered")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             while not app.service.engines.engines[1].ended:
                 await post(app)
         assert len(second.sizes) == MAX_FAILURES
@@ -94,7 +95,7 @@ async def test_a_device_that_fails_every_batch_takes_no_more_where_others_work(r
 
 
 async def test_a_hanging_device_is_told_and_the_other_serves(running: Start) -> None:
-    async with running(settings={**TWO, "engine_stall_seconds": 0.1}) as app:
+    async with running(settings={**TWO, "engine_stall_seconds": 1.0}) as app:
         first, second = both(app)
         tasks = await one_in_each(app, first, second)
         first.gate.set()

@@ -8,8 +8,8 @@ import pytest
 
 from milkweed.server.engine.engine import MAX_FAILURES
 
-from ...support.held_engines import post
 from ...support.server_parts import Held, Start, broken, entered, timings, until
+from .held_engines import post
 
 ON = {"overlap": "on", "max_batch_size": 4}
 
@@ -79,13 +79,13 @@ async def test_what_is_decoded_ahead_is_bounded(running: Start) -> None:
 
 
 async def test_a_decoder_that_hangs_turns_liveness_red_while_the_loop_answers(running: Start) -> None:
-    async with running(settings={**ON, "engine_stall_seconds": 0.2}) as app:
+    async with running(settings={**ON, "engine_stall_seconds": 1.0}) as app:
         loader = HeldLoader(app)
         loader.gate.clear()
         stuck = post(app)
         await until(lambda: bool(loader.sizes))
         assert (await app.client.get("/livez")).status_code == 200
-        await until(lambda: app.service.engines.silent_seconds() > 0.2)
+        await until(lambda: app.service.engines.silent_seconds() > 1.0)
         live = await app.client.get("/livez")
         assert live.status_code == 503
         assert "does not answer" in live.json()["error"]["message"]

@@ -12,6 +12,7 @@ from milkweed.server.oip.grpc_reading import MessageReading
 from milkweed.server.security.keys import key_block
 
 from ...support.server_parts import Start, encoded, one_reason
+from ...support.waiting import HANG_SECONDS
 from .grpc_client import SERVICE, calling, grpc, refused, settings
 
 END = object()
@@ -48,7 +49,7 @@ async def test_calls_that_send_no_message_do_not_close_the_port(running: Start) 
         calls = [call for channel in channels for call in silent(channel, 100)]
         try:
             for _ in range(3):
-                answer = await client.ask("ModelInfer", client.infer(encoded()), timeout=20)
+                answer = await client.ask("ModelInfer", client.infer(encoded()), timeout=HANG_SECONDS)
                 assert answer.model_name == "held"
             assert (await client.ask("ServerReady", client.messages.ServerReadyRequest())).ready
         finally:
@@ -59,8 +60,8 @@ async def test_calls_that_send_no_message_do_not_close_the_port(running: Start) 
 
 
 async def test_a_message_that_never_comes_ends_its_call(running: Start) -> None:
-    async with running(settings=settings(body_timeout_ms=50)) as app, calling(app) as client:
-        async with one_reason(app, "request_timeout"), refused("DEADLINE_EXCEEDED", "0.05 s"):
+    async with running(settings=settings(body_timeout_ms=1000)) as app, calling(app) as client:
+        async with one_reason(app, "request_timeout"), refused("DEADLINE_EXCEEDED", "1 s"):
             await silent(client.channel, 1)[0]
         (call,) = silent(client.channel, 1)
         await call.done_writing()

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from milkweed.server.oip.grpc_server import GrpcError, GrpcServer
 from milkweed.server.security.keys import key_block
 
-from ...support.server_parts import Start, broken, encoded, entered, one_reason, until
+from ...support.server_parts import Start, broken, calm, encoded, entered, one_reason, until
 from .grpc_client import calling, grpc, refused, settings
 
 
@@ -105,12 +105,13 @@ async def test_full_queue_is_resource_exhausted_and_draining_unavailable(running
 async def test_deadline_of_ours_is_deadline_exceeded(running: Start, how: str) -> None:
     async with running(settings=settings()) as app, calling(app) as client:
         app.model.gate.clear()
+        calm(app)
         request, metadata = client.infer(encoded()), ()
         if how == "parameter":
-            request.parameters["timeout"].int64_param = 20_000
+            request.parameters["timeout"].int64_param = 300_000
         else:
-            metadata = (("x-request-timeout-ms", "20"),)
-        async with one_reason(app, "deadline"), refused("DEADLINE_EXCEEDED", "20 ms"):
+            metadata = (("x-request-timeout-ms", "300"),)
+        async with one_reason(app, "deadline"), refused("DEADLINE_EXCEEDED", "300 ms"):
             await client.ask("ModelInfer", request, metadata=metadata)
         app.model.gate.set()
 
@@ -120,8 +121,9 @@ async def test_callers_deadline_and_departure_free_the_queue(running: Start) -> 
         app.model.gate.clear()
         first = client.start("ModelInfer", client.infer(encoded()))
         await entered(app.model)
+        calm(app)
         async with one_reason(app, "deadline"):
-            late = client.start("ModelInfer", client.infer(encoded()), timeout=1)
+            late = client.start("ModelInfer", client.infer(encoded()), timeout=3)
             await until(lambda: app.service.scheduler.depth == 1)
             async with refused("DEADLINE_EXCEEDED"):
                 await late

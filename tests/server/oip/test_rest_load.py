@@ -81,7 +81,7 @@ async def test_the_shorter_of_the_deadlines_that_are_named_counts(
         app.model.gate.clear()
         patient = asyncio.create_task(oip.infer(app, encoded(), timeout=5_000_000))  # more than the default
         await entered(app.model)
-        await calm(app)
+        calm(app)
         async with one_reason(app, "deadline"):
             oip.check_refusal(await app.client.post(oip.URL, content=body, headers=headers), 504, f"{HELD_MS} ms")
         assert app.service.scheduler.depth == 0

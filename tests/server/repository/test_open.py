@@ -15,6 +15,7 @@ from milkweed.server.config.settings import Settings
 from milkweed.server.repository.open import open_on_all, opening
 
 from ...support.server_parts import HeldModel, ServedModel, make_pipeline, served_model
+from ...support.waiting import HANG_SECONDS
 
 UNEXPECTED = "device cuda:1: model held cannot be opened: an unexpected error, the log has it"
 
@@ -73,7 +74,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.mark.skipif(kernels_refusal() is not None, reason="our CPU kernels cannot be used here")
 def test_the_first_models_are_opened_two_at_a_time_in_their_order(programs: list[Path]) -> None:
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=HANG_SECONDS)
 
     def open_one(path: Path) -> str:
         both.wait()  # breaks, and fails, where one thread opens them all
@@ -93,7 +94,7 @@ def test_where_one_of_the_first_models_fails_the_next_are_left(programs: list[Pa
         if path.name == "a":
             failed.set()
             raise BundleError("a is broken")
-        failed.wait(30)
+        failed.wait(HANG_SECONDS)
         threading.Event().wait(0.2)  # until the rest is cancelled
 
     many = programs * 20

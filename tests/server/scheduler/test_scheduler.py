@@ -8,6 +8,7 @@ import pytest
 from milkweed.server.errors import ServiceError
 from milkweed.server.scheduler.request import Batch, Request
 
+from ...support.waiting import HANG_SECONDS
 from .rig import IMAGE_BYTES, Rig
 
 
@@ -88,9 +89,9 @@ def test_an_engine_that_waits_wakes_at_once(event: str) -> None:
     rig, batches, waits = Rig(), list[Any](), threading.Event()
     thread = threading.Thread(target=lambda: batches.append(rig.scheduler.next_batch(0, lambda: bool(waits.set()))))
     thread.start()
-    assert waits.wait(10)
+    assert waits.wait(HANG_SECONDS)
     sent = rig.request() if event == "an image" else rig.scheduler.close()
-    thread.join(10)
+    thread.join(HANG_SECONDS)
     assert [batch and images_of(batch) for batch in batches] == [sent and [(sent, 0)]]
 
 

@@ -10,6 +10,7 @@ from milkweed.server.scheduler.request import Batch
 from milkweed.server.scheduler.scheduler import REMOVED
 from milkweed.server.scheduler.wait_estimate import spread_seconds
 
+from ...support.waiting import HANG_SECONDS
 from .rig import Rig
 
 MOST = 8
@@ -101,12 +102,12 @@ def test_a_batch_goes_to_who_has_least_in_hand():
     threads = [threading.Thread(target=work, args=(engine,)) for engine in (0, 1)]
     for thread, waiting in zip(threads, waits, strict=True):
         thread.start()
-        assert waiting.wait(10)
+        assert waiting.wait(HANG_SECONDS)
     rig.request()
-    threads[1].join(10)
+    threads[1].join(HANG_SECONDS)
     assert taken == [1]
     rig.request()  # both are busy now, engine 0 alone waits
-    threads[0].join(10)
+    threads[0].join(HANG_SECONDS)
     assert taken == [1, 0]
 
 
@@ -135,10 +136,10 @@ def test_nothing_waits_for_ever_while_engines_come_and_go(seed: int):
         thread.start()
     for images in requests:
         rig.request(images)
-    assert all_out.wait(10)  # though nothing else comes that could wake anybody
+    assert all_out.wait(HANG_SECONDS)  # though nothing else comes that could wake anybody
     rig.scheduler.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(HANG_SECONDS)
     assert not any(thread.is_alive() for thread in threads)
     assert sum(taken) == sum(requests)
 

@@ -10,6 +10,8 @@ from milkweed.server.security.file_watcher import FileWatcher
 from milkweed.server.security.key_store import KeyStore
 from milkweed.server.security.keys import key_block
 
+from ...support.waiting import HANG_SECONDS
+
 
 @pytest.fixture
 def registry() -> CollectorRegistry:
@@ -112,6 +114,6 @@ def test_the_thread_looks_by_itself_and_ends(
     watcher.start()
     assert len(watching_threads()) == 1
     path.write_text("22")
-    assert seen.wait(10)
+    assert seen.wait(HANG_SECONDS)
     watcher.stop()
     assert watching_threads() == []

@@ -24,6 +24,7 @@ from ...support.server_parts import (
     served_model,
     until,
 )
+from ...support.waiting import HANG_SECONDS
 
 
 class Openers:
@@ -37,7 +38,7 @@ class Openers:
         app.opening.open_model = self
 
     def __call__(self, name: str, path: Path, settings: Settings) -> ServedModel:
-        assert self.gate.wait(10)
+        assert self.gate.wait(HANG_SECONDS)
         if self.failure is not None:
             raise self.failure
         torch.manual_seed(len(self.models) + 100)
@@ -138,7 +139,7 @@ async def test_a_model_whose_memory_cannot_be_given_back_holds_nobody_up(
         Openers(app)
         await app.service.lifecycle.load("other", Path("x"))
         monkeypatch.setattr("milkweed.server.service.lifecycle._give_memory_back", lost)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             assert len(await app.service.lifecycle.unload("other")) == 1
             await app.service.lifecycle.settled()
         assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
@@ -168,7 +169,7 @@ async def test_a_killed_thread_does_not_keep_what_was_leaving(running: Start) ->
         app.model.failure = SystemExit("killed")
         app.model.gate.set()
         assert (await task).status_code == 500
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             await app.service.lifecycle.settled()
         assert await version(app)
 

@@ -20,6 +20,7 @@ from milkweed.server.repository.store import RepositoryError, scan
 
 from ...support.repositories import Put, break_golden, serving
 from ...support.server_parts import HeldModel, until
+from ...support.waiting import HANG_SECONDS
 
 
 def crash(bundle: Path) -> None:
@@ -211,7 +212,7 @@ async def test_nothing_is_looked_at_while_the_first_models_load(tmp_path: Path, 
     gate = threading.Event()
 
     def open_held(name: str, path: Path, settings: Settings) -> Any:
-        assert gate.wait(10)
+        assert gate.wait(HANG_SECONDS)
         raise BundleError("not sound")
 
     settings = Settings(repository=str(tmp_path), repository_seconds=0.01)

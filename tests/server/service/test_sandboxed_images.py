@@ -16,6 +16,7 @@ from milkweed.loaders.sandbox.sandbox import Sandbox
 from ...support import server_parts
 from ...support.bodies import as_json, as_tensor, files, most_held, npy
 from ...support.server_parts import SIZE, Start, check_error, one_reason, timings, until
+from ...support.waiting import HANG_SECONDS
 
 RARE = ("BMP", "TIFF", "GIF", "PPM", "AVIF")
 
@@ -72,13 +73,13 @@ async def test_others_are_answered_while_one_is_decoded(running: Start, monkeypa
 
     def held(self: Sandbox, *given: Any) -> Any:
         decoding.set()
-        assert done.wait(10)
+        assert done.wait(HANG_SECONDS)
         return crop(self, *given)
 
     monkeypatch.setattr(Sandbox, "crop", held)
     async with running() as app:
         slow = app.begin(encoded("BMP"))
-        await asyncio.to_thread(decoding.wait, 10)
+        await asyncio.to_thread(decoding.wait, HANG_SECONDS)
         assert (await app.classify()).status_code == 200
         assert app.value("sandbox_waiting_images") == 1
         assert app.service.scheduler.depth == 0

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from ...support.waiting import HANG_SECONDS
+
 
 class Collector(ThreadingHTTPServer):
     """`spans` of all that was posted, `resources` beside them; `hang` holds every answer back while it is set."""
 
     daemon_threads = True
+    request_queue_size = 1024
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -34,7 +37,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
         self.server.reached.set()
-        assert self.server.let_go.wait(20)
+        assert self.server.let_go.wait(HANG_SECONDS)
         self.server.seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             self.server.resources.append(attributes(resource.resource.attributes))

@@ -17,6 +17,7 @@ from milkweed.server.telemetry.tracer import Tracer, TracingError
 
 from ...support.ports import free_port
 from ...support.server_parts import Start, encoded, timings
+from ...support.waiting import HANG_SECONDS
 from .conftest import attributes
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -147,8 +148,6 @@ async def test_without_a_collector_every_request_is_answered(
         )
         assert exported == 0 < dropped
         assert dropped + failed >= 40 - 8
-        begun = time.perf_counter()
-    assert time.perf_counter() - begun < 10  # the exporter's own retries would take longer
     said = [record for record in caplog.records if record.name.startswith("opentelemetry.exporter")]
     assert len(said) <= 1
 
@@ -161,7 +160,7 @@ async def test_a_collector_that_hangs_delays_nobody(
     collector.let_go.clear()
     async with running(settings=traced(collector)) as app:
         await app.client.get("/livez")
-        assert await asyncio.to_thread(collector.reached.wait, 10)
+        assert await asyncio.to_thread(collector.reached.wait, HANG_SECONDS)
         for seed in range(5):
             assert (await app.classify(encoded(seed=seed))).status_code == 200
     assert not collector.spans

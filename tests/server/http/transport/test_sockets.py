@@ -11,6 +11,8 @@ import pytest
 
 from milkweed.server.http.transport.sockets import OTHER_FILES, accept_all, allow_files, drop_newcomers, listen
 
+from ....support.waiting import HANG_SECONDS
+
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
 def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
@@ -24,14 +26,14 @@ def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
 
 def test_drop_newcomers_drops_new_clients_and_keeps_connected_ones(listener: socket.socket) -> None:
     address = listener.getsockname()[:2]
-    with socket.create_connection(address, timeout=20) as before:
+    with socket.create_connection(address, timeout=HANG_SECONDS) as before:
         assert drop_newcomers(listener)
         with pytest.raises(TimeoutError):
             socket.create_connection(address, timeout=0.2)
         [accepted] = accept_all(listener)
         with accepted:
             before.sendall(b"x" * 100_000)
-            accepted.settimeout(20)
+            accepted.settimeout(HANG_SECONDS)
             received = 0
             while received < 100_000:
                 received += len(accepted.recv(65_536))

@@ -10,6 +10,8 @@ from milkweed.server.http.transport import unread
 from milkweed.server.http.transport.unread import Unread
 from milkweed.server.process.side_ports import DRAIN_MARGIN_SECONDS
 
+from ....support.waiting import HANG_SECONDS
+
 
 class Transport:
     """A transport over TLS with some bytes that wait to be read, and whose socket has gone already."""
@@ -55,7 +57,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_client_that_stops_reading_may_be_evicted_and_is_cut_off() -> None:
+async def test_a_client_that_stops_reading_may_be_evicted_and_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unread, "NOT_READING_SECONDS", HANG_SECONDS)
     transport, table = Transport(), Table()
     unread_watch = Unread(table, table, transport)  # type: ignore[arg-type]
     unread_watch.start()
@@ -64,7 +67,8 @@ async def test_a_client_that_stops_reading_may_be_evicted_and_is_cut_off() -> No
     transport.size -= 1
     while unread_watch.stalled:
         await asyncio.sleep(0)
-    await asyncio.wait_for(table.ended.wait(), 10)
+    monkeypatch.setattr(unread, "NOT_READING_SECONDS", 0.05)
+    await asyncio.wait_for(table.ended.wait(), HANG_SECONDS)
     assert table.told == ["waiting", "busy", "waiting", "not_reading"]
 
 
@@ -73,7 +77,7 @@ async def test_a_client_that_has_read_all_and_does_not_close_is_cut_off_uncounte
     transport, table = Transport(), Table()
     transport.size, transport.closing = 0, True
     Unread(table, table, transport).start()  # type: ignore[arg-type]
-    await asyncio.wait_for(table.ended.wait(), 10)
+    await asyncio.wait_for(table.ended.wait(), HANG_SECONDS)
     assert table.told == ["waiting"]
 
 

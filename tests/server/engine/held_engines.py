@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from .server_parts import Held, encoded, entered, until
+from ...support.server_parts import Held, encoded, entered, until
 
 TWO = {"device": "cpu,cpu", "max_batch_size": 4}
 
