@@ -27,11 +27,12 @@ test: .venv/.installed-test $(CPU_KERNELS)
 test-deploy: .venv/.installed-test
 	MILKWEED_TEST_DEPLOY=1 $(BIN)/python -m pytest tests/deploy tests/docs --durations=10
 
-check: .venv/.installed-check
+check: .venv/.installed-check $(CPU_KERNELS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p milkweed
 	$(MKDOCS) build --strict --quiet
+	$(BIN)/python tests/fuzz --seconds 60
 	$(MAKE) audit
 
 # The documentation, read again as its files change. Its theme is told not to write about its own future.

@@ -1,26 +1,25 @@
 """Throws made-up and mangled HTTP at a server and holds every answer against what may be said at all.
 
-    python tests/fuzz/http_fuzz.py http://127.0.0.1:8000 --minutes 10 [--seed 1]
+    python tests/fuzz --url http://127.0.0.1:8000 --seconds 600 [--seed 1]
 
 Give the server little patience, or most of the time goes by waiting for it to lose it:
 `milkweed serve --header-timeout-ms 300 --body-timeout-ms 300 --body-min-bytes-per-second 1000000`.
 """
 
-import argparse
 import contextlib
 import io
 import json
 import random
 import socket
-import sys
-import time
-from collections import Counter
+from collections.abc import Callable
 from urllib.parse import urlsplit
+
+from .finding import Finding
 
 TIMEOUT_SECONDS = 30.0
 
 METHODS = (b"POST", b"POST", b"POST", b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"PATCH", b"TRACE", b"BREW", b"")
-TARGETS = (
+PATHS = (
     *(b"/classify",) * 6,
     *(b"/classify?top_k=3", b"/classify?top_k=-1", b"/classify?model=%00", b"/classify?&&=&a", b"/classify?top_k=1e9"),
     *(b"/", b"/livez", b"/readyz", b"/metrics", b"/v1/models", b"/docs", b"/openapi.json", b"/nowhere", b"*", b"//"),
@@ -109,7 +108,7 @@ def framed(draw: random.Random, data: bytes) -> tuple[bytes, bytes]:
 def request(draw: random.Random) -> bytes:
     """One request, perhaps mangled."""
     length, data = framed(draw, body(draw))
-    lines = [b"%b %b HTTP/1.1\r\n" % (draw.choice(METHODS), draw.choice(TARGETS)), b"Host: x\r\n", length]
+    lines = [b"%b %b HTTP/1.1\r\n" % (draw.choice(METHODS), draw.choice(PATHS)), b"Host: x\r\n", length]
     if draw.random() < 0.5:
         lines.append(b"Content-Type: %b\r\n" % draw.choice(TYPES))
     for _ in range(draw.choice((0, 0, 0, 1, 2, 150))):
@@ -178,29 +177,17 @@ def alive(address: tuple[str, int]) -> bool:
     return b" 200 " in talk(address, [b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"])[:20]
 
 
-def main() -> int:
-    """Fuzz for a while; 1 as soon as something is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("url")
-    parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    parts = urlsplit(arguments.url)
+def against(url: str) -> Callable[[random.Random], None]:
+    """A target: one conversation with the server at a URL, and now and then whether it is alive."""
+    parts = urlsplit(url)
     address = (parts.hostname or "127.0.0.1", parts.port or 80)
-    counts: Counter[int] = Counter()
-    end, seed = time.monotonic() + 60 * arguments.minutes, arguments.seed
-    while time.monotonic() < end:
-        pieces = conversation(random.Random(seed))
+
+    def http(draw: random.Random) -> None:
+        pieces = conversation(draw)
         try:
-            counts.update(check(talk(address, pieces)))
-            assert seed % 50 or alive(address), "the probe fails"
+            check(talk(address, pieces))
+            assert draw.randrange(50) or alive(address), "the probe fails"
         except (AssertionError, OSError, ValueError) as error:
-            print(f"seed {seed}: {error!r}\nsent: {pieces!r}", file=sys.stderr)
-            return 1
-        seed += 1
-    print(f"{seed - arguments.seed} conversations; answers by status: {dict(sorted(counts.items()))}")
-    return 0
+            raise Finding(f"{type(error).__name__}: {error}", b"".join(pieces)) from error
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return http
