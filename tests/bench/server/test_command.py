@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from milkweed.bench.server.subject import Subject
 from milkweed.cli import main
 
 from ...support.fake_server import Answering, fake_server
+from ...support.waiting import eventually
 
 SMALL = ["--seconds", "0.5", "--concurrency", "64", "--overload-timeout-ms", "300"]
 
@@ -70,10 +72,15 @@ def split(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[s
     return rows[:first], rows[first:]
 
 
-def answering(ending: threading.Event) -> Answering:
-    """Answer as milkweed does, with the body's length as the class, and be not ready once the server is ending."""
+def answering(ending: threading.Event, asked: Counter[bool] | None = None) -> Answering:
+    """Answer as milkweed does, with the body's length as the class, and be not ready once the server is ending.
+
+    `asked`: counts questions whether it is ready, by whether it was ending.
+    """
+    asked = Counter() if asked is None else asked
 
     async def answer(number: int, body: bytes) -> bytes:
+        asked[ending.is_set()] += not body
         if not body and ending.is_set():
             return b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
         said = b'{"results": [{"predictions": [{"index": %d}]}]}' % len(body)
@@ -94,17 +101,26 @@ def test_against_a_url_there_is_no_cpu() -> None:
         assert (row["cpu_ms_per_request"], row["rss_mb"], row["wrong_answers"]) == (None, None, 0)
 
 
-@pytest.mark.parametrize("grace_seconds", [1.5, 0.0])
-def test_rolling_restarts_count_what_is_lost(monkeypatch: pytest.MonkeyPatch, grace_seconds: float) -> None:
+KNOWN = 20
+"""So many questions of a client take it longer than the time after which their answer counts."""
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_rolling_restarts_count_what_is_lost(monkeypatch: pytest.MonkeyPatch, stays: bool) -> None:
     """A server that stays until everybody knows loses nothing; one that ends at once loses what comes after."""
+    ports: list[int] = []
 
     @contextmanager
     def running(bundle: Path, settings: dict[str, Any]) -> Iterator[tuple[SimpleNamespace, str]]:
-        ending = threading.Event()
-        with fake_server(answering(ending), settings["port"]):
+        ending, asked, restarted = threading.Event(), Counter[bool](), len(ports) >= 2
+        ports.append(settings["port"])
+        with fake_server(answering(ending, asked), settings["port"]):
+            if restarted:
+                eventually(lambda: asked[False] >= KNOWN)
             yield SimpleNamespace(returncode=0), f"http://127.0.0.1:{settings['port']}"
             ending.set()
-            time.sleep(grace_seconds)
+            if stays and not restarted:
+                eventually(lambda: asked[True] >= KNOWN)
         time.sleep(0.2)  # nobody is there
 
     monkeypatch.setattr("milkweed.bench.server.sections.running_server", running)
@@ -115,7 +131,7 @@ def test_rolling_restarts_count_what_is_lost(monkeypatch: pytest.MonkeyPatch, gr
     (row,) = subject.rows
     assert (row["restarts"], row["exit_codes"], row["wrong_answers"]) == (2, [0], 0)
     assert row["statuses"]["200"] > 100
-    assert (row["lost"] > 0) == (grace_seconds == 0)
+    assert (row["lost"] == 0) is stays
     assert row["good_failed"] == row["lost"]
 
 
