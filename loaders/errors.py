@@ -20,6 +20,10 @@ class InputError(ValueError):
         self.message = message
 
 
+class DecoderLostError(InputError):
+    """An image whose decoder was lost, twice, through no fault of the image: another time it may be decoded."""
+
+
 class LoaderError(ValueError):
     """A loader cannot be made here; says what is missing."""
 

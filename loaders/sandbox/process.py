@@ -1,5 +1,6 @@
 """Starts a child process of the sandbox, exchanges bytes with it before a deadline, and tells why it died."""
 
+import contextlib
 import os
 import select
 import signal
@@ -14,8 +15,10 @@ import PIL
 from ..errors import LoaderError
 from . import child
 
-DeathReason = Literal["cpu", "late", "crash", "nonsense"]
-"""The child used too much CPU time, answered too late, ended by itself, or sent something that is no answer."""
+DeathReason = Literal["cpu", "late", "crash", "nonsense", "killed"]
+"""The child used too much CPU time, answered too late, ended by itself, sent no answer, or was killed from outside."""
+
+_CRASHES = {getattr(signal, f"SIG{name}") for name in ("SEGV", "BUS", "ABRT", "ILL", "FPE", "SYS", "TRAP")}
 
 _PACKAGES = str(Path(PIL.__file__).parent.parent)
 # By default glibc returns the memory of each picture to the kernel and asks for it again for the next one, which costs
@@ -113,7 +116,12 @@ class Child:
             raise DiedError("late")
 
     def _death(self) -> DiedError:
-        return DiedError("cpu" if -self.end() in (signal.SIGPROF, signal.SIGXCPU) else "crash")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)  # its pipes are closed a moment before its exit status is there
+        number = -(self.process.returncode or 0)
+        if number in (signal.SIGPROF, signal.SIGXCPU):
+            return DiedError("cpu")
+        return DiedError("killed" if number > 0 and number not in _CRASHES else "crash")
 
 
 def _started(*arguments: str) -> subprocess.Popen[bytes]:

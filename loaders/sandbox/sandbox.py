@@ -7,13 +7,14 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, undecodable, unsupported
+from ..errors import DecoderLostError, InputError, LoaderError, undecodable, unsupported
 from ..headers.info import ImageInfo
 from ..headers.limits import DEFAULT_LIMITS, Limits
 from ..headers.validate import check_size
@@ -27,6 +28,12 @@ MEMORY_BYTES = 256 << 20
 CPU_SECONDS = 2.0
 ANSWER_SECONDS = 10.0
 
+Outcome = Literal["ok", "refused", "died", "unavailable"]
+"""What becomes of an image: decoded, refused, the end of its child, or not decoded through no fault of its own."""
+
+# A decoder neither sleeps nor waits: a child that is late with CPU time left was stopped, or got no core.
+_OUTSIDE: frozenset[DeathReason] = frozenset(("late", "killed"))
+
 _MODES = frozenset(("1", "L", "P", "RGB", "RGBA", "RGBX", "LA", "PA", "CMYK", "YCbCr", "I;16", "I;16B"))
 
 
@@ -34,8 +41,9 @@ class Sandbox:
     """Decodes images in child processes. Several threads may use it at once.
 
     There is one child for each thread that asks; it is started when it is needed and then kept. No child is trusted: a
-    child that ends, is late, or answers something else is killed, its image is "undecodable", and the next image gets
-    another child. A process that is forked from this one starts its own children.
+    child that ends, is late, or answers something else is killed, and the next image gets another child. Its image is
+    "undecodable" where it may be the cause; where it is not, as the child was killed from outside or got no CPU, the
+    image is tried once more in a new child. A process that is forked from this one starts its own children.
 
     Args:
         limits: limits that each picture must keep, once a child has read its header.
@@ -53,7 +61,7 @@ class Sandbox:
     ) -> None:
         self.limits, self.memory_bytes = limits, memory_bytes
         self.cpu_seconds, self.answer_seconds = cpu_seconds, answer_seconds
-        self.images: Counter[Literal["ok", "refused", "died"]] = Counter()
+        self.images: Counter[Outcome] = Counter()
         self.deaths: Counter[DeathReason] = Counter()
         self.idle: deque[Child] = deque()  # children that wait for an image
         self._owner, self._lock = os.getpid(), threading.Lock()
@@ -83,8 +91,25 @@ class Sandbox:
 
         Raises:
             InputError: the image is beyond the limits, cannot be decoded, or takes more than a child may use.
+            DecoderLostError: two children were killed from outside, or got no CPU.
             LoaderError: a child cannot be started here.
         """
+        with suppress(DiedError, LoaderError):
+            return self._try(data, info, spec, whole)
+        _end_all(self.idle)  # whoever stopped one child may have stopped them all
+        try:
+            return self._try(data, info, spec, whole)
+        except LoaderError:
+            self._count("unavailable")
+            raise
+        except DiedError as death:
+            self._count("unavailable")
+            raise DecoderLostError("undecodable", self._words(info, death.reason)) from None
+
+    def _try(
+        self, data: bytes, info: ImageInfo, spec: PreprocessSpec, whole: bool
+    ) -> tuple[NDArray[np.uint8], ImageInfo]:
+        """Decode one image in one child. Raises DiedError where the image is not to blame for the child's death."""
         child, in_step = self._child(), False
         try:
             answer = self._ask(child, data, info, spec, whole)
@@ -96,8 +121,12 @@ class Sandbox:
             self._count("refused")
             raise
         except DiedError as death:
-            self._count("died", death.reason)
-            raise undecodable(f"{info.format} cannot be decoded: {self._words(death.reason)}") from None
+            with self._lock:
+                self.deaths[death.reason] += 1
+            if death.reason in _OUTSIDE:
+                raise
+            self._count("died")
+            raise undecodable(self._words(info, death.reason)) from None
         finally:
             if in_step and self._end.alive:
                 self.idle.append(child)
@@ -148,20 +177,20 @@ class Sandbox:
             raise DiedError("nonsense")
         return np.frombuffer(child.receive(size), np.uint8).reshape(shape), found
 
-    def _count(self, outcome: Literal["ok", "refused", "died"], reason: DeathReason | None = None) -> None:
+    def _count(self, outcome: Outcome) -> None:
         with self._lock:
             self.images[outcome] += 1
-            if reason is not None:
-                self.deaths[reason] += 1
 
-    def _words(self, reason: DeathReason) -> str:
+    def _words(self, info: ImageInfo, reason: DeathReason) -> str:
         """Say in words why a child died, with the limit."""
-        return {
+        why = {
             "cpu": f"it takes more than {self.cpu_seconds:g} s of CPU",
-            "late": f"no answer within {self.answer_seconds:g} s",
+            "late": f"no answer within {self.answer_seconds:g} s, twice",
             "crash": "its decoder crashed",
             "nonsense": "its decoder gave no sound answer",
+            "killed": "its decoder was killed from outside, twice",
         }[reason]
+        return f"{info.format} {'was not' if reason in _OUTSIDE else 'cannot be'} decoded: {why}"
 
 
 def _header(child: Child, info: ImageInfo) -> ImageInfo:

@@ -2,17 +2,16 @@
 
 import os
 import signal
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from milkweed.loaders import CpuLoader, PillowLoader
-from milkweed.loaders.errors import LoaderError
+from milkweed.loaders.errors import DecoderLostError, LoaderError
 from milkweed.loaders.sandbox import child as child_module
 from milkweed.loaders.sandbox.child import FOUND, MADE
 from milkweed.loaders.sandbox.process import Child
@@ -22,27 +21,60 @@ from ...support.waiting import HANG_SECONDS
 from .asking import SPEC, Encoded, Picture, crop, pid_of_the_idle_one, refusal
 
 
-def test_a_child_that_is_killed_costs_its_image_alone(
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_an_image_whose_child_is_killed_gets_another(
+    body: bytes, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    first = crop(sandbox, body)
+    pid = pid_of_the_idle_one(sandbox)
+    ending_at_work(monkeypatch, number, times=1)
+    assert crop(sandbox, body) == first
+    assert pid_of_the_idle_one(sandbox) != pid
+    assert (sandbox.images, sandbox.deaths) == ({"ok": 2}, {"killed": 1})
+
+
+def test_an_image_whose_children_are_killed_is_alone_and_not_called_undecodable(
     body: bytes, sandbox: Sandbox, picture: Picture, encoded: Encoded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = CpuLoader(SPEC, num_threads=1, sandbox=sandbox)
     good = [encoded(picture(60, 50, seed), "PNG") for seed in (1, 2)]
     alone = loader.load([*good, body]).pixels
-    pid = pid_of_the_idle_one(sandbox)
-    os.kill(pid, signal.SIGSTOP)  # so that it is at work when it dies
-    receive, sent = Child.receive, threading.Event()
-    monkeypatch.setattr(Child, "receive", lambda child, size: sent.set() or receive(child, size))
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(loader.load, [good[0], body, good[1]])
-        assert sent.wait(HANG_SECONDS)
-        os.kill(pid, signal.SIGKILL)
-        answer = asked.result(HANG_SECONDS)
-    assert answer.errors[1].code == "undecodable"
-    assert answer.errors[1].message == "TIFF cannot be decoded: its decoder crashed"
+    with monkeypatch.context() as patch:
+        ending_at_work(patch, signal.SIGKILL, times=2)
+        answer = loader.load([good[0], body, good[1]])
+    assert isinstance(answer.errors[1], DecoderLostError)
+    assert answer.errors[1].message == "TIFF was not decoded: its decoder was killed from outside, twice"
     assert np.array_equal(answer.pixels, alone[:2])
     assert np.array_equal(loader.load([body]).pixels, alone[2:])
-    assert pid_of_the_idle_one(sandbox) != pid
+    assert (sandbox.images, sandbox.deaths) == ({"ok": 2, "unavailable": 1}, {"killed": 2})
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGSYS])
+def test_a_child_that_crashes_costs_its_image_alone(
+    body: bytes, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    first = crop(sandbox, body)
+    with monkeypatch.context() as patch:
+        ending_at_work(patch, number, times=1)
+        assert refusal(sandbox, body).message == "TIFF cannot be decoded: its decoder crashed"
+    assert crop(sandbox, body) == first
     assert (sandbox.images, sandbox.deaths) == ({"ok": 2, "died": 1}, {"crash": 1})
+
+
+def ending_at_work(patch: pytest.MonkeyPatch, number: signal.Signals, times: int) -> None:
+    """End so many children by a signal, each when it has been sent its image."""
+    send, left = Child.send, [number] * times
+
+    def sending(child: Child, *parts: bytes) -> None:
+        if len(parts) == 2 and left:
+            os.kill(child.process.pid, signal.SIGSTOP)  # so that it is at work when it dies
+            send(child, *parts)
+            os.kill(child.process.pid, left.pop())
+            os.kill(child.process.pid, signal.SIGCONT)
+        else:
+            send(child, *parts)
+
+    patch.setattr(Child, "send", sending)
 
 
 def test_a_child_that_died_while_it_waited_costs_no_image(sandbox: Sandbox, body: bytes) -> None:
@@ -54,28 +86,42 @@ def test_a_child_that_died_while_it_waited_costs_no_image(sandbox: Sandbox, body
     assert sandbox.images == {"ok": 2}
 
 
-def test_a_child_that_hangs_is_killed(body: bytes) -> None:
-    sandbox = Sandbox(answer_seconds=HANG_SECONDS)
+@pytest.mark.parametrize("side", [70, 900])  # the body of the larger is more than a pipe holds, so nobody reads it
+def test_a_child_that_is_stopped_is_late_and_its_image_gets_another(encoded: Encoded, side: int) -> None:
+    sandbox = Sandbox()
+    body = encoded(Image.new("RGB", (side, side)), "BMP")
     first = crop(sandbox, body)
     (child,) = sandbox.idle
     os.kill(child.process.pid, signal.SIGSTOP)
-    sandbox.answer_seconds = 0.2
-    assert refusal(sandbox, body).message == "TIFF cannot be decoded: no answer within 0.2 s"
+    sandbox.answer_seconds, start = 0.2, Child.__init__
+
+    def patient(self: Child, *given: Any) -> None:
+        sandbox.answer_seconds = HANG_SECONDS  # only the first child is late
+        start(self, *given[:2], HANG_SECONDS)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Child, "__init__", patient)
+        assert crop(sandbox, body) == first
     assert child.process.returncode == -signal.SIGKILL
-    sandbox.answer_seconds = HANG_SECONDS
-    assert crop(sandbox, body) == first
-    assert sandbox.deaths == {"late": 1}
+    assert (sandbox.images, sandbox.deaths) == ({"ok": 2}, {"late": 1})
     sandbox.close()
 
 
-def test_a_body_that_nobody_reads_is_late_too(encoded: Encoded) -> None:
-    sandbox = Sandbox()
-    large = encoded(Image.new("RGB", (900, 900)), "BMP")  # more than a pipe holds
-    crop(sandbox, large)
-    os.kill(pid_of_the_idle_one(sandbox), signal.SIGSTOP)
-    sandbox.answer_seconds = 0.2
-    assert "no answer within 0.2 s" in refusal(sandbox, large).message
-    sandbox.close()
+def test_no_image_is_called_undecodable_because_all_children_are_stopped(
+    sandbox: Sandbox, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crop(sandbox, body)
+    send = Child.send
+
+    def stopping(child: Child, *parts: bytes) -> None:
+        os.kill(child.process.pid, signal.SIGSTOP)
+        child.deadline = time.monotonic() + 0.2
+        send(child, *parts)
+
+    monkeypatch.setattr(Child, "send", stopping)
+    with pytest.raises(DecoderLostError, match="no answer within 10 s, twice"):
+        crop(sandbox, body)
+    assert (sandbox.images, sandbox.deaths) == ({"ok": 1, "unavailable": 1}, {"late": 2})
 
 
 def test_cpu_time_is_limited_for_each_image_anew(picture: Picture, encoded: Encoded) -> None:
