@@ -141,7 +141,6 @@ class Settings(BaseModel):
         description="for one model, NAME.SETTING=N, ...: max_queue_images, max_images_per_request, max_batch_size, "
         "timeout_ms, top_k",
     )
-    cache_bytes: Bytes = _number(0, 0, 1 << 40, "bytes of answers kept for images that come again; 0 = none")
     top_k: int = _number(5, 1, 100_000, "classes in an answer that did not ask for a number")
 
     timeout_ms: int = _number(30_000, 1, 3_600_000, "milliseconds a request may take")

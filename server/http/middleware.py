@@ -148,8 +148,6 @@ class RequestMiddleware:
 
     def _headers(self, headers: Iterable[tuple[bytes, bytes]], context: RequestContext) -> list[tuple[bytes, bytes]]:
         out = [*headers, (b"x-request-id", context.request_id), NO_SNIFFING]
-        for name, value in context.notes.items():
-            out.append((b"x-" + name.encode(), value.encode()))
         if context.span is not None:
             out.append(context.span.response_header)
         if self._draining() and not any(name == b"connection" for name, _ in out):

@@ -222,7 +222,6 @@ def _headers(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[bytes, b
 def _metadata(context: RequestContext) -> tuple[tuple[str, str], ...]:
     """What every answer carries."""
     found = [("x-request-id", context.request_id.decode())]
-    found += [(f"x-{name}", value) for name, value in context.notes.items()]
     if context.span is not None:
         name, value = context.span.response_header
         found.append((name.decode(), value.decode()))

@@ -67,11 +67,6 @@ class ServedModel:
         return b'{"model": %b, "version": %b, "request_id": "' % (_json(self.name), _json(self.version))
 
     @cached_property
-    def digest(self) -> bytes:
-        """A hash of everything in the bundle that an answer depends on, and of what computes it."""
-        return self.config.answers_digest(f"{self.pipeline.backend.name} {self.pipeline.dtype}")
-
-    @cached_property
     def spec(self) -> PreprocessSpec:
         """How a picture becomes the model's input."""
         return PreprocessSpec.from_dict(self.config.preprocess)

@@ -5,7 +5,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 
 from ...inference.device import resolve_devices
@@ -31,9 +30,7 @@ from .lifecycle import ModelLifecycle
 from .loaded_models import LoadedModels
 from .model_metrics import observe_batch, record_batch
 from .poller import RepositoryPoller
-from .response_cache import ResponseCache
 from .sandboxed_images import SandboxedImages
-from .submit import Answer, submit_and_wait
 
 logger = logging.getLogger("milkweed.service")
 
@@ -64,9 +61,6 @@ class Service(EngineEvents):
         self.lag = LoopLag(self.metrics.loop_lag)
         self.parsers = ParserThreads()
         self.sandboxed_images = SandboxedImages(image_limits(settings))
-        self.answer: Answer = partial(submit_and_wait, self)
-        if settings.cache_bytes:
-            self.answer = ResponseCache(settings.cache_bytes, self.answer, self.parsers, self.metrics.registry)
         devices = resolve_devices(settings.device)
         self.scheduler = Scheduler(
             max_queue_images=settings.max_queue_images, max_queue_pixels=settings.max_queue_pixels, engines=len(devices)
@@ -169,9 +163,7 @@ class Service(EngineEvents):
 
     def check_time(self, timeout_seconds: float, priority: Priority) -> None:
         """Raises ServiceError `overloaded` where a request is late already, before any of it is read."""
-        # What a cache knows need not wait; the queue refuses the rest.
-        wait = 0.0 if self.settings.cache_bytes else self.wait_seconds(priority)
-        late = 2 * self.lag.seconds() + wait
+        late = 2 * self.lag.seconds() + self.wait_seconds(priority)
         if late > timeout_seconds:
             raise ServiceError(
                 "overloaded",

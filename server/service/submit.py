@@ -7,7 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from starlette.types import Receive
 
@@ -42,17 +42,6 @@ class Requester:
             await waiter
 
 
-class Answer(Protocol):
-    """What becomes of each of the images, in order; `Service.answer` is one."""
-
-    async def __call__(
-        self, params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
-    ) -> list[Outcome]:
-        """Answer one request. Raises ServiceError `overloaded`, `draining`, `not_ready`. Raises ClientDisconnected
-        where nobody waits any more. Raises TimeoutError where the deadline passed in the queue."""
-        ...
-
-
 def check_image(image: bytes | ServiceError, model: ServedModel) -> CheckedImage:
     """Check an image's header before anything is queued; an error stays as it is."""
     if isinstance(image, ServiceError):
@@ -66,10 +55,16 @@ def check_image(image: bytes | ServiceError, model: ServedModel) -> CheckedImage
 async def ask(
     service: "Service", params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
 ) -> list[Outcome]:
-    """What becomes of each image, counted; raises what `Answer` raises."""
+    """What becomes of each image, in order, counted.
+
+    Raises:
+        ServiceError: `overloaded`, `draining`, `not_ready`.
+        ClientDisconnected: nobody waits any more.
+        TimeoutError: the deadline passed in the queue.
+    """
     requester.context.asks(params.model.name, len(images))
     try:
-        outcomes = await service.answer(params, images, requester)
+        outcomes = await _submit_and_wait(service, params, images, requester)
     except BaseException as error:
         count_outcomes(service, params.model, {outcome_label(error): len(images)})
         raise
@@ -77,10 +72,10 @@ async def ask(
     return outcomes
 
 
-async def submit_and_wait(
+async def _submit_and_wait(
     service: "Service", params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
 ) -> list[Outcome]:
-    """Queue the images and wait for the engine; the innermost `Answer`. Marks the stages in the engine."""
+    """Queue the images and wait for the engine; mark the stages in the engine."""
     request, waiter, wanted = make_request(params, images, requester)
     if wanted:
         service.submit(request, wanted)
@@ -120,7 +115,7 @@ def make_request(
 def _mark_engine(service: "Service", model: ServedModel, request: Request, context: RequestContext) -> None:
     """The stages in the engine: of the batch that completed the request; waiting for others is queue."""
     result = request.last
-    if result is None or context.model_metrics is not None:  # the latter: marked by an earlier part of the same request
+    if result is None:
         return
     stages = context.stages
     stages.queue, stages.decode, stages.ready = result.started, result.decoded, result.launched

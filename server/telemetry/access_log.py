@@ -42,7 +42,6 @@ class AccessLog:
             "code": context.code,
             "model": context.model_name or None,
             "images": context.images,
-            "cache": context.notes.get("cache"),
             "body_bytes": context.body_bytes,
             "caller": context.caller,
             "stages_ms": context.stages_ms(end),

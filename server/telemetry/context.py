@@ -81,7 +81,7 @@ class RequestContext:
     """
 
     __slots__ = (
-        *("body_bytes", "caller", "code", "disconnect", "headers", "images", "model_metrics", "model_name", "notes"),
+        *("body_bytes", "caller", "code", "disconnect", "headers", "images", "model_metrics", "model_name"),
         *("request_id", "span", "stages", "started", "status"),
     )
 
@@ -99,7 +99,6 @@ class RequestContext:
         self.model_name = ""  # set with `images`, when they are about to be queued
         self.images = 0
         self.body_bytes = 0
-        self.notes: dict[str, str] = {}  # what a layer adds: headers `x-NAME`, and fields of log line and span
         self.span: SpanIds | None = None  # set where the request is traced
 
     def end_stage(self, stage: Literal["receive", "parse", "deliver"]) -> None:

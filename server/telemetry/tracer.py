@@ -107,7 +107,6 @@ class Tracer:
         attributes["milkweed.request_id"] = context.request_id.decode()
         if context.images:
             attributes |= {"milkweed.model": context.model_name, "milkweed.images": context.images}
-        attributes |= {f"milkweed.{name}": value for name, value in context.notes.items()}
         code, failed = context.code, status >= 500
         if code is not None:
             attributes["milkweed.code"] = code

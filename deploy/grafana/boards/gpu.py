@@ -157,10 +157,9 @@ def _process_memory() -> list[Panel]:
         lines(
             "What is held for requests",
             "bytes",
-            "Bodies of requests, the encoded images among them that wait, and kept answers, of all chosen servers.",
+            "Bodies of requests, and the encoded images among them that wait, of all chosen servers.",
             Query(total(series("milkweed_http_held_body_bytes")), "bodies"),
             Query(total(series("milkweed_queue_bytes", MODEL)), "waiting"),
-            Query(total(series("milkweed_cache_bytes")), "response cache"),
         ),
     ]
 

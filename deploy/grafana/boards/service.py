@@ -37,7 +37,6 @@ def dashboard() -> Dashboard:
             ("Latency", _latency()),
             ("Batches", _batches()),
             ("Queue", _queue()),
-            ("Response cache", _cache()),
             ("Server", _server()),
             ("Models", _models()),
         ],
@@ -203,33 +202,6 @@ def _queue() -> list[Panel]:
             "Bodies in memory, bounded by max_held_bytes of each server, and the encoded images among them that wait.",
             Query(total(series("milkweed_http_held_body_bytes")), "bodies"),
             Query(total(series("milkweed_queue_bytes", MODEL)), "waiting"),
-        ),
-    ]
-
-
-def _cache() -> list[Panel]:
-    hits, misses = (total(rate(f"milkweed_cache_{kind}_total", MODEL)) for kind in ("hits", "misses"))
-    return [
-        lines(
-            "Looked up",
-            IMAGES_A_SECOND,
-            "Images that the cache knew and did not know. Empty without cache_bytes.",
-            Query(hits, "hit"),
-            Query(misses, "miss"),
-            stacked=True,
-        ),
-        lines(
-            "Hit share",
-            "percentunit",
-            "Share of the images that were answered from the cache. Empty without cache_bytes.",
-            Query(share(hits, f"({hits} + {misses})"), "hits"),
-            top=1,
-        ),
-        lines(
-            "Size",
-            "bytes",
-            "Memory of the kept answers, of all chosen servers, estimated; bounded by cache_bytes of each.",
-            Query(total(series("milkweed_cache_bytes")), "answers"),
         ),
     ]
 

@@ -116,7 +116,6 @@ export class Card {
     try {
       answer = await classify(this.file, models[index], {
         signal,
-        afresh: models.length > 1, // an answer that is kept would be set beside one that is computed
         onWait: (wait) => (doing.textContent = waitInWords(wait)),
       });
     } catch (error) {

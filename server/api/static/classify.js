@@ -11,14 +11,13 @@ const PATIENCE_MS = 15_000; // beyond the server's own deadline
  * @param photo Blob of the file as it is.
  * @param model one of `models.js`.
  * @param signal ends it.
- * @param afresh whether the answer has to be computed, also where the server keeps answers.
  * @param onWait called with {seconds, attempt, attempts, refusal} before the photo is sent again.
- * @returns {predictions, stages, kept, roundTripMs}; `kept`: from the server's cache
+ * @returns {predictions, stages, roundTripMs}
  */
-export async function classify(photo, model, { signal, afresh, onWait }) {
+export async function classify(photo, model, { signal, onWait }) {
   for (let attempt = 1; ; attempt++) {
     try {
-      return await once(photo, model, signal, afresh);
+      return await once(photo, model, signal);
     } catch (refusal) {
       const again = refusal instanceof Refusal && (refusal.status === 429 || refusal.status === 503);
       if (!again || attempt === ATTEMPTS || refusal.retryAfter > LONGEST_WAIT_SECONDS) throw refusal;
@@ -29,17 +28,13 @@ export async function classify(photo, model, { signal, afresh, onWait }) {
   }
 }
 
-async function once(photo, model, signal, afresh) {
+async function once(photo, model, signal) {
   const began = performance.now();
   const response = await ask(`classify?model=${encodeURIComponent(model.name)}`, {
     method: "POST",
     body: photo,
     // The server tells a format by its bytes, so the browser's guess from the name does not count.
-    headers: {
-      "Content-Type": "application/octet-stream",
-      ...(afresh ? { "Cache-Control": "no-store" } : {}),
-      ...model.headers,
-    },
+    headers: { "Content-Type": "application/octet-stream", ...model.headers },
     signal,
     patienceMs: model.timeoutMs + PATIENCE_MS,
   });
@@ -47,7 +42,6 @@ async function once(photo, model, signal, afresh) {
   return {
     predictions: results[0].predictions,
     stages: parseStages(response.headers.get("server-timing")),
-    kept: response.headers.get("x-cache") === "HIT",
     roundTripMs: performance.now() - began,
   };
 }

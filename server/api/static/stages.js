@@ -23,7 +23,7 @@ export function stageMs(stages, name) {
 }
 
 /** Fill an element with `.bar` and `p`: the shares as a bar, the longest of them in words. */
-export function showStages(element, { stages, kept, roundTripMs }) {
+export function showStages(element, { stages, roundTripMs }) {
   const bar = element.querySelector(".bar");
   const text = element.querySelector("p");
   element.hidden = !stages;
@@ -39,7 +39,7 @@ export function showStages(element, { stages, kept, roundTripMs }) {
   const longest = [...stages.each].sort((one, other) => other.ms - one.ms).slice(0, 4);
   const rest = stages.each.filter((stage) => !longest.includes(stage));
   text.replaceChildren(
-    word(`${inMs(stages.totalMs)} in the server${kept ? ", from its cache" : ""}`, "total"),
+    word(`${inMs(stages.totalMs)} in the server`, "total"),
     ...longest.map(({ name, ms }) => word(`${name} ${inMs(ms)}`, "", name)),
     ...(rest.length ? [word(`${rest.length} more ${inMs(rest.reduce((sum, { ms }) => sum + ms, 0))}`)] : []),
     word(`${inMs(roundTripMs)} there and back`),

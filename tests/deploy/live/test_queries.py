@@ -27,7 +27,6 @@ FOUND_SECONDS = 90.0
 
 LOAD_SECONDS, HELD_SECONDS = 8.0, 4.0
 
-NO_CACHE = "there is no --cache-bytes"
 NO_GRPC = "there is no --grpc-port"
 NO_GPU = "it runs on a CPU"
 NO_DCGM = "there is no dcgm-exporter"
@@ -35,11 +34,6 @@ NO_DCGM = "there is no dcgm-exporter"
 # Queries without an answer on this server, and why; all others must have one, and these must have none.
 EMPTY_QUERIES = {
     ("service", "Requests by code", "B"): NO_GRPC,
-    ("service", "Looked up", "A"): NO_CACHE,
-    ("service", "Looked up", "B"): NO_CACHE,
-    ("service", "Hit share", "A"): NO_CACHE,
-    ("service", "Size", "A"): NO_CACHE,
-    ("gpu", "What is held for requests", "C"): NO_CACHE,
     ("gpu", "GPU memory in use", "A"): NO_GPU,
     ("gpu", "Most of torch's tensors", "A"): NO_GPU,
     ("gpu", "Who holds it", "A"): NO_GPU,

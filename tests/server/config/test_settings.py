@@ -59,14 +59,14 @@ def test_all_formats_but_jpeg_2000_are_accepted_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("64MiB", 64 * 2**20), ("64 MB", 64_000_000), ("1.5GiB", 3 * 2**29), ("1000", 1000)]
+    ("text", "count"), [("64MiB", 64 * 2**20), ("64 MB", 64_000_000), ("1.5GiB", 3 * 2**29), ("2000", 2000)]
 )
 def test_bytes_may_have_a_unit(text: str, count: int) -> None:
-    assert load_settings({"cache_bytes": text}).cache_bytes == count
+    assert load_settings({"max_body_bytes": text, "max_held_bytes": "4GiB"}).max_body_bytes == count
 
 
 @pytest.mark.parametrize("text", ["12.5", "-5MB", "1e9", "64 potatoes", "MB", "", "2TiB"])
 def test_invalid_bytes_are_refused_in_one_line(text: str) -> None:
-    with pytest.raises(SettingsError, match="--cache-bytes") as caught:
-        load_settings({"cache_bytes": text})
+    with pytest.raises(SettingsError, match="--max-body-bytes") as caught:
+        load_settings({"max_body_bytes": text})
     assert "\n" not in str(caught.value)

@@ -39,7 +39,6 @@ async def test_a_line_tells_request_and_stages(running: Start, lines: Any) -> No
         "code": None,
         "model": "held",
         "images": 3,
-        "cache": None,
         "body_bytes": int(answer.request.headers["content-length"]),
         "caller": "127.0.0.1",
     }

@@ -12,7 +12,7 @@ ELSEWHERE = ("container_", "gpu_", "grpc_")
 
 async def test_every_family_is_in_the_docs(running: Start) -> None:
     named = set(re.findall(r"`([a-z_]+)`", DOC.read_text(encoding="utf-8").partition("## Traces")[0]))
-    async with running(settings={"otlp_endpoint": "http://127.0.0.1:9", "cache_bytes": 1 << 20}) as app:
+    async with running(settings={"otlp_endpoint": "http://127.0.0.1:9"}) as app:
         families = [family for family in app.service.metrics.registry.collect() if family.name.startswith("milkweed_")]
     exported = {
         family.name.removeprefix("milkweed_") + ("_total" if family.type == "counter" else "") for family in families

@@ -75,16 +75,6 @@ async def test_spans_of_stages_fill_the_span_of_their_request(running: Start, co
     assert collector.resources[0]["service.name"] == "milkweed"
 
 
-async def test_spans_tell_what_the_cache_answered(running: Start, collector: Any) -> None:
-    async with running(settings=traced(collector, cache_bytes=1 << 20)) as app:
-        answers = [await app.classify() for _ in range(2)]
-    roots = roots_of(collector)
-    told = [values(root)["milkweed.cache"] for root in roots]
-    assert told == [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
-    stages = [span for span in collector.spans if span.parent_span_id == roots[1].span_id]
-    assert [span.name for span in stages] == ["receive", "parse"]  # a hit passes no others
-
-
 async def test_standard_variables_name_the_service_and_add_headers(
     running: Start, collector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
