@@ -15,7 +15,8 @@ from .inference.device import use_device
 from .inference.open import OpenedModel, open_model
 from .inference.results import BatchResult, ImageResult, Predictions
 from .server.config.inference_options import inference_options
-from .server.config.sources import load_settings
+from .server.config.settings import LOCAL_FORMATS
+from .server.config.sources import load_settings, settings_environment
 
 if TYPE_CHECKING:
     from .inference.decode_stage import DecodedBatch
@@ -27,7 +28,8 @@ BATCH_BYTES = 64 << 20
 def open_local(
     bundle: str | os.PathLike[str], device: str | None = None, max_image_bytes: int | None = None
 ) -> "LocalModel":
-    """Open a bundle under the MILKWEED_* settings.
+    """Open a bundle under the MILKWEED_* settings. The user's own files may also have formats that a server takes from
+    strangers only where it is told to.
 
     Args:
         bundle: its folder; "demo" is the model that comes with the package.
@@ -39,6 +41,8 @@ def open_local(
     path = Path(str(files("milkweed.models") / "demo")) if bundle == "demo" else Path(bundle)
     # What a server has measured on this machine is used; a measurement of its own would take longer than most work.
     chosen = {"device": device, "tuning": "off", "cuda_graphs": False, "max_image_bytes": max_image_bytes}
+    if "formats" not in settings_environment():
+        chosen["formats"] = LOCAL_FORMATS
     settings = load_settings(chosen)
     return LocalModel(path.resolve().name, open_model(path, inference_options(settings)), settings.top_k)
 

@@ -218,7 +218,7 @@ def _calls(target: Target, message: bytes, count: int) -> Counter[str]:
 
 _WIDE = partial(_post, path=f"/classify?top_k={CLASSES}", headers={"Content-Type": "application/x-npy"})
 ATTACKS = {
-    "tiff": Attack(_post, _tiff_bomb),
+    "tiff": Attack(_post, _tiff_bomb, {"formats": "jpeg,tiff"}),
     "string": Attack(partial(_post, path="/v2/models/bench/infer", headers=JSON), _long_string),
     "refused": Attack(partial(_post, headers=PARTS, times=30), _endless_part),
     "wide": Attack(_WIDE, partial(_npy, (256, 6, 6, 3))),

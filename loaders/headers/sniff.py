@@ -28,7 +28,8 @@ def sniff(data: bytes, accepted: tuple[Format, ...] = FORMATS) -> Format:
         return found
     name = "JPEG 2000" if found == "JPEG2000" else found or _foreign_name(head)
     said = f"{name} is not accepted" if name else "the body is not an accepted image"
-    raise unsupported(f"{said}: expected one of {', '.join(accepted)}")
+    option = f"; a server takes {name} where --formats names {found.lower()}" if found else ""
+    raise unsupported(f"{said}: expected one of {', '.join(accepted)}{option}")
 
 
 def _raster(head: bytes) -> Format | None:

@@ -66,9 +66,9 @@ _DESCRIPTION = """Classes of one image or several, best first.
 | `application/json` | `{"images": ["<base64>", ...]}` |
 
 An image that fails is an error in its own place and touches no other. The status is 200 while any image
-succeeded, else the first one's. JPEG, PNG, WebP, NPY, BMP, TIFF, PPM, GIF and AVIF are accepted by default, wherever an
-image may be; of animations the first frame. An array with a batch axis in front, (n, H, W, 3) or (n, 3, S, S),
-is n images.
+succeeded, else the first one's. JPEG, PNG, WebP and NPY are accepted, wherever an image may be, and BMP, TIFF, PPM,
+GIF, AVIF and JPEG 2000 where the server's setting `formats` names them; of animations the first frame. An array with
+a batch axis in front, (n, H, W, 3) or (n, 3, S, S), is n images.
 `Server-Timing` tells the milliseconds of every stage. With `Accept: application/x-ndjson` the answer is a line for each
 image, as soon as it is done, and a last one that tells that it is whole."""
 

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from ...loaders.headers.info import FORMATS, OPT_IN_FORMATS
+from ...loaders.headers.info import FORMATS, OPT_IN_FORMATS, SANDBOXED
 from ...loaders.headers.limits import DEFAULT_LIMITS, Limits
 from .aliases import read_aliases
 from .model_limits import ModelLimits, contradictions, read_model_limits
@@ -39,6 +39,9 @@ def _without_unit(value: object) -> object:
 
 Bytes = Annotated[int, BeforeValidator(_without_unit)]
 """A number of bytes, which may have a unit."""
+
+LOCAL_FORMATS = ",".join(FORMATS).lower()
+"""The formats of a user's own files, where no setting says otherwise."""
 
 _REQUEST_LIMITS = ("max_queue_images", "max_images_per_request", "timeout_ms", "top_k")
 
@@ -131,7 +134,7 @@ class Settings(BaseModel):
     max_body_bytes: Bytes = _number(64 * MIB, 1024, 1 << 32, "bytes of one request at most")
     max_image_bytes: Bytes = _number(20 * MIB, 1024, 1 << 31, "bytes of one image at most")
     formats: str = Field(
-        default=",".join(FORMATS).lower(),
+        default=",".join(name for name in FORMATS if name not in SANDBOXED).lower(),
         pattern=rf"^({_FORMAT})(,({_FORMAT}))*$",
         description="image formats accepted, of " + _FORMAT.replace("|", ", "),
     )

@@ -125,6 +125,16 @@ def test_a_local_model_answers_as_a_server(model: LocalModel, images: list[bytes
         milkweed.load(tiny_bundle / "no")
 
 
+def test_files_of_the_user_may_have_rare_formats(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.BytesIO()
+    Image.new("RGB", (40, 30), (200, 90, 20)).save(out, "TIFF")
+    with milkweed.load(tiny_bundle, device="cpu") as model:
+        assert len(model.classify(out.getvalue()).predictions) == 5
+    monkeypatch.setenv("MILKWEED_FORMATS", "jpeg,png")
+    with milkweed.load(tiny_bundle, device="cpu") as model, pytest.raises(MilkweedError, match="TIFF is not accepted"):
+        model.classify(out.getvalue())
+
+
 def test_a_closed_model_says_so(images: list[bytes], tiny_bundle: Path) -> None:
     model = milkweed.load(tiny_bundle, device="cpu")
     stream = model.stream(images * 10, top_k=1)

@@ -15,7 +15,8 @@ from ...fuzz import http_fuzz as fuzz
 @pytest.fixture(scope="module")
 def address(serving: Any) -> Iterator[tuple[str, int]]:
     """Where a server with little patience listens; afterwards it is alive, and has logged nothing bad."""
-    with serving(header_timeout_ms=200, body_timeout_ms=200, body_min_bytes_per_second=1_000_000) as server:
+    little = {"header_timeout_ms": 200, "body_timeout_ms": 200, "body_min_bytes_per_second": 1_000_000}
+    with serving(**little, formats="jpeg,png,bmp,gif") as server:
         host, port = server.wait_ready().removeprefix("http://").split(":")
         yield host, int(port)
         assert httpx.get(server.url + "/livez").status_code == 200

@@ -115,7 +115,8 @@ def test_limits_are_named(body, limits, code, said):
 def test_a_format_can_be_left_out(picture, encoded):
     error = refusal(encoded(picture(8, 8), "AVIF"), Limits(formats=("JPEG", "PNG")))
     assert error.code == "unsupported_format"
-    assert error.message == "AVIF is not accepted: expected one of JPEG, PNG"
+    said = "AVIF is not accepted: expected one of JPEG, PNG; a server takes AVIF where --formats names avif"
+    assert error.message == said
 
 
 @pytest.mark.parametrize("form", ["boxes", "codestream"])

@@ -91,7 +91,7 @@ async def test_long_body_is_refused_before_it_is_read(running: Start, declared: 
 
 
 async def test_each_image_and_the_whole_request_have_a_limit(running: Start) -> None:
-    small, large = encoded(), encoded("BMP", size=(60, 60))
+    small, large = encoded(), encoded(size=(60, 60))
     files = multipart_files(small, large)
     async with running(settings={"max_image_bytes": 9000, "max_body_bytes": 14_000}) as app:
         answer = await app.classify(files=files)

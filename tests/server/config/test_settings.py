@@ -2,7 +2,7 @@
 
 import pytest
 
-from milkweed.loaders.headers.info import FORMATS
+from milkweed.loaders.headers.info import SANDBOXED
 from milkweed.server.config.settings import Settings, image_limits
 from milkweed.server.config.sources import SettingsError, load_settings
 
@@ -53,9 +53,10 @@ def test_invalid_formats_are_refused_in_one_line_with_the_list(formats: str) -> 
     assert "jpeg, png, webp, npy, bmp, tiff, ppm, gif, avif, jpeg2000" in str(caught.value)
 
 
-def test_all_formats_but_jpeg_2000_are_accepted_by_default() -> None:
-    assert image_limits(Settings()).formats == FORMATS
-    assert Settings().formats == "jpeg,png,webp,npy,bmp,tiff,ppm,gif,avif"
+def test_only_formats_that_need_no_sandbox_are_accepted_by_default() -> None:
+    assert Settings().formats == "jpeg,png,webp,npy"
+    assert image_limits(Settings()).formats == ("JPEG", "PNG", "WEBP", "NPY")
+    assert not SANDBOXED.keys() & set(image_limits(Settings()).formats)
 
 
 @pytest.mark.parametrize(

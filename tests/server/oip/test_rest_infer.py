@@ -10,6 +10,7 @@ from PIL import Image
 
 from milkweed.loaders.errors import InputError
 from milkweed.loaders.headers.validate import validate
+from milkweed.server.config.settings import Settings, image_limits
 
 from ...support.bodies import files
 from ...support.server_parts import CLASSES, Start, broken, encoded, make_config
@@ -177,7 +178,7 @@ async def test_partial_answers_keep_good_rows_and_name_the_errors_of_bad_ones(ru
         assert np.isnan(found["score"][1:3]).all()
         assert [bool(text) for text in found["error"]] == [False, True, True, False]
         with pytest.raises(InputError) as refused:
-            validate(b"text")
+            validate(b"text", image_limits(Settings()))
         assert found["error"][2] == refused.value.message
     assert np.isnan(oip.arrays(full)["probabilities"][1:3]).all()
     assert b"NaN" not in answer.content
@@ -210,7 +211,7 @@ async def test_parameters_of_triton_alone_change_nothing(running: Start) -> None
 
 async def test_large_bodies_and_answers_leave_the_loop_free(running: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("milkweed.server.http.parser_threads.INLINE_BYTES", 500)
-    large = encoded("BMP", size=(700, 600))  # 1.2 MB
+    large = encoded(size=(700, 600))  # 1.2 MB
     text = base64.b64encode(large).decode()
     async with running() as app:
         classified = await app.classify(files=files(large, large))
