@@ -28,8 +28,7 @@ BATCH_BYTES = 64 << 20
 def open_local(
     bundle: str | os.PathLike[str], device: str | None = None, max_image_bytes: int | None = None
 ) -> "LocalModel":
-    """Open a bundle under the MILKWEED_* settings. The user's own files may also have formats that a server takes from
-    strangers only where it is told to.
+    """Open a bundle under the MILKWEED_* settings, for files of the user, which may have rare formats too.
 
     Args:
         bundle: its folder; "demo" is the model that comes with the package.

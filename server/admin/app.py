@@ -1,6 +1,5 @@
 """Builds the admin API, which lists, loads and unloads models and sets aliases; its port is off by default."""
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
@@ -13,7 +12,7 @@ from ..config.aliases import AliasTarget, describe_alias
 from ..errors import ServiceError, error_headers
 from ..http.transport.counted_protocol import REFUSAL_KEY
 from ..repository.served_model import ServedModel
-from ..repository.store import RepositoryError, scan
+from ..repository.store import RepositoryError
 from ..security.auth import Authenticator
 from ..service.poller import RepositoryPoller
 from ..service.service import Service
@@ -64,7 +63,7 @@ def _repository_routes(service: Service) -> APIRouter:
         poller = _poller(service)
         names = [
             {"name": each.name, "number": each.number or None, "serves": _serves(service, each.name, each.number)}
-            for versions in (await asyncio.to_thread(scan, poller.root)).values()
+            for versions in (await poller.scan()).values()
             for each in versions
         ]
         return JSONResponse({"models": names})

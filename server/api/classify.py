@@ -3,12 +3,13 @@
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
 from ...inference.results import SCORE_COST, Predictions
-from ..errors import ServiceError, status_of
+from ..errors import ServiceError, error_headers, status_of
 from ..http.body import read_body
 from ..http.body_budget import BudgetLease
 from ..http.payload import encoded_images, payload_kind
@@ -39,7 +40,7 @@ class Classify:
             with service.lifecycle.using(params.model):
                 try:
                     async with asyncio.timeout(params.timeout_seconds):
-                        images = await self._images(params, scope, receive, lease)
+                        images = await self._images(params, scope, receive, lease, requester)
                         if not streamed:
                             outcomes = await ask(service, params, images, requester)
                             answer = await self._answer(params, outcomes, context)
@@ -51,11 +52,11 @@ class Classify:
                     return
             del images
             lease.resize(len(answer.body))  # until the client has read it
-            headers = [(b"content-type", b"application/json")]
+            headers = [(b"content-type", b"application/json"), *answer.headers]
             await send_whole(send, context, answer.body, headers, status=answer.status)
 
     async def _images(
-        self, params: ClassifyParams, scope: Scope, receive: Receive, lease: BudgetLease
+        self, params: ClassifyParams, scope: Scope, receive: Receive, lease: BudgetLease, requester: Requester
     ) -> list[CheckedImage]:
         """Read the images, each checked by its header and decoded in the sandbox where it needs that, or an error."""
         context = context_of(scope)
@@ -81,7 +82,7 @@ class Classify:
         lease.give_back(copies)
         self._auth.charge_images(scope.get(ACCOUNT_KEY), len(images))
         left = context.started + params.timeout_seconds - time.perf_counter()
-        images = await service.sandboxed_images.decode(images, model.spec, lease, left)
+        images = await service.sandboxed_images.decode(images, model.spec, lease, requester, left)
         context.end_stage("parse")
         return images
 
@@ -116,6 +117,7 @@ class Classify:
 class _Answer(NamedTuple):
     status: int
     body: bytes
+    headers: Sequence[tuple[bytes, bytes]] = ()
 
 
 def _write(model: ServedModel, outcomes: list[Outcome], context: RequestContext) -> _Answer:
@@ -131,4 +133,4 @@ def _write(model: ServedModel, outcomes: list[Outcome], context: RequestContext)
     # The body has the common shape of errors and the results too: a client finds whichever it looks for.
     error = {"code": first.code, "message": first.message}
     body = b'{"error": %b, %b' % (json.dumps(error, ensure_ascii=False).encode(), body[1:])
-    return _Answer(status_of(first.code), body)
+    return _Answer(status_of(first.code), body, error_headers(first) if isinstance(first, ServiceError) else ())

@@ -1,11 +1,15 @@
-"""Runs the parsing of large bodies and the writing of large answers on threads, so that the event loop goes on."""
+"""Runs work on threads beside the event loop: the parsing of large bodies, the writing of large answers, and more."""
 
 import asyncio
+import contextlib
+import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from ...inference.yielding import mark_yielding_thread
+from ..errors import ServiceError
 
 T = TypeVar("T")
 
@@ -16,18 +20,47 @@ THREADS = 2
 
 
 class ParserThreads:
-    """The threads. Metrics are collected on other threads, so that no body can delay a scrape."""
+    """Bounds how many threads parse. Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self.threads = ThreadPoolExecutor(THREADS, "milkweed-parse", initializer=mark_yielding_thread)
+        self._places = asyncio.Semaphore(THREADS)
 
     async def run(self, work: Callable[[], T], size: int) -> T:
         """Call `work` here where it is small, else on a thread. `size`: bytes that `work` goes through, or so many as
         would take as long."""
         if size <= INLINE_BYTES:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+        async with self._places:
+            thread = start_thread(lambda: (mark_yielding_thread(), work())[1], "milkweed-parse")
+            try:
+                return await asyncio.shield(thread)
+            except asyncio.CancelledError:
+                await asyncio.wait((thread,))  # it still has the body, which the caller's lease counts until we return
+                raise
 
-    def close(self) -> None:
-        """End the threads without waiting for them; work that waits for a thread is dropped."""
-        self.threads.shutdown(wait=False, cancel_futures=True)
+
+def start_thread(work: Callable[[], T], name: str) -> "asyncio.Future[T]":
+    """Begin `work` on a thread of its own, so that none dies with another; the future is done when it has let go of it.
+
+    It cannot be cancelled: await a `shield`, and count what it holds until it is done. Raises ServiceError `overloaded`
+    where the system gives no thread.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            tell = partial(future.set_result, work())
+        except BaseException as error:
+            tell = partial(future.set_exception, error)
+        while not loop.is_closed():
+            with contextlib.suppress(MemoryError, RuntimeError):  # or whoever waits would wait for ever
+                loop.call_soon_threadsafe(tell)
+                return
+            time.sleep(0.05)
+
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError:
+        raise ServiceError("overloaded", "the system gives no thread for this", retry_after_seconds=1) from None
+    return future

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ from ..config.settings import Settings
 from ..errors import ServiceError
 from ..http.body_budget import BudgetLease
 from ..repository.served_model import ServedModel
-from ..scheduler.request import Outcome
+from ..scheduler.request import Outcome, outcome_label
 from ..service.params import ClassifyParams, check_scores
 from ..service.service import Service
 from ..service.submit import CheckedImage, Requester, ask, check_image, count_outcomes
@@ -95,7 +96,9 @@ class Inference:
             raise
         if not options.partial:
             _refuse_bad(service, model, prepared.images)
-        images = await service.sandboxed_images.decode(prepared.images, model.spec, self.lease, deadline.left())
+        images = await service.sandboxed_images.decode(
+            prepared.images, model.spec, self.lease, self.requester, deadline.left()
+        )
         self.requester.context.end_stage("parse")
         if not options.partial:
             _refuse_bad(service, model, images)
@@ -145,14 +148,16 @@ def _refuse_bad(service: Service, model: ServedModel, images: list[CheckedImage]
     """Fail the request before anything of it is computed, where the header check or the sandbox refused an image."""
     bad = [index for index, image in enumerate(images) if not isinstance(image, tuple)]
     if bad:
-        count_outcomes(service, model, {"invalid": len(bad), "rejected": len(images) - len(bad)})
+        counts = Counter(outcome_label(images[index]) for index in bad)
+        count_outcomes(service, model, counts + Counter(rejected=len(images) - len(bad)))
         raise _image_error(images[bad[0]], bad[0], len(images))
 
 
 def _image_error(failure: object, index: int, count: int) -> ServiceError:
     """Make the error of one image the error of its request."""
     code, message = getattr(failure, "code", "internal"), getattr(failure, "message", "")
-    return ServiceError(code, f"image {index}: {message}" if count > 1 else message)
+    retry = getattr(failure, "retry_after_seconds", None)
+    return ServiceError(code, f"image {index}: {message}" if count > 1 else message, retry_after_seconds=retry)
 
 
 def _output_tensor(

@@ -7,6 +7,7 @@ act on what two of them, one after the other, have seen alike; a look that someb
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import Counter
@@ -14,6 +15,7 @@ from prometheus_client import Counter
 from ..config.aliases import AliasError
 from ..config.settings import OFF, Settings
 from ..errors import ServiceError
+from ..http.parser_threads import start_thread
 from ..repository.served_model import ServedModel
 from ..repository.store import RepositoryError, StoredBundle, by_name, newest, scan
 from .lifecycle import ModelLifecycle
@@ -49,7 +51,7 @@ class RepositoryPoller:
         self._bad: dict[Key, StoredBundle] = {}  # not tried again until they change
         self._held: set[Key] = set()  # unwanted, but an alias stands for them
         self._task: asyncio.Task[None] | None = None
-        self._turn = asyncio.Lock()
+        self._turn, self._reading = asyncio.Lock(), asyncio.Lock()
 
     def first_poll(self, taken: Iterable[str]) -> dict[str, list[StoredBundle]]:
         """What there is at the start, by name, newest first; on the engine thread, before anything else is asked of it.
@@ -107,6 +109,11 @@ class RepositoryPoller:
         if self._task is not None:
             self._task.cancel()
 
+    async def scan(self) -> dict[str, list[StoredBundle]]:
+        """Read what the repository has; where it hangs, others wait on the event loop. Raises RepositoryError."""
+        async with self._reading:
+            return await asyncio.shield(start_thread(partial(scan, self.root), "milkweed-scan"))
+
     async def poll(self, *, twice: bool = False) -> list[str]:
         """Serve what is new or changed, and no longer what is gone; what was done, in lines. Failures are logged.
 
@@ -119,7 +126,7 @@ class RepositoryPoller:
         """
         async with self._turn:
             self._forget_dropped()
-            now, before = _by_key(await asyncio.to_thread(scan, self.root)), self._seen
+            now, before = _by_key(await self.scan()), self._seen
             self._seen = now
             if self._served and not now:
                 raise RepositoryError(f"repository {self.root}: no bundle is left in it, {len(self._served)} serve")
@@ -174,7 +181,7 @@ class RepositoryPoller:
         """
         async with self._turn:
             self._forget_dropped()  # before: that was not replaced by what comes
-            versions = (await asyncio.to_thread(scan, self.root)).get(name, [])
+            versions = (await self.scan()).get(name, [])
             chosen = [each for each in versions if number in (None, each.number)][:1]
             if not chosen:
                 what = name[:80] if number is None else f"{name[:80]}/{number[:20]}"

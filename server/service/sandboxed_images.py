@@ -1,27 +1,33 @@
-"""Images of rare formats on their way into the queue: decoded by the sandbox's processes, a few at a time.
+"""SandboxedImages: images of rare formats wait here for the sandbox's processes, before they are queued.
 
-They are decoded before they are queued, so that no batch waits for one of them, and what is queued is the crop that the
-model sees: small, and of a known size.
+They are decoded first, so that no batch waits for one of them, and what is queued is the crop that the model sees:
+small, and of a known size.
 """
 
 import asyncio
+import logging
+import math
 import time
+from collections import Counter, deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from ...inference.device import usable_cores
-from ...loaders.errors import InputError
+from ...loaders.errors import DecoderLostError, InputError, LoaderError
 from ...loaders.headers.info import ImageInfo
-from ...loaders.headers.limits import Limits
 from ...loaders.preprocess.spec import PreprocessSpec
 from ...loaders.sandbox.sandbox import Sandbox
-from ..errors import ServiceError
-from ..http.body_budget import BudgetLease
+from ..config.settings import Settings, image_limits
+from ..errors import ServiceError, internal_error
+from ..http.body_budget import BodyBudget, BudgetLease
+from ..http.parser_threads import start_thread
 from ..telemetry.families import counter
-from .submit import CheckedImage
+from .submit import CheckedImage, Requester
+
+logger = logging.getLogger("milkweed.sandbox")
 
 MOST_CHILDREN = 4
 
@@ -31,46 +37,61 @@ FIRST_GUESS_SECONDS = 0.02
 GAIN = 1 / 8
 
 
-class SandboxedImages:
-    """Decodes images in the sandbox, on the event loop. `limits` are those of one image."""
+@dataclass(slots=True, eq=False)
+class _Request:
+    caller: str | None
+    waiting: deque[tuple[int, bytes, ImageInfo]]  # images that no child has yet, each with its place
+    spec: PreprocessSpec
+    waiter: "asyncio.Future[None]"
+    images: int  # not done
+    bytes: int  # of these
+    results: dict[int, CheckedImage] = field(default_factory=dict)
 
-    def __init__(self, limits: Limits) -> None:
-        self._sandbox = Sandbox(limits)
+
+class SandboxedImages:
+    """The queue in front of the sandbox. Belongs to the event loop.
+
+    Callers take turns, and so do the requests of one caller, an image each. An image that a child has keeps its place,
+    and counts as held, until the child is done with it, however long somebody waits for it.
+    """
+
+    def __init__(self, settings: Settings, budget: BodyBudget) -> None:
+        self._sandbox, self._budget = Sandbox(image_limits(settings)), budget
+        # A request that waits keeps a connection, which cannot be evicted as it is we who owe something.
+        self._limits = (settings.max_connections // 8, settings.max_queue_images, settings.max_held_bytes // 2)
         self._children = min(MOST_CHILDREN, usable_cores())
-        self._threads = ThreadPoolExecutor(self._children, "milkweed-sandbox")
-        self._waiting = 0
+        self._requests: list[_Request] = []  # in the order of their turns
+        self._running = 0
         self._seconds = FIRST_GUESS_SECONDS
 
     async def decode(
-        self, images: list[CheckedImage], spec: PreprocessSpec, hold: BudgetLease, seconds_left: float
+        self, images: list[CheckedImage], spec: PreprocessSpec, lease: BudgetLease, requester: Requester, left: float
     ) -> list[CheckedImage]:
         """The images, those of rare formats as crops, or with the error of each that could not be decoded.
 
         Args:
-            hold: what the request holds of the body budget; the crops are added to it.
-            seconds_left: until nobody wants the answer any more.
+            lease: what the request holds of the body budget; the crops are added to it.
+            left: seconds until nobody wants the answer any more.
 
         Raises:
-            ServiceError: `overloaded` where they cannot be decoded in time, or bodies hold too much memory.
+            ServiceError: `overloaded` where too much waits, they would be late, or bodies hold too much memory.
+            ClientDisconnected: nobody waits for them any more.
         """
-        rare = {place: image for place, image in enumerate(images) if isinstance(image, tuple) and image[1].sandboxed}
+        rare = deque((i, *image) for i, image in enumerate(images) if isinstance(image, tuple) and image[1].sandboxed)
         if not rare:
             return images
-        wait = (self._waiting + len(rare)) * self._seconds / self._children
-        if wait > seconds_left:
-            text = f"the images before these and they themselves would take the sandbox {wait * 1e3:.0f} ms"
-            raise ServiceError("overloaded", f"{text}, {seconds_left * 1e3:.0f} ms are left", retry_after_seconds=1)
-        decoded, loop, crop_bytes = list(images), asyncio.get_running_loop(), 3 * spec.size**2
-        self._waiting += len(rare)
+        size, waiter = sum(len(data) for _, data, _ in rare), asyncio.get_running_loop().create_future()
+        request = _Request(requester.context.caller, rare, spec, waiter, len(rare), size)
+        self._admit(request, left)
+        lease.take(3 * spec.size**2 * len(rare))
+        self._requests.append(request)
+        self._start()
         try:
-            hold.take(crop_bytes * len(rare))
-            made = [loop.run_in_executor(self._threads, partial(self._crop, *image, spec)) for image in rare.values()]
-            for place, (result, seconds) in zip(rare, await asyncio.gather(*made), strict=True):
-                decoded[place] = result
-                self._seconds += GAIN * (seconds - self._seconds)
+            await requester.wait(waiter)
         finally:
-            self._waiting -= len(rare)
-        return decoded
+            self._requests.remove(request)
+            rare.clear()  # what a child has may keep the request for a while
+        return [request.results.get(place, image) for place, image in enumerate(images)]
 
     def collect(self) -> Iterator[Metric]:
         """Its series, for the registry."""
@@ -78,18 +99,78 @@ class SandboxedImages:
         yield counter("sandbox_images", "Images of rare formats by what became of them.", outcome=images)
         yield counter("sandbox_deaths", "Processes of the sandbox that were ended, by why.", reason=deaths)
         text = "Images that wait for the sandbox, or are in it."
-        yield GaugeMetricFamily("milkweed_sandbox_waiting_images", text, value=self._waiting)
+        value = self._running + sum(len(each.waiting) for each in list(self._requests))
+        yield GaugeMetricFamily("milkweed_sandbox_waiting_images", text, value=value)
 
     def close(self) -> None:
         """End the processes."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
         self._sandbox.close()
+
+    def _admit(self, new: _Request, left: float) -> None:
+        """Raises ServiceError `overloaded` where more would wait than may, or it would be late. Where nothing waits,
+        whatever comes is tried, so that an estimate that is too high is put right."""
+        if not self._requests:
+            return
+        seconds, text = self._seconds / self._children, ""
+        own = [each for each in self._requests if each.caller == new.caller]
+        for whose, requests, share in (("", [*self._requests, new], 1), (" of one caller", [*own, new], 2)):
+            counts = len(requests), sum(each.images for each in requests), sum(each.bytes for each in requests)
+            for name, count, limit in zip(("requests", "images", "bytes"), counts, self._limits, strict=True):
+                if count > limit // share:
+                    text = f"{count} {name}{whose} would wait for the sandbox: the limit is {limit // share}"
+        # Each other caller, and each other request of its own, has as many turns before its last one as it has.
+        turns = Counter[object]()
+        for each in self._requests:
+            turns[each if each.caller == new.caller else each.caller] += each.images
+        wait = (new.images + sum(min(count, new.images) for count in turns.values())) * seconds
+        if wait > left:
+            text = f"the images before these and they themselves would take the sandbox {wait * 1e3:.0f} ms"
+            text += f", {left * 1e3:.0f} ms are left"
+        if text:
+            retry = max(1, min(60, math.ceil(seconds * sum(turns.values()))))
+            raise ServiceError("overloaded", text, retry_after_seconds=retry)
+
+    def _start(self) -> None:
+        """Give children that are free the images whose turn it is."""
+        while self._running < self._children:
+            request = next((each for each in self._requests if each.waiting), None)
+            if request is None:
+                return
+            place, data, info = request.waiting.popleft()
+            try:
+                thread = start_thread(partial(self._crop, data, info, request.spec), "milkweed-sandbox")
+            except ServiceError as error:
+                thread = asyncio.get_running_loop().create_future()
+                thread.set_result((error, self._seconds))
+            self._running += 1
+            self._budget.add(len(data))  # the child's copy; ours is in the lease, for as long as somebody waits
+            thread.add_done_callback(partial(self._done, request, place, len(data)))
+
+    def _done(
+        self, request: _Request, place: int, size: int, thread: "asyncio.Future[tuple[CheckedImage, float]]"
+    ) -> None:
+        self._running -= 1
+        self._budget.add(-size)
+        error = thread.exception()
+        if error is not None:
+            logger.error("the sandbox failed", exc_info=error)
+        request.results[place], seconds = (internal_error(), self._seconds) if error else thread.result()
+        self._seconds += GAIN * (seconds - self._seconds)
+        request.images, request.bytes = request.images - 1, request.bytes - size
+        if not request.images and not request.waiter.done():
+            request.waiter.set_result(None)
+        caller = request.caller
+        self._requests.sort(key=lambda each: (each.caller == caller) + (each is request))  # both to the end
+        self._start()
 
     def _crop(self, data: bytes, info: ImageInfo, spec: PreprocessSpec) -> tuple[CheckedImage, float]:
         """One image on a thread: its crop or its error, and what it took, s."""
         began = time.perf_counter()
         try:
             result: CheckedImage = self._sandbox.crop(data, info, spec)
+        except (DecoderLostError, LoaderError, MemoryError, OSError) as error:
+            text = str(error) or "there is no memory to decode the image"
+            result = ServiceError("overloaded", text, retry_after_seconds=1)
         except InputError as error:
             result = error.with_traceback(None)
         return result, time.perf_counter() - began

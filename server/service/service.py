@@ -5,18 +5,19 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 from ...inference.device import resolve_devices
 from ...inference.results import BatchResult
 from ...loaders.headers.info import ImageInfo
-from ..config.settings import OFF, Settings, image_limits
+from ..config.settings import OFF, Settings
 from ..engine.collectors import collect_decoders, collect_engines
 from ..engine.engine_group import EngineGroup, Pipelines
 from ..engine.events import EngineEvents
 from ..errors import ServiceError
 from ..http.body_budget import BodyBudget
-from ..http.parser_threads import ParserThreads
+from ..http.parser_threads import ParserThreads, start_thread
 from ..repository.index import ModelIndex
 from ..repository.open import opening
 from ..repository.served_model import OpenModel, open_model
@@ -59,8 +60,8 @@ class Service(EngineEvents):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._requests: set[Request] = set()
         self.lag = LoopLag(self.metrics.loop_lag)
-        self.parsers = ParserThreads()
-        self.sandboxed_images = SandboxedImages(image_limits(settings))
+        self.parsers, self._scraping = ParserThreads(), asyncio.Lock()
+        self.sandboxed_images = SandboxedImages(settings, self.body_budget)
         devices = resolve_devices(settings.device)
         self.scheduler = Scheduler(
             max_queue_images=settings.max_queue_images, max_queue_pixels=settings.max_queue_pixels, engines=len(devices)
@@ -140,7 +141,6 @@ class Service(EngineEvents):
         if self.poller is not None:
             self.poller.stop()
         self.lag.stop()
-        self.parsers.close()
         self.sandboxed_images.close()
         return await asyncio.to_thread(self.engines.stop, self.settings.drain_seconds)
 
@@ -213,9 +213,11 @@ class Service(EngineEvents):
         """When what runs and waits now should be done."""
         return max(1, min(60, math.ceil(self.wait_seconds())))
 
-    async def exposition(self, accept: str) -> tuple[bytes, str]:
-        """The metrics as text, and its content type; reading the process's memory map takes milliseconds."""
-        return await asyncio.to_thread(exposition, self.metrics.registry, accept)
+    async def exposition(self, accept: str, gzipped: bool) -> tuple[bytes, str]:
+        """The metrics as text, and its content type; one scrape at a time has a thread, for some milliseconds."""
+        made = partial(exposition, self.metrics.registry, accept, gzipped)
+        async with self._scraping:
+            return await asyncio.shield(start_thread(made, "milkweed-scrape"))
 
     async def statistics(self) -> dict[str, ModelStatistics]:
         """What each model has answered."""

@@ -55,36 +55,27 @@ def check_image(image: bytes | ServiceError, model: ServedModel) -> CheckedImage
 async def ask(
     service: "Service", params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
 ) -> list[Outcome]:
-    """What becomes of each image, in order, counted.
+    """Queue the images, wait for the engine, and count what became of each; mark the stages in the engine.
 
-    Raises:
-        ServiceError: `overloaded`, `draining`, `not_ready`.
-        ClientDisconnected: nobody waits any more.
-        TimeoutError: the deadline passed in the queue.
+    Raises ServiceError `overloaded`, `draining`, `not_ready`; ClientDisconnected where nobody waits any more;
+    TimeoutError where the deadline passed in the queue.
     """
     requester.context.asks(params.model.name, len(images))
     try:
-        outcomes = await _submit_and_wait(service, params, images, requester)
+        request, waiter, wanted = make_request(params, images, requester)
+        if wanted:
+            service.submit(request, wanted)
+            try:
+                await requester.wait(waiter)
+            finally:
+                service.finish(request)
+            _mark_engine(service, params.model, request, requester.context)
     except BaseException as error:
         count_outcomes(service, params.model, {outcome_label(error): len(images)})
         raise
+    outcomes = [outcome for outcome in request.outcomes if outcome is not None]
     count_outcomes(service, params.model, Counter(map(outcome_label, outcomes)))
     return outcomes
-
-
-async def _submit_and_wait(
-    service: "Service", params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
-) -> list[Outcome]:
-    """Queue the images and wait for the engine; mark the stages in the engine."""
-    request, waiter, wanted = make_request(params, images, requester)
-    if wanted:
-        service.submit(request, wanted)
-        try:
-            await requester.wait(waiter)
-        finally:
-            service.finish(request)
-        _mark_engine(service, params.model, request, requester.context)
-    return [outcome for outcome in request.outcomes if outcome is not None]
 
 
 def count_outcomes(service: "Service", model: ServedModel, outcomes: Mapping[str, int]) -> None:

@@ -1,5 +1,6 @@
 """Defines the series that the service exports, on one registry an app; names are stable, label sets closed."""
 
+import gzip
 import logging
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -215,10 +216,11 @@ class _Live(Collector):
         return cast(Iterable[Any], ())  # or the function would be called at registration
 
 
-def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+def exposition(registry: CollectorRegistry, accept: str, gzipped: bool) -> tuple[bytes, str]:
     """A scrape's answer and its content type: Prometheus text, or OpenMetrics where it is asked for."""
     encode, content_type = choose_encoder(accept)
-    return encode(registry), content_type
+    body = encode(registry)
+    return gzip.compress(body, 1) if gzipped else body, content_type
 
 
 def package_version(name: str = "milkweed") -> str:

@@ -110,8 +110,8 @@ BIG = """
 from milkweed.server.service.service import Service
 from milkweed.server.http.transport import unread
 plain = Service.exposition
-async def exposition(self, accept):
-    return (b"x" * 12_000_000, "text/plain") if accept == "big" else await plain(self, accept)
+async def exposition(self, accept, *more):
+    return (b"x" * 12_000_000, "text/plain") if accept == "big" else await plain(self, accept, *more)
 Service.exposition = exposition
 unread.NOT_READING_SECONDS, unread.LOOK_SECONDS = 0.5, 0.05
 """

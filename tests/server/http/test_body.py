@@ -64,7 +64,7 @@ async def test_metrics_answer_while_all_parsers_are_busy(running: Start) -> None
     """Six bodies of 24 MiB took all threads that there were, and /metrics 20 s."""
     busy = threading.Event()
     async with running() as app:
-        work = [app.service.parsers.threads.submit(busy.wait, 10) for _ in range(20)]
+        work = [asyncio.create_task(app.service.parsers.run(lambda: busy.wait(10), 1 << 30)) for _ in range(20)]
         try:
             assert (await app.client.get("/metrics")).status_code == 200
             assert (await app.client.get("/v2/models/held/stats")).status_code == 200
@@ -72,6 +72,7 @@ async def test_metrics_answer_while_all_parsers_are_busy(running: Start) -> None
             assert not any(each.done() for each in work)
         finally:
             busy.set()
+            await asyncio.wait(work)
 
 
 async def test_a_raw_body_of_any_size_leaves_the_loop_free(running: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ from unittest.mock import AsyncMock
 import pytest
 
 from milkweed.models.errors import BundleError
-from milkweed.server.admin import app as admin
 from milkweed.server.config.settings import Settings
 from milkweed.server.process.service_app import create_app
 from milkweed.server.repository.store import RepositoryError, scan
+from milkweed.server.service import poller
 
 from ...support.repositories import Put, break_golden, serving
 from ...support.server_parts import HeldModel, until
@@ -259,7 +259,29 @@ async def test_the_admin_api_reads_the_repository_beside_the_event_loop(
     put("a")
     readers: list[int] = []
     async with serving(tmp_path) as app:
-        monkeypatch.setattr(admin, "scan", lambda root: readers.append(threading.get_ident()) or scan(root))
+        monkeypatch.setattr(poller, "scan", lambda root: readers.append(threading.get_ident()) or scan(root))
         assert len((await app.admin.get("/v1/repository")).json()["models"]) == 1
     assert readers
     assert threading.get_ident() not in readers
+
+
+async def test_a_mount_that_hangs_keeps_one_thread_and_nobody_else(
+    tmp_path: Path, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put("a")
+    hanging, gate = threading.Semaphore(0), threading.Event()
+
+    def hang(root: Path) -> Any:
+        hanging.release()
+        assert gate.wait(10)
+        return scan(root)
+
+    async with serving(tmp_path) as app:
+        monkeypatch.setattr(poller, "scan", hang)
+        asked = [asyncio.create_task(app.admin.get("/v1/repository")) for _ in range(40)]
+        assert await asyncio.to_thread(hanging.acquire, timeout=10)
+        assert (await app.client.get("/metrics")).status_code == 200
+        assert [thread.name for thread in threading.enumerate()].count("milkweed-scan") == 1
+        assert not any(each.done() for each in asked)
+        gate.set()
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}

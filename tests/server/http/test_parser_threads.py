@@ -1,0 +1,85 @@
+"""Work on threads: its end is always heard of, and whoever leaves takes neither place nor bytes from it."""
+
+import asyncio
+import threading
+
+import pytest
+
+from milkweed.server.errors import ServiceError
+from milkweed.server.http import parser_threads
+from milkweed.server.http.parser_threads import THREADS, ParserThreads, start_thread
+
+LARGE = parser_threads.INLINE_BYTES + 1
+
+
+async def test_results_and_errors_come_back() -> None:
+    assert await start_thread(lambda: threading.current_thread().name, "worker") == "worker"
+
+    def fails() -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        await start_thread(fails, "worker")
+    assert await start_thread(lambda: 7, "worker") == 7  # no pool lost a thread
+
+
+async def test_the_end_is_told_also_where_there_was_no_memory_to_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, failures = asyncio.get_running_loop(), [MemoryError(), MemoryError()]
+    call = loop.call_soon_threadsafe
+
+    class Loop:
+        def call_soon_threadsafe(self, *given: object) -> object:
+            if failures:
+                raise failures.pop()
+            return call(*given)  # type: ignore[arg-type]
+
+        def is_closed(self) -> bool:
+            return False
+
+        create_future = loop.create_future
+
+    monkeypatch.setattr(asyncio, "get_running_loop", Loop)
+    future = start_thread(lambda: 7, "worker")
+    monkeypatch.undo()
+    assert await future == 7
+    assert not failures
+
+
+async def test_without_a_thread_the_server_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    parsers = ParserThreads()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        for _ in range(THREADS + 1):
+            with pytest.raises(ServiceError) as caught:
+                await parsers.run(lambda: 7, LARGE)
+            assert (caught.value.status, caught.value.retry_after_seconds) == (503, 1)
+    assert await parsers.run(lambda: 7, LARGE) == 7
+
+
+async def test_who_leaves_a_parser_waits_until_it_has_let_go() -> None:
+    parsers, gate, began = ParserThreads(), threading.Event(), threading.Semaphore(0)
+    ran: list[int] = []
+
+    def work(number: int) -> None:
+        ran.append(number)
+        began.release()
+        assert gate.wait(10)
+
+    tasks = [asyncio.create_task(parsers.run(lambda number=number: work(number), LARGE)) for number in range(5)]  # type: ignore[misc]
+    for _ in range(THREADS):
+        assert await asyncio.to_thread(began.acquire, timeout=10)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks[THREADS:])  # those that waited for a thread are dropped at once
+    assert not any(task.done() for task in tasks[:THREADS])  # their bodies are still in use
+    late = asyncio.create_task(parsers.run(lambda: 7, LARGE))
+    await asyncio.sleep(0)
+    assert not late.done()
+    gate.set()
+    await asyncio.wait(tasks)
+    assert all(task.cancelled() for task in tasks)
+    assert await late == 7
+    assert sorted(ran) == list(range(THREADS))
