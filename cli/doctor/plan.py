@@ -17,13 +17,17 @@ from ...inference.device import (
     usable_cores,
 )
 from ...inference.forward import plan_lanes
+from ...loaders.errors import LoaderError
+from ...loaders.headers.info import SANDBOXED
+from ...loaders.sandbox.process import Child
+from ...loaders.sandbox.sandbox import ANSWER_SECONDS, CPU_SECONDS, MEMORY_BYTES
 from ...loaders.select import fastest
 from ...models.bundle.graph import load_graph
 from ...models.bundle.graph_record import GraphRecord
 from ...models.bundle.program_record import OPERATORS, ProgramRecord
 from ...models.bundle.reading import read_config
 from ...models.programs.file import load_operators
-from ...server.config.settings import OFF, Settings
+from ...server.config.settings import OFF, Settings, image_limits
 from ...server.http.transport.sockets import PortError, listen
 from ...server.repository.store import RepositoryError, scan
 from .finding import Finding
@@ -72,6 +76,7 @@ def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path |
         bundle: the bundle to serve; None serves what the repository holds.
     """
     yield from _ports(settings, origins)
+    yield from _sandbox(settings)
     if settings.repository != OFF:
         yield _repository(Path(settings.repository))
     model = None
@@ -91,6 +96,17 @@ def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path |
     yield from _backend(settings, origins, devices[0], model)
     if os.environ.get(VARIABLE):
         yield from _quarantine(devices[0])
+
+
+def _sandbox(settings: Settings) -> Iterator[Finding]:
+    """Start a process that decodes rare formats, where any is accepted: not every kernel can confine it."""
+    rare = [format for format in image_limits(settings).formats if format in SANDBOXED]
+    if rare:
+        try:
+            Child(MEMORY_BYTES, CPU_SECONDS, ANSWER_SECONDS).end()
+            yield _row("sandbox", "ok", f"{', '.join(rare)}: decoded by processes behind a filter of system calls")
+        except LoaderError as error:
+            yield _row("sandbox", "broken", str(error), "milkweed serve --formats jpeg,png,webp,npy")
 
 
 def _quarantine(device: Device) -> Iterator[Finding]:

@@ -60,8 +60,9 @@ def serve(models: Models = None, config: ConfigFile = None, **settings: str | No
     for path in bundles.values():
         read_config(path)
     from ...server.process.http_server import exit_now
-    from ...server.process.serve import run_server
+    from ...server.process.serve import keep_memory_private, run_server
 
+    keep_memory_private()
     gc.freeze()  # imports are no garbage, and need not be walked from now on, when the collector, off until here, is on
     gc.enable()
     # Everything is closed by now; unloading thousands of modules would delay a restart by a second and more.

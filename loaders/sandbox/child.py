@@ -1,9 +1,9 @@
 """The program of a child process: it decodes one image after another for its parent, and can do little else.
 
 It is a script, run as `python -I -S child.py PACKAGES MEMORY_BYTES CPU_SECONDS`, where PACKAGES is the folder that the
-parent imported Pillow from. It imports only Pillow, the standard library and `preprocess/crop.py`, limits itself, and
-writes `READY`. Then it answers for each image in two steps: it sends what the header says and, once the parent has
-accepted that, the pixels. It ends when its stdin is closed.
+parent imported Pillow from. It imports only Pillow, the standard library, `syscall_filter.py` and
+`preprocess/crop.py`, limits itself, and writes `READY`. Then it answers for each image in two steps: it sends what the
+header says and, once the parent has accepted that, the pixels. It ends when its stdin is closed.
 
 The parent imports the messages from this file. Both processes make crops with `preprocess.crop`.
 """
@@ -21,9 +21,12 @@ if sys.platform != "win32":  # where only the parent imports this
     import resource
 if TYPE_CHECKING or __package__:
     from ..preprocess.crop import TURNS, Crop, cut, upright_bands
+    from .syscall_filter import filter_system_calls
 else:  # as a script it is in no package
-    sys.path += [os.path.join(os.path.dirname(os.path.dirname(__file__)), "preprocess"), sys.argv[1]]
+    _FOLDER = os.path.dirname(__file__)
+    sys.path += [_FOLDER, os.path.join(os.path.dirname(_FOLDER), "preprocess"), sys.argv[1]]
     from crop import TURNS, Crop, cut, upright_bands
+    from syscall_filter import filter_system_calls
 
 from PIL import Image
 
@@ -45,7 +48,21 @@ It says whether the image was decoded, and how many bytes of RGB levels follow.
 
 NOTHING, WHOLE, CROP = range(3)
 
+FILTER_REFUSED = 3
+"""The exit status of a child that the kernel gives no filter of system calls."""
+
 _ORIENTATION_TAG = 0x0112
+_SPARE_BYTES = 24 << 20
+# The most that was found, with all copies; docs/images.md#limits. The JPEG 2000 is RGBA, the TIFF is turned by its tag.
+_BYTES_A_PIXEL = {"TIFF": 18, "AVIF": 24, "JPEG2000": 28}
+
+
+def memory_for(format: str, body_bytes: int, pixels: int = 0) -> int:
+    """Return what decoding may take, bytes: the body, a picture of so many pixels and some, whatever the body claims.
+
+    A tile, strip, frame or table that is larger than that is not allocated.
+    """
+    return _SPARE_BYTES + 2 * body_bytes + _BYTES_A_PIXEL.get(format, 12) * pixels
 
 
 def load_plugins() -> None:
@@ -62,25 +79,42 @@ def load_plugins() -> None:
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
 
-def limit(memory_bytes: int) -> None:
-    """Forbid this process to map more memory, to open files or sockets, to start processes and to let files grow.
+def limit(memory_bytes: int) -> int:
+    """Forbid this process to map more memory, to grow files, and all system calls that decoding does not need.
 
-    The kernel does not count the processes of root, so a child that runs as root can start some.
+    What the filter of system calls refuses (files, sockets, processes) is limited by amounts too.
 
     Args:
         memory_bytes: what may be mapped beyond what is mapped already.
+
+    Returns:
+        A descriptor that `limit_memory` reads from.
+
+    Raises:
+        OSError: the kernel gives no filter.
     """
-    with open("/proc/self/statm") as file:
-        mapped = int(file.read().split()[0]) * resource.getpagesize()
+    statm = os.open("/proc/self/statm", os.O_RDONLY)
     os.nice(10)
     for kind, most in (
-        (resource.RLIMIT_AS, mapped + memory_bytes),
+        (resource.RLIMIT_AS, _mapped(statm) + memory_bytes),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_NOFILE, 0),
     ):
         resource.setrlimit(kind, (_within(kind, most),) * 2)
+    filter_system_calls()
+    return statm
+
+
+def limit_memory(statm: int, memory_bytes: int) -> None:
+    """Allow this process so many bytes beyond what it has mapped now, within the limit that it began with."""
+    soft = _within(resource.RLIMIT_AS, _mapped(statm) + memory_bytes)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _mapped(statm: int) -> int:
+    return int(os.pread(statm, 99, 0).split()[0]) * resource.getpagesize()
 
 
 def limit_cpu(seconds: float) -> None:
@@ -99,15 +133,17 @@ def _within(kind: int, most: int) -> int:
     return most if hard == resource.RLIM_INFINITY else min(most, hard)
 
 
-def serve(stdin: BinaryIO, stdout: BinaryIO, cpu_seconds: float) -> None:
+def serve(stdin: BinaryIO, stdout: BinaryIO, statm: int, cpu_seconds: float) -> None:
     """Answer requests until stdin is closed."""
     while len(head := stdin.read(ASK.size)) == ASK.size:
         format, size = ASK.unpack(head)
         limit_cpu(cpu_seconds)
-        _serve_one(format.rstrip(b"\0").decode(), stdin.read(size), stdin, stdout)
+        _serve_one(format.rstrip(b"\0").decode(), size, stdin, stdout, statm)
 
 
-def _serve_one(format: str, data: bytes, stdin: BinaryIO, stdout: BinaryIO) -> None:
+def _serve_one(format: str, size: int, stdin: BinaryIO, stdout: BinaryIO, statm: int) -> None:
+    limit_memory(statm, memory_for(format, size))
+    data = stdin.read(size)
     try:
         image = Image.open(BytesIO(data), formats=(format,))
         found = FOUND.pack(True, *_header(image))
@@ -119,6 +155,7 @@ def _serve_one(format: str, data: bytes, stdin: BinaryIO, stdout: BinaryIO) -> N
         return
     kind, *numbers = WANT.unpack(stdin.read(WANT.size))
     if kind != NOTHING:
+        limit_memory(statm, memory_for(format, size, image.width * image.height))
         for part in _made(image, kind, Crop(*numbers)):
             stdout.write(part)
         stdout.flush()
@@ -150,10 +187,13 @@ def _made(image: Image.Image, kind: int, crop: Crop) -> Iterator[bytes]:
 def main() -> None:
     """Import what images need, limit this process, then serve."""
     load_plugins()
-    limit(int(sys.argv[2]))
+    try:
+        statm = limit(int(sys.argv[2]))
+    except OSError:
+        sys.exit(FILTER_REFUSED)
     sys.stdout.buffer.write(READY)
     sys.stdout.flush()
-    serve(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[3]))
+    serve(sys.stdin.buffer, sys.stdout.buffer, statm, float(sys.argv[3]))
 
 
 if __name__ == "__main__":

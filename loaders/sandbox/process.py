@@ -62,8 +62,9 @@ class Child:
         except DiedError:
             ready = False
         if not ready:
-            self.end()
-            raise LoaderError(f"the decoder of rare formats did not start: exit status {self.process.returncode}")
+            refused = self.end() == child.FILTER_REFUSED
+            why = "seccomp gives it no filter here" if refused else f"exit status {self.process.returncode}"
+            raise LoaderError(f"the decoder of rare formats did not start: {why}")
 
     def is_waiting(self) -> bool:
         """Tell whether the child is alive and all that it sent has been read, so that it can be asked again."""

@@ -7,7 +7,8 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -21,10 +22,11 @@ from ..headers.validate import check_size
 from ..preprocess.crop import Crop
 from ..preprocess.orientation import pillow_crop
 from ..preprocess.spec import PreprocessSpec
-from .child import ASK, CROP, FOUND, MADE, NOTHING, WANT, WHOLE
+from .child import ASK, CROP, FOUND, MADE, NOTHING, WANT, WHOLE, memory_for
 from .process import Child, DeathReason, DiedError
 
 MEMORY_BYTES = 256 << 20
+"""What a child may map beyond its start, and what the pictures of all children may take together."""
 CPU_SECONDS = 2.0
 ANSWER_SECONDS = 10.0
 
@@ -47,7 +49,8 @@ class Sandbox:
 
     Args:
         limits: limits that each picture must keep, once a child has read its header.
-        memory_bytes: memory that a child may map beyond what its start took.
+        memory_bytes: memory that a child may map beyond what its start took; large pictures take turns, so that all
+            children together decode no more than that.
         cpu_seconds: CPU time that a child may use for one image.
         answer_seconds: wall time that a child may take for one image, or to start.
     """
@@ -64,7 +67,7 @@ class Sandbox:
         self.images: Counter[Outcome] = Counter()
         self.deaths: Counter[DeathReason] = Counter()
         self.idle: deque[Child] = deque()  # children that wait for an image
-        self._owner, self._lock = os.getpid(), threading.Lock()
+        self._begin_here()
         self._end = weakref.finalize(self, _end_all, self.idle)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -137,11 +140,28 @@ class Sandbox:
         """End the children that wait; a child that is decoding ends after its image."""
         self._end()
 
+    def _begin_here(self) -> None:
+        self._owner, self._lock, self._turn = os.getpid(), threading.Lock(), threading.Lock()
+        self._freed, self._taken_bytes = threading.Condition(), 0
+
+    @contextmanager
+    def _memory(self, taken_bytes: int) -> Iterator[None]:
+        """Wait until the pictures under way leave so much of `memory_bytes`; each of them has a deadline."""
+        with self._turn, self._freed:  # one alone waits for memory, so that small pictures do not pass a large one
+            self._freed.wait_for(lambda: self._taken_bytes + taken_bytes <= self.memory_bytes)
+            self._taken_bytes += taken_bytes
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._taken_bytes -= taken_bytes
+                self._freed.notify()
+
     def _child(self) -> Child:
         """Take a child that waits, or start one."""
         if self._owner != os.getpid():  # in a fork: the waiting children belong to the process that started them
             _end_all(self.idle)
-            self._owner, self._lock = os.getpid(), threading.Lock()
+            self._begin_here()
         while True:
             try:
                 child = self.idle.pop()
@@ -168,14 +188,17 @@ class Sandbox:
         orientation, (width, height) = found.orientation if turned else 1, found.upright_size(turned)
         crop = Crop(orientation) if whole else pillow_crop(spec, width, height, orientation)
         shape = (height, width, 3) if whole else (spec.size, spec.size, 3)
-        child.send(WANT.pack(WHOLE if whole else CROP, *crop))
-        made, size = MADE.unpack(child.receive(MADE.size))
-        if not made:
-            what = f"{found.format} of {found.width}x{found.height} px cannot be decoded"
-            raise undecodable(f"{what}: truncated, corrupt, or it takes more than {self.memory_bytes / 1e6:.0f} MB")
-        if size != math.prod(shape):
-            raise DiedError("nonsense")
-        return np.frombuffer(child.receive(size), np.uint8).reshape(shape), found
+        most = min(self.memory_bytes, memory_for(found.format, len(data), found.pixels))
+        with self._memory(most):
+            child.deadline = time.monotonic() + self.answer_seconds
+            child.send(WANT.pack(WHOLE if whole else CROP, *crop))
+            made, size = MADE.unpack(child.receive(MADE.size))
+            if not made:
+                what = f"{found.format} of {found.width}x{found.height} px cannot be decoded"
+                raise undecodable(f"{what}: truncated, corrupt, or it takes more than {most / 1e6:.0f} MB")
+            if size != math.prod(shape):
+                raise DiedError("nonsense")
+            return np.frombuffer(child.receive(size), np.uint8).reshape(shape), found
 
     def _count(self, outcome: Outcome) -> None:
         with self._lock:

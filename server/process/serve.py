@@ -1,6 +1,7 @@
 """Runs the service as a process: sockets, signals, all ports, the exit code."""
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import logging
@@ -27,6 +28,14 @@ logger = logging.getLogger("milkweed.serve")
 # How long a thread may run Python while others wait for it; CPython's own 5 ms are as long as a whole request. Whenever
 # one thread was busy for long (with a large body or answer), each step of all others began with such a wait.
 SWITCH_SECONDS = 0.001
+
+_PR_SET_DUMPABLE = 4
+
+
+def keep_memory_private() -> None:
+    """Let no process of the same user read this one's memory, trace it, or find keys in a core dump (Linux alone)."""
+    if sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
+        logger.warning("other processes of this user can read the memory of this one: prctl refuses PR_SET_DUMPABLE")
 
 
 def run_server(settings: Settings, bundles: Mapping[str, Path]) -> int:

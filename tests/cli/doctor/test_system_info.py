@@ -1,6 +1,7 @@
 """Tests how facts about the machine are read, from made files and a torch that refuses."""
 
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,16 @@ def test_a_port_in_use_is_broken() -> None:
         found = plan(port=number)["port"]
     assert (found.status, found.fix) == ("broken", f"milkweed serve --port {number + 1000}")
     assert found.text == f"cannot listen on 127.0.0.1 port {number}: Address already in use (--port)"
+
+
+def test_the_processes_for_rare_formats_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = plan(formats="jpeg,tiff,gif")["sandbox"]
+    assert (found.status, found.text) == ("ok", "TIFF, GIF: decoded by processes behind a filter of system calls")
+    assert "sandbox" not in plan(formats="jpeg,png")
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    found = plan(formats="jpeg,tiff")["sandbox"]
+    assert (found.status, found.fix) == ("broken", "milkweed serve --formats jpeg,png,webp,npy")
+    assert found.text == "the decoder of rare formats cannot be started: No such file or directory"
 
 
 def test_a_free_port_is_fine() -> None:

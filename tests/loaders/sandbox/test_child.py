@@ -1,5 +1,6 @@
 """A child alone imports little, can do little once it has limited itself, and ends with its parent."""
 
+import ctypes
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import PIL
+import psutil
 import pytest
 from PIL import Image
 
@@ -24,20 +26,48 @@ PACKAGES = str(Path(PIL.__file__).parent.parent)
 
 # This program limits itself as a child does, then makes each attempt and prints what came of it.
 ATTEMPTS = """
-import os, runpy, socket, sys
+import ctypes, fcntl, mmap, os, resource, runpy, socket, sys
 child = runpy.run_path(sys.argv[2])
 child["load_plugins"]()
-if os.geteuid() == 0:
-    os.setuid(65534)  # the processes of root are not counted
+victim, secret, user = map(int, sys.argv[3:6])
+libc = ctypes.CDLL(None, use_errno=True)
+os.setuid(user)
 child["limit"](64 << 20)
+class Span(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+buffer = ctypes.create_string_buffer(16)
+here, there = Span(ctypes.addressof(buffer), 16), Span(secret, 16)
+def call(name, *arguments):
+    result = getattr(libc, name)(*(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))
+    if result == -1:
+        raise OSError(ctypes.get_errno(), "")
 for name, attempt in {
-    "file": lambda: open("/dev/null"),
+    "open": lambda: open("/dev/null"),
+    "memfd": lambda: os.memfd_create("x"),
     "socket": lambda: socket.socket(),
     "pipe": lambda: os.pipe(),
-    "process": lambda: os.fork() or os._exit(0),
-    "memory": lambda: bytearray(65 << 20),
-    "less memory": lambda: bytearray(40 << 20),
-    "nice": lambda: None if os.nice(0) >= 10 else 1 / 0,
+    "dup": lambda: os.dup(0),
+    "ioctl": lambda: fcntl.ioctl(0, 0x5413, bytes(8)),
+    "fork": lambda: os.fork() or os._exit(0),
+    "execve": lambda: os.execv("/bin/true", ["true"]),
+    "kill": lambda: os.kill(victim, 0),
+    "stop": lambda: os.kill(victim, 19),
+    "pidfd": lambda: os.pidfd_open(victim),
+    "read limit of another": lambda: resource.prlimit(victim, resource.RLIMIT_NOFILE),
+    "set limit of another": lambda: resource.prlimit(victim, resource.RLIMIT_NOFILE, (64, 64)),
+    "setpriority": lambda: os.setpriority(os.PRIO_PROCESS, victim, 19),
+    "ptrace": lambda: call("ptrace", 0x4206, victim, 0, 0),
+    "process_vm_readv": lambda: call("process_vm_readv", victim, ctypes.byref(here), 1, ctypes.byref(there), 1, 0),
+    "shmget": lambda: call("shmget", 0, 1 << 20, 0o1600),
+    "unshare": lambda: call("unshare", 0x10000000),
+    "io_uring_setup": lambda: call("syscall", 425, 8, ctypes.create_string_buffer(120)),
+    "bpf": lambda: call("syscall", {"x86_64": 321, "aarch64": 280}[os.uname().machine], 5, bytes(128), 128),
+    "code": lambda: mmap.mmap(-1, 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC),
+    "more code": lambda: call("mprotect", ctypes.addressof(buffer) & ~4095, 4096, 5),
+    "capset": lambda: call("capset", b"\\x22\\5\\x08\\x20" + bytes(4), b"\\xff" * 24),
+    "more files": lambda: call("prlimit", 0, 7, (ctypes.c_ulong * 2)(64, 64), None),
+    "more memory": lambda: bytearray(65 << 20),
+    "memory": lambda: bytearray(40 << 20),
 }.items():
     try:
         attempt()
@@ -45,6 +75,8 @@ for name, attempt in {
     except Exception as error:
         print(name, type(error).__name__, getattr(error, "errno", ""), flush=True)
 """
+REFUSED = """open,memfd,socket,pipe,dup,ioctl,fork,execve,kill,stop,pidfd,read limit of another,set limit of another,
+setpriority,ptrace,process_vm_readv,shmget,unshare,io_uring_setup,bpf,code,more code,capset,more files"""
 
 
 def test_it_imports_only_pillow_the_crop_and_the_standard_library(
@@ -71,26 +103,36 @@ def test_it_imports_only_pillow_the_crop_and_the_standard_library(
     assert {"PIL.Image", "PIL._imaging", "PIL._avif", "struct"} <= modules
     packages = {name.partition(".")[0] for name in modules}
     # `crop` is preprocess/crop.py; `copy` looks for Jython's package `org` in vain.
-    assert packages - sys.stdlib_module_names == {"PIL", "crop", "org"}
+    assert packages - sys.stdlib_module_names == {"PIL", "crop", "org", "syscall_filter"}
 
 
-def test_it_can_open_nothing_and_has_no_more_memory_than_it_may() -> None:
+@pytest.mark.parametrize("user", sorted({os.geteuid(), 65534} if os.geteuid() == 0 else {os.geteuid()}))
+def test_whoever_it_is_it_reaches_nothing_and_has_no_more_memory_than_it_may(user: int) -> None:
+    """As root without its capabilities, and as nobody; the process that it attacks is this one."""
+    secret = ctypes.create_string_buffer(b"a TLS key")
+    arguments = [PACKAGES, child_module.__file__, os.getpid(), ctypes.addressof(secret), user]
     ran = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", ATTEMPTS, PACKAGES, child_module.__file__],
+        [sys.executable, "-I", "-S", "-c", ATTEMPTS, *map(str, arguments)],
         stdout=subprocess.PIPE,
         check=True,
         text=True,
         timeout=HANG_SECONDS,
     )
-    assert ran.stdout.splitlines() == [
-        "file OSError 24",
-        "socket OSError 24",
-        "pipe OSError 24",
-        "process BlockingIOError 11",
-        "memory MemoryError ",
-        "less memory done",
-        "nice done",
-    ]
+    refused = [f"{name} PermissionError 1" for name in REFUSED.replace("\n", "").split(",")]
+    assert ran.stdout.splitlines() == [*refused, "more memory MemoryError ", "memory done"]
+
+
+def test_where_the_kernel_gives_no_filter_no_child_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child's program runs as on a machine whose architecture it does not know."""
+    script = tmp_path / "child.py"
+    script.write_text(
+        "import platform, runpy, sys\n"
+        "platform.machine = lambda: 'riscv64'\n"
+        f"runpy.run_path({child_module.__file__!r}, run_name='__main__')\n"
+    )
+    monkeypatch.setattr(child_module, "__file__", str(script))
+    with pytest.raises(LoaderError, match="rare formats did not start: seccomp gives it no filter here"):
+        Child(64 << 20, 1, 10)
 
 
 def test_the_kernel_holds_the_limits_of_a_real_one(sandbox: Sandbox, encoded: Callable[..., bytes]) -> None:
@@ -102,8 +144,13 @@ def test_the_kernel_holds_the_limits_of_a_real_one(sandbox: Sandbox, encoded: Ca
     for name in ("Max open files", "Max file size", "Max core file size", "Max processes"):
         assert limits[name] == ["0", "0"], name
     soft, hard = map(int, limits["Max address space"])
-    assert soft == hard
-    assert 256 << 20 < soft < 400 << 20
+    assert 256 << 20 < hard < 400 << 20
+    mapped = int(Path(f"/proc/{child.process.pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    assert soft < mapped + (40 << 20)  # what a picture of 8 x 8 px needs, and no more
+    assert psutil.Process(child.process.pid).nice() == min(19, os.nice(0) + 10)
+    status = Path(f"/proc/{child.process.pid}/status").read_text()
+    for line in ("NoNewPrivs:\t1", "Seccomp:\t2", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000"):
+        assert line in status
     assert int(limits["Max cpu time"][0]) in (3, 4)
     environment = Path(f"/proc/{child.process.pid}/environ").read_bytes().rstrip(b"\0").split(b"\0")
     assert all(variable.startswith(b"MALLOC_") for variable in environment)

@@ -124,7 +124,7 @@ def test_refusals_by_the_parent_cost_no_child(
     assert error.message == "TIFF of mode F is not accepted: expected 8 or 16 bit samples"
     assert refusal(sandbox, body[:60]).message == "TIFF header is broken or cut off"
     cut = refusal(sandbox, encoded(picture(90, 70), "BMP")[:-4000])
-    assert cut.message == "BMP of 90x70 px cannot be decoded: truncated, corrupt, or it takes more than 268 MB"
+    assert cut.message == "BMP of 90x70 px cannot be decoded: truncated, corrupt, or it takes more than 25 MB"
     crop(sandbox, body)
     assert pid_of_the_idle_one(sandbox) == pid
     assert (sandbox.images, sandbox.deaths) == ({"ok": 2, "refused": 3}, {})
