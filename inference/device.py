@@ -4,6 +4,7 @@ import ctypes
 import math
 import os
 import platform
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +15,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _CPU_INFO = Path("/proc/cpuinfo")
+_ROOT, _ESCAPED = Path("/"), re.compile(r"\\([0-7]{3})")
+_QUOTA = re.compile(r"([0-9]{1,18})\s+([1-9][0-9]{0,17})\s*")  # and its period; -1 or "max" is none
+_GROUP = re.compile(r"^\d+:([^:\n]*):(/.*)$", re.MULTILINE)
+_CGROUP_MOUNT = re.compile(r"^\S+ \S+ \S+ (/\S*) (/\S*) .* - (cgroup2?) \S+ (\S+)$", re.MULTILINE)
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 """The bytes of a number of each type."""
@@ -152,17 +156,43 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(next((line for line in lines if line.startswith(("flags", "Features"))), "").split()[2:])
 
 
-def usable_cores() -> int:
-    """Cores this process may use: its affinity, bounded by the container's CPU quota; at least 1."""
+def usable_cores(root: Path = _ROOT) -> int:
+    """Cores this process may use: its affinity, bounded by the least CPU quota of its control groups; at least 1."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    try:
-        quota, period = _CPU_QUOTA.read_text().split()
-        if quota != "max":
-            cores = min(cores, math.ceil(int(quota) / int(period)))
-    except (OSError, ValueError):
-        return max(1, cores)  # no cgroup v2 here: affinity is all there is to know
+    for group in control_groups(root):
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            if found := _QUOTA.fullmatch("".join(read_text(group / name) for name in names)):
+                cores = min(cores, math.ceil(int(found[1]) / int(found[2])))
     return max(1, cores)
+
+
+def control_groups(root: Path = _ROOT) -> list[Path]:
+    """The folders of the groups that this process is in and of all above them, of cgroup v1 and v2, as far as mounted.
+
+    Args:
+        root: the folder that has `proc` and what is mounted.
+    """
+    groups, own = [], _GROUP.findall(read_text(root / "proc/self/cgroup"))
+    for top, place, version, options in _CGROUP_MOUNT.findall(read_text(root / "proc/self/mountinfo")):
+        top, place = (_ESCAPED.sub(lambda code: chr(int(code[1], 8)), path) for path in (top, place))
+        names = options.split(",") if version == "cgroup" else [""]  # version 2 has all controllers, and names none
+        for controllers, path in own:
+            if not {*controllers.split(",")}.isdisjoint(names):
+                # Where a namespace hides the way from the mount to the own group, the mount is all there is to see.
+                visible = Path(path).is_relative_to(top) and ".." not in path
+                below = Path(path).relative_to(top) if visible else Path()
+                group = root / place.lstrip("/") / below
+                groups += [group, *group.parents][: len(below.parts) + 1]
+    return groups
+
+
+def read_text(file: Path) -> str:
+    """The text of a system file; "" where it cannot be read."""
+    try:
+        return file.read_text(errors="replace")
+    except (OSError, ValueError):  # no such file, or a path that can be none
+        return ""
 
 
 def processor_name() -> str:

@@ -1,5 +1,6 @@
 """Reads memory and CPU time from the operating system, the container and the GPUs, at each scrape."""
 
+import contextlib
 import sys
 import threading
 from collections.abc import Iterator
@@ -9,13 +10,17 @@ from pathlib import Path
 import psutil
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from ...inference.device import control_groups, read_text
 from .families import counter, gauge
 from .nvml import process_bytes
 
 _TASKS = Path("/proc/self/task")
 
-CGROUP = Path("/sys/fs/cgroup")
-"""The cgroup of the container; on a host it is the root, which has no limit."""
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+_NO_LIMIT_BYTES = 1 << 60  # cgroup v1 has no word for none, and says the largest number of whole pages
 
 
 def collect_process_memory() -> Iterator[Metric]:
@@ -83,7 +88,7 @@ def gpu_memory_kinds(*, free: int, total: int, allocated: int, reserved: int, pr
 
 @dataclass(frozen=True)
 class ContainerMemory:
-    """The memory of the container as the kernel counts and limits it (cgroup v2), bytes.
+    """The memory of the container as the kernel counts and limits it (cgroup v1 or v2), bytes.
 
     Args:
         working_set: memory of all processes without file pages that were not read for a while, as the kubelet counts.
@@ -94,22 +99,23 @@ class ContainerMemory:
     limit: int
 
 
-def container_memory(cgroup: Path = CGROUP) -> ContainerMemory | None:
-    """Read the memory of the container; None where it has no limit or cannot be read."""
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        if limit == "max":
-            return None
-        used = int((cgroup / "memory.current").read_text())
-        counts = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        return ContainerMemory(max(0, used - int(counts.get("inactive_file", 0))), int(limit))
-    except (OSError, ValueError):
-        return None
+def container_memory(root: Path = Path("/")) -> ContainerMemory | None:
+    """Read the memory of the process's control group with the least limit; None where none has one or can be read."""
+    found = []
+    for group in control_groups(root):
+        for limit, used, inactive in _MEMORY_FILES:
+            with contextlib.suppress(ValueError, IndexError):
+                most, held = (int(read_text(group / name)) for name in (limit, used))
+                if most < _NO_LIMIT_BYTES:
+                    counts = read_text(group / "memory.stat").split()
+                    idle = int(counts[counts.index(inactive) + 1]) if inactive in counts else 0
+                    found.append(ContainerMemory(max(0, held - idle), most))
+    return min(found, key=lambda memory: memory.limit, default=None)
 
 
-def collect_container_memory(cgroup: Path = CGROUP) -> Iterator[Metric]:
+def collect_container_memory(root: Path = Path("/")) -> Iterator[Metric]:
     """Collect working set and limit, where there is a limit."""
-    memory = container_memory(cgroup)
+    memory = container_memory(root)
     if memory is None:
         return
     text = "Memory of the container that cannot be taken back, of all its processes."

@@ -18,6 +18,9 @@ from milkweed.inference.device import (
 from milkweed.inference.open import InferenceOptions
 from milkweed.server.config.inference_options import inference_options
 from milkweed.server.config.settings import Settings
+from milkweed.server.telemetry.system_metrics import container_memory
+
+from .system_tree import system_tree
 
 
 def test_auto_is_the_cpu_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,10 +85,79 @@ def test_every_way_to_open_a_model_takes_the_dtype_of_its_device() -> None:
 def test_container_quota_bounds_the_cores(
     quota: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "cpu.max"
-    file.write_text(quota + "\n")
-    monkeypatch.setattr("milkweed.inference.device._CPU_QUOTA", file)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
-    assert usable_cores() == cores
-    monkeypatch.setattr("milkweed.inference.device._CPU_QUOTA", tmp_path / "none")
-    assert usable_cores() == 8
+    assert usable_cores(tmp_path) == 8
+    assert usable_cores(system_tree(tmp_path, "0::/", "/", {"cpu.max": quota})) == cores
+
+
+V1 = "cgroup cgroup rw,cpu,cpuacct"
+V1_GROUPS = "12:memory:/a/b\n4:cpuacct,cpu:{}\n1:name=systemd:/user.slice\n0::/user.slice"
+LAYOUTS = {  # /proc/self/cgroup, the mount's root, its file system; files below the mount; cores
+    "v2, the container's own namespace": ("0::/", "/", "", {"cpu.max": "300000 100000"}, 3),
+    "v2, CPUQuota= of a service": ("0::/system.slice/a.service", "/", "", {"system.slice/a.service/cpu.max": "2 1"}, 2),
+    "v2, a slice above the service": ("0::/my.slice/a.service", "/", "", {"my.slice/cpu.max": "300000 100000"}, 3),
+    "v2, the least of all": (
+        "0::/a/b/c",
+        "/",
+        "",
+        {"a/cpu.max": "5 1", "a/b/cpu.max": "2 1", "a/b/c/cpu.max": "max 1", "cpu.max": "7 1", "z/cpu.max": "1 1"},
+        2,
+    ),
+    "v2, the host's namespace": ("0::/kubepods/pod1/c1", "/kubepods/pod1/c1", "", {"cpu.max": "400000 100000"}, 4),
+    "v2, moved out of its namespace": ("0::/../other", "/", "", {"cpu.max": "3 1", "other/cpu.max": "1 1"}, 3),
+    "v2, mounted from far below": ("0::/a", "/../../b", "", {"cpu.max": "3 1"}, 3),
+    "v1, the root": (V1_GROUPS.format("/"), "/", V1, {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"}, 8),
+    "v1": (V1_GROUPS.format("/"), "/", V1, {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"}, 1),
+    "v1, nested": (
+        V1_GROUPS.format("/a/b"),
+        "/",
+        V1,
+        {"a/cpu.cfs_quota_us": "250000", "a/cpu.cfs_period_us": "100000", "a/b/cpu.cfs_quota_us": "-1"},
+        3,
+    ),
+    "v1, Docker's mount of its own group": (
+        V1_GROUPS.format("/docker/ab\\x2dcd"),
+        "/docker/ab\\134x2dcd",
+        V1,
+        {"cpu.cfs_quota_us": "200000", "cpu.cfs_period_us": "100000"},
+        2,
+    ),
+    "another controller's mount": (V1_GROUPS.format("/"), "/", "cgroup cgroup rw,pids", {"cpu.max": "1 1"}, 8),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_least_quota_of_all_groups_counts_in_each_layout(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    group, top, kind, files, cores = LAYOUTS[name]
+    assert usable_cores(system_tree(tmp_path, group, top, files, kind or "cgroup2 cgroup2 rw")) == cores
+
+
+@pytest.mark.parametrize(
+    ("group", "top", "quota"),
+    [
+        ("", "/", "1 1"),
+        ("0:", "/", "1 1"),
+        ("nonsense\n::\n:::::\n0::relative", "/", "1 1"),
+        ("0::/", "relative", "1 1"),
+        ("0::/a\0b\xff", "/", "9 1"),
+        ("0::/", "/", ""),
+        ("0::/", "/", "100 0"),
+        ("0::/", "/", "1" * 5000 + " 1"),
+        ("0::/", "/", "\u0663 1"),
+        ("0::/", "/", "many 5 6"),
+        ("0::/" + "a" * 5000, "/", "9 1"),
+    ],
+)
+def test_files_that_are_broken_limit_nothing(
+    group: str, top: str, quota: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    root = system_tree(tmp_path, group, top, {"cpu.max": quota})
+    assert usable_cores(root) == 8
+    assert container_memory(root) is None
+    for name in ("cgroup", "mountinfo"):
+        (root / "proc/self" / name).write_bytes(b"\xff\0 - cgroup2\n" * 100)
+        assert (usable_cores(root), container_memory(root)) == (8, None)

@@ -20,13 +20,15 @@ from milkweed.server.config.sources import origins
 from milkweed.server.telemetry import nvml
 from milkweed.server.telemetry.system_metrics import container_memory
 
+from ...inference.system_tree import system_tree
+
 
 def test_gather_reads_the_containers_limit_and_the_drivers_version(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name, text in (("memory.max", "1000000000"), ("memory.current", "5"), ("memory.stat", "inactive_file 1")):
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(module, "container_memory", lambda: container_memory(tmp_path))
+    files = {"memory.max": "1000000000", "memory.current": "5", "memory.stat": "inactive_file 1"}
+    root = system_tree(tmp_path, "0::/", "/", files)
+    monkeypatch.setattr(module, "container_memory", lambda: container_memory(root))
     monkeypatch.setattr(nvml, "library", lambda: None)
     monkeypatch.setattr(nvml, "MODULE_VERSION", tmp_path / "version")
     assert (gather().memory_limit, gather().driver) == (10**9, None)

@@ -21,6 +21,8 @@ from milkweed.server.telemetry.system_metrics import (
     gpu_memory_kinds,
 )
 
+from ...inference.system_tree import system_tree
+
 GIB = 1 << 30
 TOTAL, FREE, RESERVED, ALLOCATED = 80 * GIB, 50 * GIB, 12 * GIB, 10 * GIB
 UUID = "8a3b0f1c-0000-1111-2222-333344445555"
@@ -152,11 +154,30 @@ def test_process_memory_is_what_the_system_tells() -> None:
         assert 0 < kinds["uss"] <= kinds["pss"] <= 1.05 * kinds["rss"]
 
 
-def cgroup(folder: Path, limit: str = "2147483648", used: str = "1000000000", inactive: str = "300000000") -> Path:
-    (folder / "memory.max").write_text(limit + "\n")
-    (folder / "memory.current").write_text(used + "\n")
-    (folder / "memory.stat").write_text(f"anon 600000000\nfile 400000000\ninactive_file {inactive}\nactive_file 1\n")
-    return folder
+def cgroup(root: Path, limit: str = "2147483648", used: str = "1000000000", inactive: str = "300000000") -> Path:
+    stat = f"anon 600000000\nfile 400000000\ninactive_file {inactive}\nactive_file 1"
+    return system_tree(root, "0::/", "/", {"memory.max": limit, "memory.current": used, "memory.stat": stat})
+
+
+def test_the_least_memory_limit_of_all_groups_counts(tmp_path: Path) -> None:
+    files = {
+        "memory.max": "max",
+        "memory.current": "9000",
+        "a/memory.max": "1000",
+        "a/memory.current": "500",
+        "a/memory.stat": "inactive_file 100",
+        "a/b/memory.max": "2000",
+        "a/b/memory.current": "400",
+    }
+    assert container_memory(system_tree(tmp_path, "0::/a/b", "/", files)) == ContainerMemory(400, 1000)
+
+
+@pytest.mark.parametrize(("limit", "found"), [("1000", ContainerMemory(300, 1000)), ("9223372036854771712", None)])
+def test_memory_limits_of_cgroup_v1(limit: str, found: ContainerMemory | None, tmp_path: Path) -> None:
+    names = {"limit_in_bytes": limit, "usage_in_bytes": "500", "stat": "inactive_file 7\ntotal_inactive_file 200"}
+    files = {f"memory.{name}": text for name, text in names.items()}
+    root = system_tree(tmp_path, "5:cpu:/x\n4:memory:/docker/c1", "/docker/c1", files, "cgroup cgroup rw,memory")
+    assert container_memory(root) == found
 
 
 def test_container_memory_leaves_out_inactive_files(tmp_path: Path) -> None:
