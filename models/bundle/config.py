@@ -29,6 +29,9 @@ MAX_LAYERS = 10_000
 MAX_METRICS_BYTES = 1 << 20
 """A server sends the metrics to every client that lists its models."""
 
+REMARKS = {"provenance", "metrics", "golden", "quantisation"}
+"""Members, also of graph and program, on which no answer depends."""
+
 _PREPROCESS_KEYS = {"size", "crop_pct", "interpolation", "mean", "std"}
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -75,14 +78,12 @@ class BundleConfig:
 
     @property
     def version(self) -> str:
-        """The first 12 hex digits of the sha256 of `files` as canonical JSON (sorted, no blanks, ASCII).
+        """The first 12 hex digits of the sha256 of all that an answer depends on, as canonical JSON (sorted, no blanks,
+        ASCII): config.json without the members of REMARKS, which holds the hashes of all files.
 
-        It identifies weights, graph and labels: the same model saved twice has the same version. Where the model does
-        not compute all tokens, `files` and `tokens` are hashed: no file shows that it gives other answers.
+        The same model saved twice has the same version. What is measured or said of it later does not change that.
         """
-        files: dict[str, Any] = dict(self.files)
-        said = {"files": files, "tokens": self.tokens.to_dict()} if self.tokens else files
-        return hashlib.sha256(canonical_json(said)).hexdigest()[:12]
+        return hashlib.sha256(canonical_json(_without_remarks(self.to_dict()))).hexdigest()[:12]
 
     def answers_digest(self, computed_by: str) -> bytes:
         """16 bytes that differ between two bundles where their answers to an image may differ.
@@ -90,9 +91,7 @@ class BundleConfig:
         Args:
             computed_by: anything else that answers depend on, such as the dtype of the forward.
         """
-        rest = ("provenance", "metrics", "golden")
-        said = {name: value for name, value in self.to_dict().items() if name not in rest}
-        return hashlib.sha256(canonical_json([said, computed_by])).digest()[:16]
+        return hashlib.sha256(canonical_json([_without_remarks(self.to_dict()), computed_by])).digest()[:16]
 
     @property
     def num_classes(self) -> int:
@@ -171,6 +170,11 @@ class BundleConfig:
         )
         structure, tokens = _layer_specs(document["structure"]), _token_plan(document.get("tokens", {}))
         return cls(**{**document, "structure": structure, "tokens": tokens, "graph": graph, "program": program})
+
+
+def _without_remarks(document: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in document.items() if name not in REMARKS}
+    return kept | {name: _without_remarks(kept[name]) for name in {"graph", "program"} & set(kept)}
 
 
 def check_preprocess(values: Mapping[str, Any]) -> None:

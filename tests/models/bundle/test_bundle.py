@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,8 @@ def test_files_and_version_follow_the_format(tiny_bundle: Path) -> None:
     document = json.loads((tiny_bundle / "config.json").read_text())
     for name in ("model.safetensors", "labels.json"):
         assert document["files"][name] == hashlib.sha256((tiny_bundle / name).read_bytes()).hexdigest()
-    canonical = json.dumps(document["files"], sort_keys=True, separators=(",", ":")).encode()
+    said = {name: value for name, value in document.items() if name not in ("provenance", "metrics", "golden")}
+    canonical = json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
     assert read_config(tiny_bundle).version == hashlib.sha256(canonical).hexdigest()[:12]
     assert set(document) == {
         "format",
@@ -83,6 +85,45 @@ def test_the_version_depends_on_the_weights(tiny_bundle: Path, tiny_config: Bund
     with torch.no_grad():
         model.get_parameter("head.bias")[0] += 1
     assert save_bundle(tmp_path / "other", model, tiny_config).version != version
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        {"preprocess": {"crop_pct": 0.5}},
+        {"preprocess": {"mean": [0.1, 0.2, 0.3]}},
+        {"preprocess": {"std": [0.1, 0.2, 0.3]}},
+        {"preprocess": {"interpolation": "nearest"}},
+        {"preprocess": {"orientation": "ignore"}},
+        {"arch": "vitae_tiny"},
+        {"arch_args": {"num_heads": 2}},
+        {"storage": {"head": "int8"}},
+        {"widths": {"blocks.0.mlp": 7}},
+        {"tokens": {"class_last": True}},
+        {"program": {"precision": "bfloat16", "golden": {"index": [[0], [0]], "probability": [[1.0], [1.0]]}}},
+    ],
+)
+def test_whatever_an_answer_depends_on_is_another_version(tiny_bundle: Path, member: dict[str, Any]) -> None:
+    document = json.loads((tiny_bundle / "config.json").read_text())
+    version = BundleConfig.from_dict(document).version
+    (name, value), *_ = member.items()
+    document[name] = {**document.get(name, {}), **value} if isinstance(value, dict) else value
+    assert BundleConfig.from_dict(document).version != version
+
+
+def test_what_is_only_said_of_a_bundle_leaves_its_version(tmp_path: Path) -> None:
+    golden = {"index": [[0], [0]], "probability": [[0.5], [0.5]]}
+    record = {"file": "graph.onnx", "precision": "int8", "opset": 17, "backends": ["openvino"], "golden": golden}
+    config = {
+        **BundleConfig(arch="any", preprocess=default_preprocess("vit_tiny_patch16_224")).to_dict(),
+        "files": {"labels.json": "0" * 64, "graph.onnx": "1" * 64},
+        "graph": {**record, "quantisation": {"versions": {"nncf": "1"}}},
+    }
+    version = BundleConfig.from_dict(config).version
+    graph = {**config["graph"], "quantisation": {}, "golden": {"index": [[0], [0]], "probability": [[0.4], [0.5]]}}
+    said = {"provenance": {"by": "us"}, "metrics": {"top1": 0.9}, "golden": golden, "graph": graph}
+    assert BundleConfig.from_dict(config | said).version == version
+    assert BundleConfig.from_dict(config | {"graph": {**graph, "backends": ["onnxruntime"]}}).version != version
 
 
 def test_permissions_are_those_of_ordinary_files(tmp_path: Path, tiny_config: BundleConfig) -> None:

@@ -1,6 +1,5 @@
 """Bundles of models that compute fewer tokens: saved and loaded as they are, told apart, checked."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -61,8 +60,6 @@ def test_a_bundle_of_all_tokens_is_what_it_was(tmp_path: Path) -> None:
     path = saved(tmp_path / "plain", ALL_TOKENS)
     assert "tokens" not in json.loads((path / "config.json").read_text())
     assert read_config(path).tokens == ALL_TOKENS
-    files = json.dumps(read_config(path).files, sort_keys=True, separators=(",", ":"))
-    assert read_config(path).version == hashlib.sha256(files.encode()).hexdigest()[:12]
 
 
 def test_the_same_weights_with_other_tokens_are_another_version(tmp_path: Path) -> None:
