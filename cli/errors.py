@@ -2,6 +2,8 @@
 
 import typer
 
+from ..models.errors import printable
+
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
@@ -48,11 +50,6 @@ def explain(error: Exception) -> tuple[str, int]:
 def one_line(text: str) -> str:
     """Put `text` on one line that is safe to print on a terminal: names of files may hold anything."""
     return printable(" ".join(text.split()))
-
-
-def printable(text: str) -> str:
-    """Escape the characters that a terminal might obey or cannot show."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def details(error: Exception) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..models.errors import printable
+
 if TYPE_CHECKING:
     from ..models import BundleConfig
 
@@ -32,7 +34,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
         right = column.startswith(" ")
         table.add_column(column.strip(), justify="right" if right else "left", no_wrap=right, overflow="fold")
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+        table.add_row(*(printable(str(cell)) for cell in row))
     print_rich(table)
 
 
@@ -51,12 +53,12 @@ def print_fields(fields: Mapping[str, object]) -> None:
     """Print `name  value` lines with the values aligned."""
     width = max((len(name) for name in fields), default=0)
     for name, value in fields.items():
-        print(f"{name:<{width}}  {value}")
+        print(printable(f"{name:<{width}}  {value}"))
 
 
 def note(text: str) -> None:
     """Print one line for a person on stderr."""
-    print(f"milkweed: {text}", file=sys.stderr, flush=True)
+    print(f"milkweed: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def megabytes(count: int) -> str:

@@ -84,8 +84,11 @@ class OpenedModel:
 DEFAULT_OPTIONS = InferenceOptions()
 
 
-def open_model(bundle: Path, options: InferenceOptions = DEFAULT_OPTIONS) -> OpenedModel:
+def open_model(bundle: Path, options: InferenceOptions = DEFAULT_OPTIONS, version: str | None = None) -> OpenedModel:
     """Open a bundle. It runs on the thread that will own the device; whatever is raised, nothing stays open.
+
+    Args:
+        version: the only one to open, whatever lies there by now; None opens any.
 
     Raises:
         ValueError: (BundleError, DeviceError, BackendError) one line that says what is wrong; a wrong answer to the
@@ -95,7 +98,7 @@ def open_model(bundle: Path, options: InferenceOptions = DEFAULT_OPTIONS) -> Ope
     device = resolve_device(options.device)
     use_device(device)
     with ExitStack() as opened, ExitStack() as folder:
-        forwards = _Forwards(bundle, options, device, folder)
+        forwards = _Forwards(bundle, options, device, folder, version)
         candidates = forwards.candidates
         config, spec = forwards.config, forwards.spec
         max_batch_size = options.max_batch_size or default_batch_size(device, forwards.plan)
@@ -137,8 +140,11 @@ class _Forwards:
         folder: closes the temporary folder of a graph that is exported.
     """
 
-    def __init__(self, bundle: Path, options: InferenceOptions, device: Device, folder: ExitStack) -> None:
+    def __init__(
+        self, bundle: Path, options: InferenceOptions, device: Device, folder: ExitStack, version: str | None = None
+    ) -> None:
         config = read_config(bundle)
+        check_version(bundle, version or config.version, config.version)
         self.candidates, self.refused = find_candidates(
             options.backend, options.dtype, device, config.graph, config.program, weights=not config.graph_only
         )

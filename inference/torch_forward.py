@@ -140,6 +140,14 @@ class TorchForward(Forward):
         scores, indices = probabilities.topk(k)
         return indices.tolist(), scores.cpu().numpy()  # one copy to the host each
 
+    def close(self) -> None:
+        """End the helper threads and let the tensors go, also those of modules that only a collector would free: torch
+        makes a class for each parametrized one, and a class refers to itself."""
+        super().close()
+        for module in self._probabilities.modules():
+            module._parameters.clear()
+            module._buffers.clear()
+
     def _on_host(self, probabilities: Tensor) -> NDArray[np.float32]:
         found: NDArray[np.float32] = probabilities.float().cpu().numpy()
         return found

@@ -29,6 +29,11 @@ def quoted(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def printable(text: str) -> str:
+    """Escape the characters that a terminal might obey or cannot show."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 def first_line(error: BaseException) -> str:
     """The first line that says something in an error of another library, or its type where there is none.
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...models.errors import printable
 from ..bundle_args import installed_demo
 from ..errors import FAILED
 from ..options import Json, text_option
@@ -25,9 +26,10 @@ def doctor(bundle: MaybeBundle = None, config: ConfigFile = None, json: Json = F
     """Check this machine: what would be used, and what is missing.
 
     Says what the machine can do, what `milkweed serve` would use of it and why, and what to install for more. Takes
-    every option of `milkweed serve` too (see there), and reads the same variables and file. Nothing is downloaded,
-    measured or changed. Each row is ok, warning (it works, but not well), missing (optional) or broken. The exit code
-    is 1 if anything is broken: `milkweed serve` with these settings would not start, or not as it was asked to.
+    every option of `milkweed serve` too (see there), and reads the same variables and file. The bundle is opened in a
+    process of its own; nothing is downloaded or changed. Each row is ok, warning (it works, but not well), missing
+    (optional) or broken. The exit code is 1 if anything is broken: `milkweed serve` with these settings would not
+    start, or not as it was asked to.
 
     \b
     Example:
@@ -96,7 +98,7 @@ def _print(findings: "list[Finding]") -> None:
                 table.add_row()
             part = finding.part
             table.add_row(Text(part, style="bold"))
-        text = Text(finding.text)
+        text = Text(printable(finding.text))
         if finding.fix:
             text.append(f"\n→ {finding.fix}", style="cyan")
         table.add_row(f"  {finding.name}", Text(finding.status, style=COLOURS[finding.status]), text)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from ...models.programs.file import load_operators
 from ...server.config.settings import OFF, Settings, image_limits
 from ...server.http.transport.sockets import PortError, listen
 from ...server.repository.store import RepositoryError, scan
+from ...server.repository.trial import try_bundle
 from .finding import Finding
 
 _row = partial(Finding, "would serve")
@@ -82,6 +84,7 @@ def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path |
     model = None
     if bundle is not None:
         try:
+            _try(bundle, settings)
             model = _read(bundle)
             million = f"{model.macs / 1e6:,.0f} million multiply-accumulates an image"
             yield _row("model", "ok", f"{bundle}: {model.arch}, version {model.version}, {model.form}, {million}")
@@ -259,6 +262,14 @@ def _repository(root: Path) -> Finding:
         return _row("repository", "warning", f"{root} holds no bundle", f"milkweed import CHECKPOINT {root}/NAME")
     versions = sum(map(len, found.values()))
     return _row("repository", "ok", f"{root}: {len(found)} models in {versions} versions")
+
+
+def _try(bundle: Path, settings: Settings) -> None:
+    """Open the bundle in a child process, as the service does while it serves others. Raises ValueError as `try_bundle`
+    does, but for what rows of their own say: a device or backend that is not there."""
+    with suppress(DeviceError):
+        device = str(resolve_devices(settings.device)[0])
+        try_bundle(bundle.name, bundle, settings.model_copy(update={"device": device}))
 
 
 def _read(path: Path) -> Model:

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
-from ..errors import WRONG_USAGE, CommandError, one_line, printable
+from ...models.errors import printable
+from ..errors import WRONG_USAGE, CommandError, one_line
 from ..output import note, print_json
 
 if TYPE_CHECKING:

@@ -57,7 +57,7 @@ def serve(models: Models = None, config: ConfigFile = None, **settings: str | No
     # Read before the heavy imports and the port, so that faults in a bundle's small files are reported at once.
     from ...models import read_config
 
-    for path in bundles.values():
+    for path in bundles.values() if not loaded.start_with_failures else ():
         read_config(path)
     from ...server.process.http_server import exit_now
     from ...server.process.serve import keep_memory_private, run_server

@@ -12,7 +12,7 @@ from ..config.aliases import AliasTarget, describe_alias
 from ..errors import ServiceError, error_headers
 from ..http.transport.counted_protocol import REFUSAL_KEY
 from ..repository.served_model import ServedModel
-from ..repository.store import RepositoryError
+from ..repository.store import RepositoryError, StoredBundle
 from ..security.auth import Authenticator
 from ..service.poller import RepositoryPoller
 from ..service.service import Service
@@ -59,14 +59,10 @@ def _repository_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/repository")
     async def index() -> JSONResponse:
-        """List every bundle of the repository, newest versions first, and which of them are served."""
+        """List every bundle of the repository, newest versions first: which of them are served, and why one is not."""
         poller = _poller(service)
-        names = [
-            {"name": each.name, "number": each.number or None, "serves": _serves(service, each.name, each.number)}
-            for versions in (await poller.scan()).values()
-            for each in versions
-        ]
-        return JSONResponse({"models": names})
+        versions = (await poller.scan()).values()
+        return JSONResponse({"models": [_entry(service, each) for stored in versions for each in stored]})
 
     @router.post("/v1/repository/look")
     async def look() -> JSONResponse:
@@ -164,8 +160,10 @@ def _poller(service: Service) -> RepositoryPoller:
     return service.poller
 
 
-def _serves(service: Service, name: str, number: str) -> bool:
-    return any(model.number == number for model in service.models.versions(name))
+def _entry(service: Service, stored: StoredBundle) -> dict[str, Any]:
+    serves = any(model.number == stored.number for model in service.models.versions(stored.name))
+    error = service.lifecycle.failures.get((stored.name, stored.number))
+    return {"name": stored.name, "number": stored.number or None, "serves": serves, "error": error}
 
 
 def _summary(model: ServedModel) -> dict[str, Any]:

@@ -72,9 +72,11 @@ def model_config(settings: Settings, model: ServedModel) -> dict[str, Any]:
 
 def repository_index(service: Service, *, ready_only: bool) -> list[dict[str, str]]:
     """List every model of the service, and whether it is ready."""
-    if not service.models:
+    failures = service.lifecycle.failures
+    if not (service.models or failures):
         return [] if ready_only else [_entry(name, "", "LOADING") for name in service.names]
-    return [_entry(model.name, version_of(model), "READY") for model in service.models.every()]
+    failed = [] if ready_only else [_entry(*key, "UNAVAILABLE", "could not be loaded") for key in failures]
+    return [_entry(model.name, version_of(model), "READY") for model in service.models.every()] + failed
 
 
 def statistics(models: Iterable[ServedModel], counted: Mapping[str, ModelStatistics]) -> list[dict[str, Any]]:
@@ -98,8 +100,8 @@ def statistics(models: Iterable[ServedModel], counted: Mapping[str, ModelStatist
     return found
 
 
-def _entry(name: str, version: str, state: str) -> dict[str, str]:
-    return {"name": name, "version": version, "state": state, "reason": ""}
+def _entry(name: str, version: str, state: str, reason: str = "") -> dict[str, str]:
+    return {"name": name, "version": version, "state": state, "reason": reason}
 
 
 def _tensor(name: str, datatype: str, shape: list[int]) -> dict[str, Any]:

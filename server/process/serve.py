@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from ...models.errors import printable
 from ..config.settings import Settings
 from ..http.transport.sockets import allow_files, listen, url_of
 from ..security.tls import Tls
@@ -134,7 +135,7 @@ def _seconds_since_start() -> float:
 def log_failure(error: BaseException) -> None:
     """Tell why the models could not be loaded: in one line where the user can mend it, else with the traceback."""
     if isinstance(error, ValueError | OSError):
-        print(f"milkweed: error: {error}", file=sys.stderr, flush=True)
+        print(f"milkweed: error: {printable(str(error))}", file=sys.stderr, flush=True)
     else:
         logger.error("the models could not be loaded", exc_info=error)
 
@@ -150,4 +151,4 @@ def log_models(service: Service, url: str) -> None:
             f"on {url} | device {model.device}, {model.pipeline.plan} | "
             f"loader {model.loader} | dtype {model.dtype} | kernels {model.kernels}"
         )
-        print(line, flush=True)
+        print(printable(line), flush=True)

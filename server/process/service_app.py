@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from ..api.app import http_app
 from ..config.settings import Settings
-from ..repository.served_model import OpenModel, open_model
+from ..repository.served_model import OpenModel, open_tried
 from ..security.auth import Authenticator
 from ..security.file_watcher import FileWatcher
 from ..service.service import Service
@@ -20,7 +20,7 @@ def create_app(
     settings: Settings,
     bundles: Mapping[str, Path],
     *,
-    open_model: OpenModel = open_model,
+    open_model: OpenModel = open_tried,
     on_prepared: Callable[[BaseException | None], None] | None = None,
     on_ended: Callable[[], None] = lambda: None,
 ) -> FastAPI:

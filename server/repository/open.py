@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ...models.bundle.strict_json import canonical_json
 from ...models.programs.session import kernels_refusal
 from ..config.settings import Settings
 from .served_model import OpenModel, ServedModel
+from .trial import is_ours
 
 logger = logging.getLogger("milkweed.opening")
 
@@ -41,7 +43,12 @@ def opening(paths: Iterable[Path], settings: Settings) -> Iterator[Callable[...,
 
 
 def open_on_all(
-    open_model: OpenModel, name: str, path: Path, settings: Mapping[int, Settings], devices: Mapping[int, str]
+    open_model: OpenModel,
+    name: str,
+    path: Path,
+    settings: Mapping[int, Settings],
+    devices: Mapping[int, str],
+    serving: bool = False,
 ) -> ServedModel:
     """A model with a pipeline for each engine.
 
@@ -50,6 +57,7 @@ def open_on_all(
 
     Args:
         settings, devices: what to open it with and what the device is called, by engine_id.
+        serving: other models serve meanwhile.
 
     Raises:
         ValueError: (BundleError, DeviceError) it cannot be opened, whatever was raised: one line in words of ours,
@@ -61,12 +69,15 @@ def open_on_all(
     opened: dict[int, ServedModel] = {}
     try:
         for engine_id, own in settings.items():
+            tried = {"serving": True} if serving and not opened else {}  # by a child once, for all engines
             if opened:  # measured once: answers must not depend on who computed them
                 own = own.model_copy(update=_chosen(next(iter(opened.values()))))
             where = f"device {devices[engine_id]}: " if len(settings) > 1 else ""
-            opened[engine_id] = _open(open_model, name, path, own, where)
+            opened[engine_id] = _open(partial(open_model, name, path, own, **tried), name, where)
         model = next(iter(opened.values()))
         canonical_json(model.describe())  # raises here what would fail /v1/models for all
+        if any(each.version != model.version for each in opened.values()):
+            raise DeviceError(f"model {name}: its bundle was replaced while it was opened")
         dtypes = {devices[engine_id]: each.dtype for engine_id, each in opened.items()}
         if len(set(dtypes.values())) > 1:
             what = ", ".join(f"{device} in {dtype}" for device, dtype in dtypes.items())
@@ -91,19 +102,13 @@ def _chosen(first: ServedModel) -> dict[str, str]:
     return chosen | ({"dtype": first.dtype} if first.pipeline.device.type == "cpu" else {})
 
 
-def _open(open_model: OpenModel, name: str, path: Path, settings: Settings, where: str) -> ServedModel:
+def _open(call: Callable[[], ServedModel], name: str, where: str) -> ServedModel:
     try:
-        return open_model(name, path, settings)
+        return call()
     except Exception as error:
-        if _is_ours(error):
+        if is_ours(error):
             if not where:
                 raise
             raise DeviceError(f"{where}{error}") from error
         logger.exception("%smodel %s cannot be opened", where, name)
         raise DeviceError(f"{where}model {name} cannot be opened: an unexpected error, the log has it") from error
-
-
-def _is_ours(error: Exception) -> bool:
-    """Whether it is a line for the user: a ValueError, unless another library made a class of its own of it."""
-    kind = type(error)
-    return kind is ValueError or (isinstance(error, ValueError) and kind.__module__.startswith("milkweed."))

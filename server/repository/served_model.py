@@ -22,6 +22,7 @@ from ..config.settings import Settings, image_limits
 from ..errors import ServiceError
 from ..scheduler.cost_model import CostModel
 from .search_summary import search_summary
+from .trial import noted, try_bundle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,12 +222,20 @@ MOST_LABELS = 100
 """So many labels at most are in /v1/models: those of ImageNet would be 30 kB a model."""
 
 
-OpenModel = Callable[[str, Path, Settings], ServedModel]
+OpenModel = Callable[..., ServedModel]
+"""Takes what `open_tried` takes; `serving` where it is true."""
 
 
-def open_model(name: str, path: Path, settings: Settings) -> ServedModel:
-    """Open a bundle on one engine's device; raises as `inference.open.open_model`."""
-    opened = open_bundle(path, inference_options(settings))
+def open_tried(name: str, path: Path, settings: Settings, *, serving: bool = False) -> ServedModel:
+    """Open a bundle on one engine's device; in a child first, where others are `serving` or an earlier opening did not
+    end. Raises ValueError as `open_model` and `try_bundle`."""
+    with noted(path) as suspect:
+        return open_model(name, path, settings, try_bundle(name, path, settings) if serving or suspect else None)
+
+
+def open_model(name: str, path: Path, settings: Settings, version: str | None = None) -> ServedModel:
+    """Open a bundle on one engine's device; arguments and errors as those of `inference.open.open_model`."""
+    opened = open_bundle(path, inference_options(settings), version)
     return ServedModel(
         name=name,
         config=opened.config,

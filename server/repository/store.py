@@ -5,15 +5,21 @@ models/vitae/1/config.json ...         two; the highest number answers who asks 
 models/vitae/2/config.json ...
 """
 
-import os
+import logging
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from ...models.bundle.graph_record import GRAPH
 from ...models.bundle.reading import CONFIG, LABELS, WEIGHTS
 
+logger = logging.getLogger("milkweed.watch")
+
 MAX_NAMES = 1000
+
+_NAME = re.compile(r"[^\W_][\w.-]*")  # what a URL, a setting and a terminal can carry
 
 MISSING = (FileNotFoundError, NotADirectoryError, PermissionError)
 """What says that no bundle is there for us (`lost+found` is nobody's); any other error may pass."""
@@ -46,9 +52,8 @@ class StoredBundle:
 
 
 def scan(root: Path) -> dict[str, list[StoredBundle]]:
-    """Find the versions of each name, newest first. Folders that are no bundles, or not yet, are passed over.
-
-    A name that is not UTF-8 has its odd bytes as \\xff: metrics and JSON could not say it.
+    """Find the versions of each name, newest first. Folders that are no bundles, or not yet, are passed over, and so
+    are those whose names are none for a model, with a line in the log.
 
     Raises:
         RepositoryError: the folder cannot be read, or holds too many names.
@@ -59,8 +64,7 @@ def scan(root: Path) -> dict[str, list[StoredBundle]]:
         raise RepositoryError(f"repository {root}: {error.strerror}") from None
     if len(folders) > MAX_NAMES:
         raise RepositoryError(f"repository {root}: {len(folders)} folders, the limit is {MAX_NAMES}")
-    found = {os.fsencode(folder.name).decode("utf-8", "backslashreplace"): folder for folder in folders}
-    return by_name(each for name, folder in found.items() for each in _versions(name, folder))
+    return by_name(each for folder in folders if _is_name(folder) for each in _versions(folder.name, folder))
 
 
 def by_name(bundles: Iterable[StoredBundle]) -> dict[str, list[StoredBundle]]:
@@ -86,6 +90,18 @@ def newest(
         chosen = [each for place, each in enumerate(versions) if place < keep or each.number in pinned]
         wanted[name] = chosen[::-1]
     return wanted
+
+
+@lru_cache(MAX_NAMES)  # so that no look repeats the line
+def _is_name(folder: Path) -> bool:
+    if _NAME.fullmatch(folder.name):
+        return True
+    logger.error(
+        "repository %s: folder %a is not served: a model's name must be letters, digits, '.', '_' or '-', "
+        "and begin with a letter or digit",
+        *(folder.parent, folder.name),
+    )
+    return False
 
 
 def _versions(name: str, folder: Path) -> list[StoredBundle]:

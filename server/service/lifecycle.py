@@ -8,10 +8,12 @@ import asyncio
 import gc
 import itertools
 import logging
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ...inference.memory import trim_heap
@@ -52,6 +54,8 @@ class ModelLifecycle:
         self.index = ModelIndex(aliases=targets_of(settings.aliases))
         self._settings, self._scheduler, self._engines, self._loaded = settings, scheduler, engines, loaded
         self._open_model, self._metrics = open_model, metrics
+        self.failures: dict[tuple[str, str], str] = {}
+        """Why a bundle of a name and number could not be served when it was last tried."""
         self._key_numbers = itertools.count(1)
         self._leases = ModelLeases(self._released)
         self._unloading: dict[str, asyncio.Task[None]] = {}
@@ -69,21 +73,51 @@ class ModelLifecycle:
             check_alias(alias, target, names)
         check_limited(self._settings.model_limits, names, more_may_come=self._settings.repository != OFF)
 
-    def open(self, name: str, path: Path, number: str = "") -> ServedModel:
-        """Load a bundle, warm it up and hold it against its golden images; it serves nobody yet. Raises ValueError
-        (BundleError, DeviceError) where it cannot be loaded or answers wrongly."""
-        settings = self._settings.of(name)
-        engine_ids = list(self._engines.running())
-        model = open_on_all(
-            self._open_model,
-            name,
-            path,
-            {engine_id: self._engines.share_of(settings, engine_id) for engine_id in engine_ids},
-            {engine_id: self._engines.names[engine_id] for engine_id in engine_ids},
-        )
+    def open(self, name: str, path: Path, number: str = "", *, serving: bool = False) -> ServedModel:
+        """Load a bundle, warm it up and hold it against its golden images; it serves nobody yet.
+
+        Args:
+            serving: others serve meanwhile.
+
+        Raises:
+            ValueError: (BundleError, DeviceError, TrialError) it cannot be loaded or answers wrongly.
+        """
+        settings, modules = self._settings.of(name), len(sys.modules)
+        shares = {engine_id: self._engines.share_of(settings, engine_id) for engine_id in self._engines.running()}
+        names = dict(enumerate(self._engines.names))
+        self._metrics.loading.labels(name).set_to_current_time()
+        try:
+            model = open_on_all(self._open_model, name, path, shares, names, serving)
+        finally:
+            self._metrics.loading.remove(name)
+        if gc.get_freeze_count() and len(sys.modules) != modules:
+            gc.freeze()  # what was imported is no garbage, and each unloading would walk it
         model = replace(model, number=number, key=f"{name}#{next(self._key_numbers)}")
         assert model.label_json, "made here, where nobody waits for an answer"
         return model
+
+    def open_first(self, name: str, path: Path) -> list[ServedModel]:
+        """`open` at the start; nothing where it fails and the settings allow a start without it."""
+        try:
+            return [self.open(name, path)]
+        except ValueError as error:
+            if not self._settings.start_with_failures:
+                raise
+            self.failed(name, "", error)
+            return []
+
+    def failed(self, name: str, number: str, error: ValueError) -> None:
+        """Log, count and keep why a bundle cannot be served; what serves goes on."""
+        what = f"{name}/{number}" if number else name
+        logger.error("%s cannot be served, what is sound goes on: %s", what, error)
+        self.failures[name, number] = str(error)
+        self._metrics.load_failures.labels(name).inc()
+
+    def forget(self, name: str, number: str) -> None:
+        """Forget the failure of a bundle that is gone, and of a name without another bundle all series."""
+        self.failures.pop((name, number), None)
+        if not self.index.versions(name) and not any(name == failed for failed, _ in self.failures):
+            self._metrics.forget_model(name)
 
     def publish(self, models: Iterable[ServedModel]) -> dict[str, Pipelines]:
         """Serve the first models, all at once, so that ready means all; on the engine thread. Raises AliasError where
@@ -92,7 +126,8 @@ class ModelLifecycle:
         for model in models:
             index, _ = index.with_model(self._enter(model), self._settings.keep_versions, first=False)
         for alias, target in index.aliases.items():
-            index.with_alias(alias, target)  # raises where it stands for nothing
+            if not any(target.model == failed for failed, _ in self.failures):  # its model may come yet
+                index.with_alias(alias, target)  # raises where it stands for nothing
         self.index = index
         return {model.key: model.pipelines for model in index.every()}
 
@@ -115,7 +150,8 @@ class ModelLifecycle:
         """
         loop = asyncio.get_running_loop()
         async with self._changing:
-            model = await loop.run_in_executor(self._opener, self.open, name, path, number)
+            logger.info("a model is being opened", extra={"event": {"model": name, "number": number}})
+            model = await loop.run_in_executor(self._opener, partial(self.open, name, path, number, serving=True))
             try:
                 index, old = self.index.with_model(model, keep or self._settings.keep_versions, first=first)
             except AliasError:
@@ -176,6 +212,7 @@ class ModelLifecycle:
             max_images=None if limits is None else limits.max_queue_images,
         )
         record_model(self._metrics, self._settings, model)
+        self.failures.pop((model.name, model.number), None)
         return model
 
     def _unload(self, model: ServedModel) -> "asyncio.Task[None]":
@@ -197,9 +234,10 @@ class ModelLifecycle:
             # The series end, unless the same version serves again.
             if not any(other.version == model.version for other in self.index.versions(model.name)):
                 self._metrics.forget_version(model.name, model.version)
+            self.forget(model.name, model.number)
             on_gpu = model.pipeline.device.type == "cuda"
             del model
-            _give_memory_back(on_gpu)
+            await asyncio.to_thread(_give_memory_back, on_gpu)
             logger.info("a model was let go", extra={"event": {"model": key}})
         except Exception:
             # Its device is lost. Whoever waits for the end must not wait for ever.
@@ -207,12 +245,12 @@ class ModelLifecycle:
 
 
 def _give_memory_back(on_gpu: bool) -> None:
-    """Give the memory of a freed model to the system, not to a pool of ours: reloads must not add up."""
-    frozen = gc.get_freeze_count()  # what is frozen is not looked at: the old model may be among it
-    gc.unfreeze()
+    """Give the memory of a freed model to the system, not to a pool of ours: reloads must not add up.
+
+    What was there when the start ended is frozen, so that the collector, which stops all threads, walks only what came
+    since. Of a model that was frozen its forward's `close` has let the tensors go.
+    """
     gc.collect()
-    if frozen:
-        gc.freeze()
     if on_gpu:
         import torch
 

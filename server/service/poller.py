@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from prometheus_client import Counter
-
 from ..config.aliases import AliasError
 from ..config.settings import OFF, Settings
 from ..errors import ServiceError
@@ -32,20 +30,20 @@ class RepositoryPoller:
     Args:
         root: the repository.
         keep: versions of a name to serve.
-        failed: called with the name of a model whose new version cannot be served.
+        start_with_failures: a name whose versions all fail at the start is left out.
     """
 
     @classmethod
-    def of(cls, settings: Settings, lifecycle: ModelLifecycle, failures: Counter) -> "RepositoryPoller | None":
+    def of(cls, settings: Settings, lifecycle: ModelLifecycle) -> "RepositoryPoller | None":
         """The poller of the repository that the settings name; None where they name none."""
         if settings.repository == OFF:
             return None
-        root, keep = Path(settings.repository), settings.keep_versions
-        return cls(root, lifecycle, keep=keep, failed=lambda name: failures.labels(name).inc())
+        keep, partly = settings.keep_versions, settings.start_with_failures
+        return cls(Path(settings.repository), lifecycle, keep=keep, start_with_failures=partly)
 
-    def __init__(self, root: Path, lifecycle: ModelLifecycle, *, keep: int, failed: Callable[[str], None]) -> None:
+    def __init__(self, root: Path, lifecycle: ModelLifecycle, *, keep: int, start_with_failures: bool = False) -> None:
         self.root = root
-        self._lifecycle, self._keep, self._failed = lifecycle, keep, failed
+        self._lifecycle, self._keep, self._start_with_failures = lifecycle, keep, start_with_failures
         self._seen: dict[Key, StoredBundle] = {}  # in the look before
         self._served: dict[Key, StoredBundle] = {}
         self._bad: dict[Key, StoredBundle] = {}  # not tried again until they change
@@ -76,7 +74,7 @@ class RepositoryPoller:
             calls: opens the models of each name, as `map` does.
 
         Raises:
-            ValueError: (BundleError, DeviceError) of a name whose versions all fail; of the newest.
+            ValueError: (BundleError, DeviceError, TrialError) of a name whose versions all fail; of the newest.
         """
         return [model for opened in calls(self._open_newest, found, found.values()) for model in opened]
 
@@ -96,7 +94,7 @@ class RepositoryPoller:
                 errors.append(error)
             else:
                 self._served[name, each.number] = each
-        if errors and not opened:
+        if errors and not opened and not self._start_with_failures:
             raise errors[0]
         return opened[::-1]  # so that the newest comes in last
 
@@ -144,6 +142,9 @@ class RepositoryPoller:
                 done += await self._unload(name, self._to_serve(name, versions))
             for name in {name for name, _ in self._served} - set(found):
                 done += await self._unload(name, set())
+            for key in self._bad.keys() - now.keys() - before.keys():
+                del self._bad[key]
+                self._lifecycle.forget(*key)
             return done
 
     def _settled(self, now: Mapping[Key, StoredBundle], before: Mapping[Key, StoredBundle]) -> dict[Key, StoredBundle]:
@@ -215,10 +216,9 @@ class RepositoryPoller:
         return [f"serves {what} ({model.version})"]
 
     def _refuse(self, found: StoredBundle, error: ValueError) -> None:
-        """Log and count a bundle that cannot be served; it is not tried again until it changes."""
-        logger.error("%s cannot be served, what is sound goes on: %s", found.spoken, error)
+        """Note a bundle that cannot be served; it is not tried again until it changes."""
         self._bad[found.name, found.number] = found
-        self._failed(found.name)
+        self._lifecycle.failed(found.name, found.number, error)
 
     async def _bring(self, found: StoredBundle, *, first: bool, keep: int | None = None) -> ServedModel:
         key = found.name, found.number
@@ -250,7 +250,8 @@ class RepositoryPoller:
             await asyncio.sleep(seconds)
             try:
                 for line in await self.poll(twice=True):
-                    logger.info(line)
+                    if not line.startswith("failed "):  # that is in the log already
+                        logger.info(line)
             except RepositoryError as error:
                 logger.error("%s: what serves goes on", error)
             except Exception:

@@ -20,7 +20,7 @@ from ..http.body_budget import BodyBudget
 from ..http.parser_threads import ParserThreads, start_thread
 from ..repository.index import ModelIndex
 from ..repository.open import opening
-from ..repository.served_model import OpenModel, open_model
+from ..repository.served_model import OpenModel, open_tried
 from ..scheduler.request import Batch, Priority, Request
 from ..scheduler.scheduler import Scheduler
 from ..telemetry.loop_lag import LoopLag
@@ -49,7 +49,7 @@ class Service(EngineEvents):
         DeviceError: a device is not there.
     """
 
-    def __init__(self, settings: Settings, bundles: Mapping[str, Path], *, open_model: OpenModel = open_model) -> None:
+    def __init__(self, settings: Settings, bundles: Mapping[str, Path], *, open_model: OpenModel = open_tried) -> None:
         if not bundles and settings.repository == OFF:
             raise ValueError("no bundle to serve")
         self.settings, self.metrics = settings, Metrics()
@@ -72,7 +72,7 @@ class Service(EngineEvents):
         self.lifecycle = ModelLifecycle(
             settings, self.scheduler, self.engines, self.loaded, open_model=open_model, metrics=self.metrics
         )
-        self.poller = RepositoryPoller.of(settings, self.lifecycle, self.metrics.load_failures)
+        self.poller = RepositoryPoller.of(settings, self.lifecycle)
         self._on_ended: Callable[[], None] = lambda: None
         self._cpu = StageCpu(CPU_STAGES)
         self._show_metrics()
@@ -149,7 +149,8 @@ class Service(EngineEvents):
         if not self._accepting:
             raise ServiceError("draining", "the server is shutting down", retry_after_seconds=1, close=True)
         if not self.models:
-            raise ServiceError("not_ready", "the models are loading", retry_after_seconds=1)
+            why = "no model could be loaded" if self.prepared.done() else "the models are loading"
+            raise ServiceError("not_ready", why, retry_after_seconds=1)
         if self.engines.ended:
             raise ServiceError("not_ready", "the engine has ended", retry_after_seconds=5)
 
@@ -230,7 +231,8 @@ class Service(EngineEvents):
         self.lifecycle.check_names([*self.bundles, *found])
         stored = (each.path for versions in found.values() for each in versions)
         with opening([*self.bundles.values(), *stored], self.settings) as calls:
-            models = list(calls(self.lifecycle.open, self.bundles, self.bundles.values()))
+            opened = calls(self.lifecycle.open_first, self.bundles, self.bundles.values())
+            models = [model for models in opened for model in models]
             if self.poller is not None:
                 models += self.poller.open_first(found, calls)
         return self.lifecycle.publish(models)

@@ -3,6 +3,7 @@
 import gzip
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, cast
 
@@ -163,6 +164,11 @@ class Metrics:
         self.load_failures = self._counter(
             "model_load_failures_total", "New versions that could not be served; what served went on.", ("model",)
         )
+        self.loading = self._gauge(
+            "model_loading_timestamp_seconds",
+            "Unix time since when a model is being opened.",
+            ("model",),
+        )
         self.kernel_fallbacks = self._gauge(
             "model_kernel_fallbacks",
             "What of the forward does not run as it was meant to, by kind; /v1/models says why.",
@@ -182,6 +188,14 @@ class Metrics:
         for gauge in (self.parameter_bytes, self.model_info, self.load_seconds, self.warmup_seconds, self.model_ready):
             gauge.remove_by_labels({"model": name, "version": version})
         self.kernel_fallbacks.remove_by_labels({"model": name, "version": version})
+
+    def forget_model(self, name: str) -> None:
+        """Remove every series of a model."""
+        self._models.pop(name, None)
+        for metric in vars(self).values():
+            if isinstance(metric, Counter | Gauge | Histogram):
+                with suppress(ValueError):  # it has no such label
+                    metric.remove_by_labels({"model": name})
 
     def observe_http(
         self, route: str, method: str, code: int, seconds: float, exemplar: dict[str, str] | None = None

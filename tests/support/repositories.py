@@ -17,6 +17,7 @@ from milkweed.models.bundle.labels import default_labels
 from milkweed.server.admin.app import create_admin_app
 from milkweed.server.config.settings import Settings
 from milkweed.server.process.service_app import create_app
+from milkweed.server.repository.served_model import ServedModel, open_model
 
 from .server_parts import encoded
 
@@ -77,10 +78,15 @@ async def clients_of(app: Any) -> AsyncIterator[App]:
         yield App(app, *clients)
 
 
+def open_here(name: str, path: Path, settings: Settings, **_: Any) -> ServedModel:
+    """Open a bundle without a child before, whose imports would take seconds of each test."""
+    return open_model(name, path, settings)
+
+
 @asynccontextmanager
 async def serving(root: Path, **settings: Any) -> AsyncIterator[App]:
     """A warm app of a repository."""
-    app = create_app(Settings(repository=str(root), decode_threads=1, lanes=1, **settings), {})
+    app = create_app(Settings(repository=str(root), decode_threads=1, lanes=1, **settings), {}, open_model=open_here)
     async with app.router.lifespan_context(app):
         await asyncio.wrap_future(app.state.service.prepared)
         async with clients_of(app) as asked:

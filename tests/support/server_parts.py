@@ -191,7 +191,7 @@ class RawCall:
         return {"type": "http.disconnect"}
 
 
-OpenModel = Callable[[str, Path, Settings], ServedModel]
+OpenModel = Callable[..., ServedModel]
 
 
 @dataclass
@@ -214,7 +214,7 @@ async def running_app(
     set, or fail to with `open_error`."""
     models = {name: HeldModel() for name in names}
 
-    def open_held(name: str, path: Path, settings: Settings) -> ServedModel:
+    def open_held(name: str, path: Path, settings: Settings, **_: Any) -> ServedModel:
         if open_gate is not None:
             assert open_gate.wait(HANG_SECONDS)
         if open_error is not None:
@@ -223,7 +223,9 @@ async def running_app(
 
     opening = Opening(open_held)
     paths = {name: Path(name) for name in names}
-    app = create_app(Settings(**(settings or {})), paths, open_model=lambda *given: opening.open_model(*given))
+    app = create_app(
+        Settings(**(settings or {})), paths, open_model=lambda *given, **more: opening.open_model(*given, **more)
+    )
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with app.router.lifespan_context(app):
         try:

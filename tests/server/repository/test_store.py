@@ -61,16 +61,51 @@ def test_a_folder_that_may_not_be_read_is_passed_over_and_one_that_cannot_is_the
     }
 
 
-async def test_a_name_that_is_no_text_breaks_no_listing(tmp_path: Path, put: Put) -> None:
-    put(os.fsdecode(b"a\xff"))
-    async with serving(tmp_path) as app:
-        assert [each["name"] for each in (await app.client.get("/v1/models")).json()["models"]] == ["a\\xff"]
-        break_golden(tmp_path / os.fsdecode(b"a\xff"))
-        [line] = await app.service.poller.poll()
-        assert line.startswith("failed a\\xff: bundle ")
-        assert line.encode()
-        assert app.value("model_load_failures_total", model="a\\xff") == 1
-        assert (await app.client.get("/metrics")).status_code == 200
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "a\nmilkweed serves evil",
+            "b\x1b[31mred",
+            'c"} 1',
+            "d\\",
+            "e{}",
+            " f",
+            "g ",
+            "h h",
+            "i\u202e",
+            "j@1",
+            "k=l",
+            "m,n",
+        ),
+        *(
+            "o%2Fp",
+            "q\x01",
+            "r#s",
+            "t?u",
+            "<v>",
+            "'w",
+            "x;y",
+            "-z",
+            "\u2215a",
+            os.fsdecode(b"a\xff"),
+            "_a",
+            "m,n",
+            "a\u0301b",
+        ),
+    ],
+)
+def test_a_name_that_no_url_can_carry_is_passed_over_with_a_line(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for folder in (name, "good-1.x_y", "größe"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text("{}")
+    assert set(scan(tmp_path)) == set(scan(tmp_path)) == {"good-1.x_y", "größe"}
+    [line] = caplog.messages  # and not one at each look
+    assert ascii(name) in line
+    assert line.isascii()
+    assert line.isprintable()
 
 
 @pytest.mark.parametrize("value", ["1e999", '"\\ud800"', "[" * 900 + "]" * 900], ids=["infinite", "surrogate", "deep"])

@@ -37,7 +37,7 @@ class Openers:
         self.models: list[Any] = []
         app.opening.open_model = self
 
-    def __call__(self, name: str, path: Path, settings: Settings) -> ServedModel:
+    def __call__(self, name: str, path: Path, settings: Settings, **_: Any) -> ServedModel:
         assert self.gate.wait(HANG_SECONDS)
         if self.failure is not None:
             raise self.failure
