@@ -1,6 +1,8 @@
 """Defines every error code, its HTTP status and its metric label, and the shape of error answers."""
 
+import difflib
 import json
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..inference.errors import INTERNAL_MESSAGE
@@ -66,6 +68,18 @@ class ClientDisconnected(Exception):
     def __init__(self, stage: str) -> None:
         super().__init__(f"client disconnected while the request was in stage {stage}")
         self.stage = stage
+
+
+def no_such(kind: str, name: str, known: Sequence[str]) -> ServiceError:
+    """The refusal of a name that does not exist: what a request says counts, or is refused."""
+    there = f"no {kind} {name[:40]!r}; there are: {', '.join(known)}"
+    return ServiceError("bad_request", there + did_you_mean(name, known))
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """The end of a message about an unknown name: the nearest that exists, or nothing."""
+    near = difflib.get_close_matches(name[:80].lower(), known, 1, 0.7)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def internal_error() -> ServiceError:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
 from starlette.types import Receive, Scope, Send
@@ -12,12 +13,13 @@ from ...inference.results import SCORE_COST, Predictions
 from ..errors import ServiceError, error_headers, status_of
 from ..http.body import read_body
 from ..http.body_budget import BudgetLease
-from ..http.payload import encoded_images, payload_kind
+from ..http.parameters import joined, read_query
+from ..http.payload import Form, Payload, payload_kind, read_payload
 from ..http.responses import send_whole
 from ..repository.served_model import ServedModel
 from ..scheduler.request import Outcome, outcome_label
 from ..security.auth import ACCOUNT_KEY, Authenticator
-from ..service.params import ClassifyParams, check_scores, read_params
+from ..service.params import ClassifyParams, check_scores, params_for, read_params
 from ..service.service import Service
 from ..service.submit import CheckedImage, Requester, ask, check_image, count_outcomes, make_request
 from ..telemetry.context import RequestContext, context_of
@@ -33,14 +35,23 @@ class Classify:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context, service = context_of(scope), self._service
         service.check_accepting()
-        params = read_params(scope["query_string"], context.headers, service.models, service.settings)
+        form, query = payload_kind(context.headers), read_query(scope["query_string"])
+        # A form or JSON may name the model as well; until it is read, the time is that of the default one.
+        early = form in ("raw", "array") or "model" in query
+        params = self._params(query, context) if early else self._params_of_default(context)
         service.check_time(params.timeout_seconds, params.priority)
         requester, streamed = Requester(context, receive), wants_stream(context.headers)
         with service.body_budget.lease() as lease:
-            with service.lifecycle.using(params.model):
+            with ExitStack() as models:
+                models.enter_context(service.lifecycle.using(params.model))
                 try:
-                    async with asyncio.timeout(params.timeout_seconds):
-                        images = await self._images(params, scope, receive, lease, requester)
+                    async with asyncio.timeout(params.timeout_seconds) as timeout:
+                        payload = await self._payload(form, params.model, context, receive, lease)
+                        if payload.asked or not early:
+                            params = self._params(joined(query, payload.asked), context)
+                            models.enter_context(service.lifecycle.using(params.model))
+                            timeout.reschedule(asyncio.get_running_loop().time() + _left(params, context))
+                        images = await self._images(params, payload, scope, lease, requester)
                         if not streamed:
                             outcomes = await ask(service, params, images, requester)
                             answer = await self._answer(params, outcomes, context)
@@ -50,39 +61,49 @@ class Classify:
                 if streamed:
                     await self._stream(params, images, requester, send)
                     return
-            del images
+            del images, payload
             lease.resize(len(answer.body))  # until the client has read it
             headers = [(b"content-type", b"application/json"), *answer.headers]
             await send_whole(send, context, answer.body, headers, status=answer.status)
 
-    async def _images(
-        self, params: ClassifyParams, scope: Scope, receive: Receive, lease: BudgetLease, requester: Requester
-    ) -> list[CheckedImage]:
-        """Read the images, each checked by its header and decoded in the sandbox where it needs that, or an error."""
-        context = context_of(scope)
-        form = payload_kind(context.headers)
-        service, model, limits = self._service, params.model, params.model.limits
-        settings = service.settings
-        limit = min(limits.max_bytes, settings.max_body_bytes) if form == "raw" else settings.max_body_bytes
+    def _params(self, asked: dict[str, str], context: RequestContext) -> ClassifyParams:
+        return read_params(asked, context.headers, self._service.models, self._service.settings)
+
+    def _params_of_default(self, context: RequestContext) -> ClassifyParams:
+        return params_for(self._service.models.find(), context.headers, self._service.settings)
+
+    async def _payload(
+        self, form: Form, model: ServedModel, context: RequestContext, receive: Receive, lease: BudgetLease
+    ) -> Payload:
+        """Read the body and find its parts."""
+        service = self._service
+        most = service.settings.max_body_bytes
+        limit = min(model.limits.max_bytes, most) if form == "raw" else most
         body = await read_body(receive, context.content_length(), limit, lease)
         context.end_stage("receive")
         service.metrics.body_bytes[form].observe(len(body))
         content_type = context.headers.get(b"content-type", b"")
-        most = settings.of(model.name).max_images_per_request
+        return await service.parsers.run(lambda: read_payload(body, form, content_type), len(body))
+
+    async def _images(
+        self, params: ClassifyParams, payload: Payload, scope: Scope, lease: BudgetLease, requester: Requester
+    ) -> list[CheckedImage]:
+        """List the images, each checked by its header and decoded in the sandbox where it needs that, or an error."""
+        context, service, model = context_of(scope), self._service, params.model
+        most, size = service.settings.of(model.name).max_images_per_request, len(payload.body)
 
         def parse() -> list[CheckedImage]:
-            encoded = encoded_images(body, form, content_type, max_images=most)
+            encoded = payload.images(most)
             check_scores(len(encoded), params.top_k)
             return [check_image(image, model) for image in encoded]
 
         # In forms other than raw the images are copies: for a moment they exist beside the body, then instead of it.
-        copies = 0 if form == "raw" else len(body)
+        copies = 0 if payload.form == "raw" else size
         lease.take(copies)
-        images = await service.parsers.run(parse, len(body))
+        images = await service.parsers.run(parse, size)
         lease.give_back(copies)
         self._auth.charge_images(scope.get(ACCOUNT_KEY), len(images))
-        left = context.started + params.timeout_seconds - time.perf_counter()
-        images = await service.sandboxed_images.decode(images, model.spec, lease, requester, left)
+        images = await service.sandboxed_images.decode(images, model.spec, lease, requester, _left(params, context))
         context.end_stage("parse")
         return images
 
@@ -112,6 +133,11 @@ class Classify:
         """Write predictions and errors in order; where no image succeeded, the first one's status counts."""
         cost = SCORE_COST * len(outcomes) * params.top_k
         return await self._service.parsers.run(lambda: _write(params.model, outcomes, context), cost)
+
+
+def _left(params: ClassifyParams, context: RequestContext) -> float:
+    """Seconds until the answer is due."""
+    return context.started + params.timeout_seconds - time.perf_counter()
 
 
 class _Answer(NamedTuple):

@@ -62,8 +62,10 @@ _DESCRIPTION = """Classes of one image or several, best first.
 |---|---|
 | `image/*` or `application/octet-stream` | one image, raw: the fast path: `curl --data-binary @dog.jpg URL` |
 | `application/x-npy` | a numpy array: uint8 (H, W, 3) is a picture, float32 or float16 (3, S, S) a model's input |
-| `multipart/form-data` | every file part is an image, in order: `curl -F image=@dog.jpg URL` |
-| `application/json` | `{"images": ["<base64>", ...]}` |
+| `multipart/form-data` | every file part is an image, in order: `curl -F image=@dog.jpg -F top_k=3 URL` |
+| `application/json` | `{"images": ["<base64>", ...], "top_k": 3}` |
+
+`model` and `top_k` count in the URL, as fields of a form and as members of the JSON; all else is refused.
 
 An image that fails is an error in its own place and touches no other. The status is 200 while any image
 succeeded, else the first one's. JPEG, PNG, WebP and NPY are accepted, wherever an image may be, and BMP, TIFF, PPM,
@@ -124,11 +126,12 @@ def _parameters(settings: Settings) -> list[dict[str, Any]]:
 def _bodies(settings: Settings) -> dict[str, Any]:
     binary = {"type": "string", "format": "binary"}
     files = {"type": "array", "items": binary, "minItems": 1, "maxItems": settings.max_images_per_request}
+    form = {"image": files, "model": {"type": "string"}, "top_k": {"type": "integer", "minimum": 1}}
     return {
         "image/*": {"schema": binary},
         "application/octet-stream": {"schema": binary},
         "application/x-npy": {"schema": binary},
-        "multipart/form-data": {"schema": {"type": "object", "properties": {"image": files}, "required": ["image"]}},
+        "multipart/form-data": {"schema": {"type": "object", "properties": form, "required": ["image"]}},
         "application/json": {"schema": {"$ref": "#/components/schemas/ClassifyJson"}},
     }
 

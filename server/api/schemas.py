@@ -62,6 +62,8 @@ class ClassifyJson(BaseModel):
     """The JSON form of a request."""
 
     images: list[str] = Field(min_length=1, description="encoded images in base64", examples=[[_PIXEL]])
+    model: str | None = None
+    top_k: int | None = None
 
 
 class Health(BaseModel):

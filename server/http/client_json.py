@@ -1,14 +1,14 @@
-"""Decodes JSON from clients into types; members that a type does not have are skipped and make no objects.
+"""Decodes JSON from clients into types, each of which either refuses the members that it does not have or skips them.
 
 Three bytes of JSON may become an object of sixty-four. So nothing is decoded unless its type bounds the number of
 elements, and what may be large, such as images and pixels, is first left as the bytes it came in (`msgspec.Raw`).
 """
 
-import binascii
-import re
 from functools import cache
+from json import loads
 from typing import Any, TypeVar
 
+import numpy as np
 from msgspec import DecodeError, Raw, ValidationError, defstruct
 from msgspec.json import decode
 from msgspec.structs import astuple
@@ -17,17 +17,19 @@ from ..errors import ServiceError
 
 T = TypeVar("T")
 
-_ESCAPED = re.compile(rb"\\(?:/|u00(2[bBfF]|3[dD]))")
-"""The escapes that some encoders write for `/`, `+` and `=`; they escape nothing else of base64."""
+MAX_HEAD_BYTES = 1 << 16
+"""Bytes of JSON that may stand beside images and data: names, shapes, parameters."""
 
 
 def decoded(data: bytes | Raw, type: type[T], what: str) -> T:
-    """The JSON in some bytes as a type; members that the type does not have are skipped. `what`: begins the message of
-    an error. Raises ServiceError `bad_request`, with the place that is wrong."""
+    """The JSON in some bytes as a type, which refuses other members or skips them. `what`: begins the message of an
+    error. Raises ServiceError `bad_request`, with the place that is wrong."""
     try:
         return decode(data, type=type)
     except ValidationError as error:
-        raise ServiceError("bad_request", f"{what}: {error}") from None
+        reason, names = str(error)[:200], getattr(type, "__struct_fields__", ())
+        there = f"; there are: {', '.join(names)}" if reason.startswith("Object contains unknown field") else ""
+        raise ServiceError("bad_request", f"{what}: {reason}{there}") from None
     except (DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ServiceError("bad_request", f"{what} is not JSON: {str(error)[:200]}") from None
 
@@ -57,20 +59,37 @@ def is_array(data: Raw) -> bool:
     return memoryview(data)[0] == ord("[")
 
 
-def from_base64(element: Raw) -> bytes:
-    """The bytes in a JSON string of base64, without making the string. Raises ValueError where it is not a string, or
-    not base64."""
-    text = memoryview(element)
-    if text[0] != ord('"'):
-        raise ValueError("not a string")
+def without(text: bytes | Raw, large: Raw, what: str) -> bytes:
+    """Some JSON, with null in the place of a value of it that may be large.
+
+    Args:
+        large: a view of the text, or any other JSON where the text has no such value.
+        what: begins the message of an error.
+
+    Raises:
+        ServiceError: `bad_request` where the rest is long, or an object in it has two members of one name.
+    """
+    view, size = memoryview(text), len(memoryview(large))
+    start = np.frombuffer(large, np.uint8).ctypes.data - np.frombuffer(text, np.uint8).ctypes.data
+    if not 0 <= start < len(view):
+        start, size = len(view), 0
+    rest = len(view) - size
+    if rest > MAX_HEAD_BYTES:
+        raise ServiceError("bad_request", f"{what} has {rest} bytes of JSON beside data: the limit is {MAX_HEAD_BYTES}")
+    head = b"".join((view[:start], b"null" if size else b"", view[start + size :]))
     try:
-        return binascii.a2b_base64(text[1:-1], strict_mode=True)
-    except ValueError:
-        return binascii.a2b_base64(_ESCAPED.sub(_unescaped, text[1:-1]), strict_mode=True)
+        loads(head, object_pairs_hook=_members)
+    except (ValueError, RecursionError) as error:
+        raise ServiceError("bad_request", f"{what} is not JSON: {str(error)[:200]}") from None
+    return head
 
 
-def _unescaped(match: "re.Match[bytes]") -> bytes:
-    return bytes.fromhex(match[1].decode()) if match[1] else b"/"
+def _members(pairs: list[tuple[str, Any]]) -> None:
+    """Refuse what JSON's readers disagree on: of two members of one name, most take the last."""
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ServiceError("bad_request", f"member {name[:40]!r} is given twice")
 
 
 @cache

@@ -6,9 +6,11 @@ parser that looks at each byte costs as much as decoding a small photograph.
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ...inference.yielding import give_way
 from ..errors import ServiceError
+from .parameters import MAX_VALUE_BYTES, PARAMETERS
 
 MAX_PART_HEADER_BYTES = 16_384
 
@@ -16,10 +18,21 @@ MAX_PART_HEADER_BYTES = 16_384
 SEARCHED_BYTES = 1 << 20
 
 MAX_FIELDS = 64
-"""So many parts of a body may be something other than files; they are not read."""
+"""So many parts of a body may be something other than files."""
+
+MAX_FILES = 4096
+"""No setting allows more images of a request."""
 
 _BOUNDARY = re.compile(rb';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70})(?=[\s;]|$))', re.IGNORECASE)
-_FILENAME = re.compile(rb";\s*filename\*?=", re.IGNORECASE)
+_PARAMETER = re.compile(rb';\s*([\w*]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*)')
+_FILE_TYPES = (b"image/", b"application/octet-stream", b"application/x-npy")
+
+
+class FormParts(NamedTuple):
+    """Where the files of a form lie in its body, up to one more than `MAX_FILES`, and its other parts by name."""
+
+    files: list[slice]
+    fields: list[tuple[str, str]]
 
 
 def boundary_of(content_type: bytes) -> bytes:
@@ -30,25 +43,32 @@ def boundary_of(content_type: bytes) -> bytes:
     return match[1] or match[2]
 
 
-def file_parts(body: bytes, boundary: bytes, *, max_parts: int) -> list[bytes]:
-    """The data of the file parts, in order: those with a file name, or with a type that is not text. `max_parts`: more
-    file parts than this are refused. Raises ServiceError `bad_request` for a body that is broken off, malformed, or has
-    more than `MAX_FIELDS` other parts; `too_many_images`."""
-    files: list[bytes] = []
-    for parts, (start, end) in enumerate(_spans(body, b"--" + boundary)):
-        if parts - len(files) > MAX_FIELDS:
+def form_parts(body: bytes, boundary: bytes) -> FormParts:
+    """Find the parts of a form. Those with a filename, or with a type that is not text, are files. Raises ServiceError
+    `bad_request` for a body that is broken off, malformed, or has more than `MAX_FIELDS` other parts."""
+    files: list[slice] = []
+    fields: list[tuple[str, str]] = []
+    for place, (start, end) in enumerate(_spans(body, b"--" + boundary)):
+        if place - len(files) > MAX_FIELDS:
             raise _broken(f"more than {MAX_FIELDS} parts are no files")
-        if end < start or body.startswith(b"\r\n", start):
-            continue  # an empty part, or one without headers: a text field without a name
-        header_end = body.find(b"\r\n\r\n", start, min(end, start + MAX_PART_HEADER_BYTES))
+        if end < start:
+            continue  # an empty part
+        bare = body.startswith(b"\r\n", start)  # without headers
+        header_end = start - 2 if bare else body.find(b"\r\n\r\n", start, min(end, start + MAX_PART_HEADER_BYTES))
         if header_end < 0:
-            raise _broken(f"part {len(files)} has no end of headers within {MAX_PART_HEADER_BYTES} bytes")
-        if not _is_file(body[start:header_end]):
-            continue
-        if len(files) == max_parts:
-            raise ServiceError("too_many_images", f"the request has more images than the limit of {max_parts}")
-        files.append(body[header_end + 4 : end])
-    return files
+            raise _broken(f"part {place} has no end of headers within {MAX_PART_HEADER_BYTES} bytes")
+        name, is_file = _name(body[start:header_end])
+        data = slice(header_end + 4, end)
+        if is_file and name not in PARAMETERS:
+            files.append(data)
+            if len(files) > MAX_FILES:
+                break
+        elif is_file or end - data.start > MAX_VALUE_BYTES:
+            wrong = f"field {name[:40]!r} is a file or has over {MAX_VALUE_BYTES} bytes: expected text"
+            raise ServiceError("bad_request", wrong)
+        elif name or data.start < end:
+            fields.append((name, body[data].decode("utf-8", "replace")))
+    return FormParts(files, fields)
 
 
 def _spans(body: bytes, delimiter: bytes) -> Iterator[tuple[int, int]]:
@@ -82,18 +102,19 @@ def _find(body: bytes, wanted: bytes, start: int) -> int:
     return -1
 
 
-def _is_file(headers: bytes) -> bool:
-    disposition = content_type = b""
+def _name(headers: bytes) -> tuple[str, bool]:
+    """The name of a part, and whether it is a file."""
+    disposition: dict[bytes, bytes] = {}
+    content_type = b""
     for line in headers.split(b"\r\n"):
-        name, _, value = line.partition(b":")
-        name = name.strip().lower()
-        if name == b"content-disposition":
-            disposition = value
-        elif name == b"content-type":
+        header, _, value = line.partition(b":")
+        header = header.strip().lower()
+        if header == b"content-disposition":
+            disposition = {key.lower(): text for key, text in _PARAMETER.findall(value)}
+        elif header == b"content-type":
             content_type = value.strip().lower()
-    if _FILENAME.search(disposition):
-        return True
-    return content_type.startswith((b"image/", b"application/octet-stream", b"application/x-npy"))
+    is_file = not disposition.keys().isdisjoint((b"filename", b"filename*")) or content_type.startswith(_FILE_TYPES)
+    return disposition.get(b"name", b"").strip(b' \t"').decode("utf-8", "replace"), is_file
 
 
 def _broken(what: str) -> ServiceError:

@@ -3,14 +3,17 @@
 An NPY array with a batch axis stands for its images in order, in a body of any kind.
 """
 
-from typing import Literal
+import json
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Raw, Struct
 
 from ...loaders.decode.npy import count_images, split_images
 from ..errors import ServiceError
-from .client_json import decoded, elements, from_base64
-from .multipart import boundary_of, file_parts
+from .base64_text import from_base64
+from .client_json import decoded, elements, without
+from .multipart import boundary_of, form_parts
+from .parameters import PARAMETERS, read_pairs
 
 Form = Literal["raw", "array", "multipart", "json"]
 """`array` is like `raw`, but may hold several images, each of which has its own limit."""
@@ -23,8 +26,11 @@ _RAW_TYPES = frozenset({b"", b"application/octet-stream", b"application/x-www-fo
 _ACCEPTED = "image/*, application/octet-stream, application/x-npy, multipart/form-data or application/json"
 
 
+_JSON = '{"images": ["<base64>", ...]}'
+
+
 class _JsonBody(Struct):
-    """`{"images": ["<base64>", ...]}`."""
+    """The part of `_JSON` that may be large, undecoded."""
 
     images: Raw
 
@@ -49,21 +55,43 @@ def payload_kind(headers: dict[bytes, bytes]) -> Form:
     raise ServiceError("unsupported_format", f"Content-Type {_shown(content_type)} is not accepted: use {_ACCEPTED}")
 
 
-def encoded_images(body: bytes, form: Form, content_type: bytes, *, max_images: int) -> list[Encoded]:
-    """The images of a body, in order. Raises ServiceError `bad_request`, `empty`, `too_many_images`."""
+class Payload(NamedTuple):
+    """A body whose parts are found and not copied yet. `asked`: the parameters that it has beside its images."""
+
+    body: bytes
+    form: Form
+    parts: list[slice] | Raw
+    asked: dict[str, str]
+
+    def images(self, max_images: int) -> list[Encoded]:
+        """The images in order. Raises ServiceError `bad_request`, `empty`, `too_many_images`."""
+        images: list[Encoded] = []
+        if isinstance(self.parts, Raw):
+            entries = elements(self.parts, max_images, "images", "too_many_images")
+            images += (_from_base64(entry, place) for place, entry in enumerate(entries))
+        elif len(self.parts) > max_images:
+            raise ServiceError("too_many_images", f"the request has more images than the limit of {max_images}")
+        else:
+            images += (self.body[part] for part in self.parts)
+        if not images:
+            where = "file part" if self.form == "multipart" else "entry in images"
+            raise ServiceError("empty", f"the request has no image: no {where}")
+        return _one_each(images, max_images)
+
+
+def read_payload(body: bytes, form: Form, content_type: bytes) -> Payload:
+    """Find the images and parameters of a body. Raises ServiceError `bad_request`, `empty`."""
     if not body:
         raise ServiceError("empty", "the body is empty: send an image")
-    if form in ("raw", "array"):
-        return _one_each([body], max_images)
-    images: list[Encoded] = []
     if form == "multipart":
-        images += file_parts(body, boundary_of(content_type), max_parts=max_images)
-    else:
-        images += _json_images(body, max_images)
-    if not images:
-        where = "file part" if form == "multipart" else "entry in images"
-        raise ServiceError("empty", f"the request has no image: no {where}")
-    return _one_each(images, max_images)
+        files, fields = form_parts(body, boundary_of(content_type))
+        return Payload(body, form, files, read_pairs(fields, "text field (without a filename)"))
+    if form != "json":
+        return Payload(body, form, [slice(None)], {})
+    images = decoded(body, _JsonBody, f"the body, which must be {_JSON}").images
+    rest = decoded(without(body, images, "the body"), dict[str, Any], "the body")
+    asked = [(name, _text(value)) for name, value in rest.items() if value is not None]
+    return Payload(body, form, images, read_pairs(asked, "member", ("images", *PARAMETERS)))
 
 
 def _one_each(images: list[Encoded], max_images: int) -> list[Encoded]:
@@ -77,20 +105,16 @@ def _one_each(images: list[Encoded], max_images: int) -> list[Encoded]:
     return ones
 
 
-def _json_images(body: bytes, max_images: int) -> list[Encoded]:
-    images = decoded(body, _JsonBody, 'the body, which must be {"images": ["<base64>", ...]}').images
-    return [
-        _from_base64(image, place)
-        for place, image in enumerate(elements(images, max_images, "images", "too_many_images"))
-    ]
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _from_base64(image: Raw, place: int) -> Encoded:
     """One image, or an error in its place where it is not base64."""
     try:
         return from_base64(image)
-    except (ValueError, ServiceError):
-        return ServiceError("bad_request", f"images[{place}] is not base64 text")
+    except ValueError as error:
+        return ServiceError("bad_request", f"images[{place}] is not base64 text: {error}")
 
 
 def _shown(value: bytes) -> str:

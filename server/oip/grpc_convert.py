@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from ..errors import ServiceError
+from ..http.client_json import MAX_HEAD_BYTES
 from ..repository.served_model import ServedModel
 from .metadata import version_of
-from .rest_request import MAX_HEAD_BYTES, MAX_ID_CHARS, MAX_RANK, MAX_TENSORS
+from .rest_request import MAX_ID_CHARS, MAX_RANK, MAX_TENSORS
 from .tensors import InferRequest, InputTensor, OutputTensor, RequestedOutput
 
 # The fields in which a message may hold typed values, by datatype. FP16 has none: it comes as raw bytes.

@@ -1,6 +1,5 @@
 """Takes the images out of an inference request: encoded files, or pixels, of which it makes NPY files."""
 
-import binascii
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -10,7 +9,8 @@ from msgspec import Meta, Raw
 
 from ...loaders.decode.npy import Dtype, array_images
 from ..errors import ServiceError
-from ..http.client_json import decoded, elements, from_base64, is_array
+from ..http.base64_text import from_base64
+from ..http.client_json import decoded, elements, is_array
 from ..repository.served_model import ServedModel
 from .tensors import InputTensor, split_bytes
 
@@ -76,7 +76,7 @@ def _encoded(tensor: InputTensor, max_images: int) -> list[bytes | ServiceError]
         values = _strings(values, shape)
     if len(values) != shape[0]:
         raise ServiceError("bad_request", f"input {ENCODED} has {len(values)} elements: its shape is {_shown(shape)}")
-    return [_element(value, in_base64) for value in values]
+    return [_element(value, place, in_base64) for place, value in enumerate(values)]
 
 
 def _strings(data: Raw, shape: tuple[int, ...]) -> list[Raw]:
@@ -99,14 +99,12 @@ def _in_base64(tensor: InputTensor) -> bool:
     return False
 
 
-def _element(value: Raw | bytes, in_base64: bool) -> bytes | ServiceError:
+def _element(value: Raw | bytes, place: int, in_base64: bool) -> bytes | ServiceError:
     """Decode an element. A JSON string is always base64, because no encoded image is text; a bad one is an error."""
     try:
-        if isinstance(value, Raw):
-            return from_base64(value)
-        return binascii.a2b_base64(value, strict_mode=True) if in_base64 else value
-    except (ValueError, ServiceError):
-        return ServiceError("bad_request", "an element is not base64 text")
+        return from_base64(value) if in_base64 or isinstance(value, Raw) else value
+    except ValueError as error:
+        return ServiceError("bad_request", f"element {place} is not base64 text: {error}")
 
 
 def _pixels(tensor: InputTensor, model: ServedModel, max_images: int) -> list[bytes | ServiceError]:

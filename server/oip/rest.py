@@ -82,20 +82,25 @@ class Infer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context, service = context_of(scope), self._service
         service.check_accepting()
+        if scope["query_string"]:
+            raise ServiceError("bad_request", "infer takes no query: `parameters` of the request have top_k and others")
         model = _model_of(service, scope)
+        said = context.headers.get(b"x-model-version", b"").decode("latin-1").strip()
+        if said and said not in (model.number, model.version):
+            raise ServiceError("bad_request", f"X-Model-Version is {said[:40]!r}, the URL's {version_of(model)}")
         params = params_for(model, context.headers, service.settings)
         requested = b"x-request-timeout-ms" in context.headers
         charge = partial(self._auth.charge_images, scope.get(ACCOUNT_KEY))
         with service.body_budget.lease() as lease:
             inference = Inference(service, params, requested, Requester(context, receive), lease, charge)
             with service.lifecycle.using(model):
-                read = partial(self._read, model, context, receive, lease)
+                read = partial(self._read, model, scope["path_params"]["name"], context, receive, lease)
                 body, headers = await inference.answer(read, partial(infer_answer, model))
             lease.resize(len(body))  # until the client has read it
             await send_whole(send, context, body, headers)
 
     async def _read(
-        self, model: ServedModel, context: RequestContext, receive: Receive, lease: BudgetLease
+        self, model: ServedModel, name: str, context: RequestContext, receive: Receive, lease: BudgetLease
     ) -> Prepared:
         """Read and parse the body, and check each image's header."""
         settings = self._service.settings
@@ -103,8 +108,9 @@ class Infer:
             raise ServiceError("unsupported_format", "multipart/form-data is not accepted: use application/json")
         body = await read_body(receive, context.content_length(), settings.max_body_bytes, lease)
         context.end_stage("receive")
+        known = (name, model.name), (model.version, model.number)
         length = json_length(body, context.headers.get(LENGTH_HEADER))
-        request = await self._service.parsers.run(lambda: read_infer_request(body, length), length)
+        request = await self._service.parsers.run(lambda: read_infer_request(body, length, *known), length)
         cost, limit = sum(map(decoded_bytes, request.inputs)), DECODED_FACTOR * settings.max_body_bytes
         if cost > limit:
             raise ServiceError(

@@ -1,9 +1,11 @@
 """Reads a REST inference request: JSON, and behind it the tensors of the binary data extension."""
 
+from collections.abc import Sequence
+
 from msgspec import Raw, Struct, field
 
 from ..errors import ServiceError
-from ..http.client_json import decoded, elements, is_array
+from ..http.client_json import decoded, elements, is_array, without
 from .images import ENCODED
 from .tensors import InferRequest, InputTensor, Parameters, RequestedOutput
 
@@ -13,9 +15,6 @@ MAX_ID_CHARS = 1024
 MAX_TENSORS = 16
 MAX_RANK = 8
 MAX_SIDE = 1 << 40
-
-MAX_HEAD_BYTES = 1 << 16
-"""Bytes that the JSON may have beside the data of the tensors: names, shapes, parameters."""
 
 _EMPTY, _NULL = Raw(b"[]"), Raw(b"null")
 
@@ -32,26 +31,30 @@ class _Data(Struct):
     data: Raw = _NULL
 
 
-class _Input(Struct):
+class _Input(Struct, forbid_unknown_fields=True):
     """An input without its data."""
 
     name: str
     datatype: str
     shape: list[int]
     parameters: Parameters | None = None
+    data: None = None
 
 
-class _Output(Struct):
+class _Output(Struct, forbid_unknown_fields=True):
     name: str
     parameters: Parameters | None = None
 
 
-class _Request(Struct):
-    """A request without its inputs."""
+class _Request(Struct, forbid_unknown_fields=True):
+    """A request without its inputs. KServe's client names the model here too."""
 
     id: str | None = None
     parameters: Parameters | None = None
     outputs: list[_Output] | None = field(default_factory=list)
+    inputs: None = None
+    model_name: str | None = None
+    model_version: str | None = None
 
 
 def json_length(body: bytes, header: bytes | None) -> int:
@@ -67,17 +70,25 @@ def json_length(body: bytes, header: bytes | None) -> int:
     return int(header)
 
 
-def read_infer_request(body: bytes, length: int) -> InferRequest:
-    """Read the request in a body. JSON data stay undecoded, binary data are views of the body. `length`: bytes of JSON
-    at the beginning of the body. Raises ServiceError `bad_request`."""
+def read_infer_request(body: bytes, length: int, names: Sequence[str], versions: Sequence[str]) -> InferRequest:
+    """Read the request in a body. JSON data stay undecoded, binary data are views of the body.
+
+    Args:
+        length: bytes of JSON at the beginning of the body.
+        names, versions: the model's, which the body may say again.
+
+    Raises:
+        ServiceError: `bad_request`.
+    """
     if length == 0:
         return _raw_request(body)
     text = body if length == len(body) else body[:length]
-    inputs = elements(
-        decoded(text, _Tensors, 'the request, which must be {"inputs": [...]}').inputs, MAX_TENSORS, "inputs"
-    )
-    _check_head(length - sum(len(memoryview(each)) for each in inputs), "the request")
-    head = decoded(text, _Request, "the request")
+    tensors = decoded(text, _Tensors, 'the request, which must be {"inputs": [...]}').inputs
+    inputs = elements(tensors, MAX_TENSORS, "inputs")
+    head = decoded(without(text, tensors, "the request"), _Request, "the request")
+    for member, value, known in (("name", head.model_name, names), ("version", head.model_version, versions)):
+        if value and value not in known:
+            raise ServiceError("bad_request", f"model_{member} is {value[:40]!r}, but the URL's is {known[0]!r}")
     outputs = head.outputs or []
     if len(outputs) > MAX_TENSORS:
         raise ServiceError("bad_request", f"outputs has {len(outputs)} elements: the limit is {MAX_TENSORS}")
@@ -104,8 +115,7 @@ def _inputs(entries: list[Raw], binary: memoryview) -> list[InputTensor]:
     for index, entry in enumerate(entries):
         where = f"inputs[{index}]"
         data = decoded(entry, _Data, where).data
-        _check_head(len(memoryview(entry)) - len(memoryview(data)), where)
-        head = decoded(entry, _Input, where)
+        head = decoded(without(entry, data, where), _Input, where)
         if len(head.shape) > MAX_RANK or not all(0 <= side < MAX_SIDE for side in head.shape):
             raise ServiceError("bad_request", f"shape of {where} is not a list of at most {MAX_RANK} lengths")
         parameters = dict(head.parameters or {})
@@ -122,11 +132,6 @@ def _inputs(entries: list[Raw], binary: memoryview) -> list[InputTensor]:
     if at != len(binary):
         raise ServiceError("bad_request", f"{len(binary)} bytes follow the JSON: its inputs take {at}")
     return tensors
-
-
-def _check_head(size: int, what: str) -> None:
-    if size > MAX_HEAD_BYTES:
-        raise ServiceError("bad_request", f"{what} has {size} bytes of JSON beside data: the limit is {MAX_HEAD_BYTES}")
 
 
 def _data_size(size: object, data: Raw, left: int, where: str) -> int:

@@ -54,7 +54,7 @@ class ModelIndex(Mapping[str, ServedModel]):
                 an alias stands for.
         """
         if name is None:
-            name = next(iter(self._versions))
+            name = next(iter(self._versions), "")
         models = self._versions.get(name)
         if models is None:
             if name in self.aliases:

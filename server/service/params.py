@@ -1,15 +1,13 @@
 """What a classify request asks for beside its images: which model, how many classes, by when."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qsl
 
 from ..config.settings import Settings
 from ..errors import ServiceError
 from ..repository.index import ModelIndex
 from ..repository.served_model import ServedModel
 from ..scheduler.request import PRIORITIES, Priority
-
-PARAMETERS = ("model", "top_k")
 
 MAX_SCORES = 100_000
 """Classes that all images of a request are answered with together: some 10 MB of JSON."""
@@ -25,19 +23,20 @@ class ClassifyParams:
     priority: Priority = "interactive"
 
 
-def read_params(query: bytes, headers: dict[bytes, bytes], models: ModelIndex, settings: Settings) -> ClassifyParams:
-    """The question in a request's URL and headers. Raises ServiceError `bad_request` for a parameter that cannot be,
-    naming it, its value and the limit; `unknown_model`."""
-    name, top_k = (None, None) if not query else _parameters(query)
+def read_params(
+    asked: Mapping[str, str], headers: dict[bytes, bytes], models: ModelIndex, settings: Settings
+) -> ClassifyParams:
+    """The question in a request's parameters and headers. Raises ServiceError `bad_request` for a parameter that cannot
+    be, naming it, its value and the limit; `unknown_model`."""
     version = headers.get(b"x-model-version")
-    model = models.find(name, None if version is None else version.decode("latin-1").strip())
-    return params_for(model, headers, settings, top_k)
+    model = models.find(asked.get("model"), None if version is None else version.decode("latin-1").strip())
+    return params_for(model, headers, settings, asked.get("top_k"))
 
 
 def params_for(
     model: ServedModel, headers: dict[bytes, bytes], settings: Settings, top_k: str | None = None
 ) -> ClassifyParams:
-    """The question to a model that is known already; its own limits count. `top_k`: as the URL has it. Raises
+    """The question to a model that is known already; its own limits count. `top_k`: as the request has it. Raises
     ServiceError as `read_params`."""
     settings, num_classes = settings.of(model.name), model.num_classes
     classes = min(settings.top_k, num_classes)
@@ -64,21 +63,6 @@ def _priority(headers: dict[bytes, bytes]) -> Priority:
         if text == priority:
             return priority
     raise ServiceError("bad_request", f"X-Priority is {text[:40]!r}: expected {' or '.join(PRIORITIES)}")
-
-
-def _parameters(query: bytes) -> tuple[str | None, str | None]:
-    try:
-        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=16)
-    except ValueError:
-        raise ServiceError("bad_request", "the query is not key=value pairs, at most 16") from None
-    values: dict[str, str] = {}
-    for key, value in pairs:
-        if key not in PARAMETERS:
-            raise ServiceError("bad_request", f"no parameter {key[:40]!r}; there are: {', '.join(PARAMETERS)}")
-        if key in values:
-            raise ServiceError("bad_request", f"parameter {key} is given twice")
-        values[key] = value
-    return values.get("model"), values.get("top_k")
 
 
 def _whole_number(name: str, text: str, least: int, most: int) -> int:

@@ -150,7 +150,7 @@ async def test_json_with_one_bad_string_keeps_the_others(running: Start) -> None
     assert answer.status_code == 200
     good, text, number = answer.json()["results"]
     assert len(good["predictions"]) == 5
-    assert text["error"] == {"code": "bad_request", "message": "image 1: images[1] is not base64 text"}
+    assert text["error"] == {"code": "bad_request", "message": "image 1: images[1] is not base64 text: byte 0x21 at 10"}
     assert number["error"]["code"] == "bad_request"
 
 

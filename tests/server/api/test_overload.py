@@ -101,7 +101,7 @@ async def test_unknown_exception_is_500_with_the_request_id_alone(
     def fail(*args: object, **kwargs: object) -> None:
         raise KeyError("secret detail")
 
-    monkeypatch.setattr("milkweed.server.api.classify.encoded_images", fail)
+    monkeypatch.setattr("milkweed.server.api.classify.read_payload", fail)
     async with running() as app, one_reason(app, "internal"):
         answer = await app.classify(headers={"X-Request-ID": "me-1"})
     check_error(answer, 500, "internal")

@@ -1,20 +1,21 @@
-"""JSON from clients: bounded by its types, told apart from what is no JSON, base64 without strings."""
+"""JSON from clients: bounded by its types, told apart from what is no JSON."""
 
-import base64
-import json
 import tracemalloc
-from typing import Any
 
 import pytest
 from msgspec import Raw, Struct
 
 from milkweed.server.errors import ServiceError
-from milkweed.server.http.client_json import decoded, elements, from_base64
+from milkweed.server.http.client_json import decoded, elements, without
 
 
 class Body(Struct):
     images: Raw
     n: int = 0
+
+
+class Images(Struct):
+    images: Raw
 
 
 @pytest.mark.parametrize(
@@ -62,29 +63,31 @@ def test_nothing_is_made_of_elements_beyond_the_limit(body: bytes) -> None:
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)), b"\xfb\xff\xfe" * 1000])
-def test_base64_is_read_as_every_encoder_escapes_it(data: bytes) -> None:
-    text = base64.b64encode(data).decode()
-    for written in (
-        json.dumps(text),
-        json.dumps(text).replace("/", "\\/"),  # PHP
-        json.dumps(text).replace("+", "\\u002B").replace("=", "\\u003d"),  # .NET, and JSON made safe for HTML
-    ):
-        assert from_base64(Raw(written.encode())) == data
+@pytest.mark.parametrize("large", [b"[1, 2]", b'["AA==", "A"]', b"null"])
+def test_a_large_value_is_taken_out_wherever_it_stands(large: bytes) -> None:
+    for text in (b'{"images": %b, "n": 2}', b'{"n": 2, "images":%b}', b'{"images": %b}'):
+        body = text % large
+        images = decoded(body, Body, "the body").images
+        assert without(body, images, "the body") == text % b"null"
+        assert without(Raw(b"  " + body), Raw(b"[]"), "the body") == b"  " + body  # no part of it
 
 
 @pytest.mark.parametrize(
-    "text", ["7", "{}", '"A"', '"AAA"', '"AA=A"', '"AA A"', '"ü"', '"\\n"', '"AAAA\\nAAAA"', '"-_-_"']
+    "text",
+    [
+        b'{"images": ["a"], "images": []}',
+        b'{"images": [], "im\\u0061ges": ["a"]}',
+        b'{"images": [], "n": 1, "n": 1}',
+        b'{"n": {"x": 1, "x": 2}, "images": []}',
+    ],
 )
-def test_text_that_is_not_base64_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 (its words are the library's)
-        from_base64(Raw(text.encode()))
+def test_a_member_given_twice_is_refused_by_name(text: bytes) -> None:
+    images = decoded(text, Images, "the body").images
+    with pytest.raises(ServiceError, match=r"member '(images|n|x)' is given twice"):
+        without(text, images, "the body")
 
 
-def test_a_wide_character_makes_no_wide_string() -> None:
-    element: Any = Raw(b'"' + b"A" * 4_000_000 + "\\ud83d\\ude00\U0001f600".encode() + b'"')
-    tracemalloc.start()
-    with pytest.raises(ValueError, match="base64"):
-        from_base64(element)
-    assert tracemalloc.get_traced_memory()[1] < 2.1 * 4_000_000
-    tracemalloc.stop()
+def test_json_beside_a_large_value_has_a_limit() -> None:
+    text = b'{"images": [], "x": "' + b"a" * (1 << 16) + b'"}'
+    with pytest.raises(ServiceError, match="65557 bytes of JSON beside data: the limit is 65536"):
+        without(text, decoded(text, Body, "the body").images, "the body")

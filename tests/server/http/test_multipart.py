@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from milkweed.server.errors import ServiceError
 from milkweed.server.http import multipart
-from milkweed.server.http.multipart import MAX_FIELDS, boundary_of, file_parts
+from milkweed.server.http.multipart import MAX_FIELDS, MAX_FILES, boundary_of, form_parts
 
 PART = b'Content-Disposition: form-data; name="a"; filename="a.jpg"\r\nContent-Type: image/jpeg\r\n\r\n'
 
 
-def split(body: bytes, boundary: bytes = b"xx", max_parts: int = 64) -> list[bytes]:
-    return file_parts(body, boundary, max_parts=max_parts)
+def split(body: bytes, boundary: bytes = b"xx") -> list[bytes]:
+    return [body[part] for part in form_parts(body, boundary).files]
 
 
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=6), st.sampled_from(["xx", "-", "a b'c", "--"]))
@@ -30,7 +30,9 @@ def test_parts_are_what_httpx_encoded(files: list[bytes], boundary: str) -> None
         headers={"content-type": f'multipart/form-data; boundary="{boundary}"'},
     )
     body = request.read()
-    assert split(body, boundary_of(request.headers["content-type"].encode())) == files
+    parts = form_parts(body, boundary_of(request.headers["content-type"].encode()))
+    assert [body[part] for part in parts.files] == files
+    assert parts.fields == [("note", "text fields are not images")]
 
 
 @pytest.mark.parametrize(
@@ -98,19 +100,43 @@ def test_broken_body_is_refused(body: bytes, words: str) -> None:
     assert caught.value.code == "bad_request"
 
 
-def test_more_files_than_the_limit_are_refused() -> None:
-    body = (b"--xx\r\n" + PART + b"data\r\n") * 3 + b"--xx--"
-    assert len(split(body, max_parts=3)) == 3
-    with pytest.raises(ServiceError, match="limit of 2") as caught:
-        split(body, max_parts=2)
-    assert caught.value.code == "too_many_images"
+def test_a_form_is_read_to_one_file_beyond_what_any_setting_allows() -> None:
+    assert len(split((b"--xx\r\n" + PART + b"data\r\n") * (MAX_FILES + 3) + b"--xx--")) == MAX_FILES + 1
+
+
+@pytest.mark.parametrize(
+    ("disposition", "name"),
+    [
+        ('form-data; name="top_k"', "top_k"),
+        ("form-data; NAME=top_k", "top_k"),
+        ("form-data ; name = top_k ", "top_k"),
+        ('form-data; name="a; filename=b"', "a; filename=b"),  # no filename
+        ("form-data", ""),
+    ],
+)
+def test_a_field_has_the_name_and_the_text_that_it_came_with(disposition: str, name: str) -> None:
+    part = f"--xx\r\nContent-Type: text/plain\r\nContent-Disposition: {disposition}\r\n\r\n7 \u00fc\r\n--xx--"
+    assert form_parts(part.encode(), b"xx") == ([], [(name, "7 \u00fc")])
+
+
+def test_a_name_in_a_filename_is_not_the_name_of_the_part() -> None:
+    part = b'--xx\r\nContent-Disposition: form-data; name=a; filename="b; name=model"\r\n\r\ndata\r\n--xx--'
+    assert split(part) == [b"data"]
+
+
+@pytest.mark.parametrize("headers", ['name="model"; filename="model"', 'name="note"'])
+def test_a_parameter_in_a_file_and_a_long_text_are_refused_by_name(headers: str) -> None:
+    text = "x" * (1025 if "note" in headers else 4)  # requests' `files={"model": ...}` makes a file of it
+    part = f"--xx\r\nContent-Disposition: form-data; {headers}\r\n\r\n{text}\r\n--xx--".encode()
+    with pytest.raises(ServiceError, match=f"field '{'note' if 'note' in headers else 'model'}' is a file or has over"):
+        form_parts(part, b"xx")
 
 
 @pytest.mark.parametrize(
     "part",
     [
         b"--xx\r\n",  # its line end opens the next one
-        b"--xx\r\n\r\ntext\r\n",
+        b"--xx\r\n\r\n\r\n",
         b'--xx\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n',
     ],
     ids=["empty", "no headers", "text"],
@@ -118,9 +144,9 @@ def test_more_files_than_the_limit_are_refused() -> None:
 def test_parts_that_are_not_files_have_a_limit(part: bytes) -> None:
     """Sixty megabytes of empty ones took 6.7 s."""
     file = b"--xx\r\n" + PART + b"data\r\n"
-    assert split(part * MAX_FIELDS + file + b"--xx--", max_parts=1) == [b"data"]
+    assert split(part * MAX_FIELDS + file + b"--xx--") == [b"data"]
     with pytest.raises(ServiceError, match=f"more than {MAX_FIELDS} parts are no files") as caught:
-        split(part * 1_000_000 + file + b"--xx--", max_parts=1)
+        split(part * 1_000_000 + file + b"--xx--")
     assert caught.value.code == "bad_request"
 
 

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from milkweed.server.errors import ServiceError
-from milkweed.server.http.payload import encoded_images, payload_kind
+from milkweed.server.http.payload import Encoded, Form, payload_kind, read_payload
 
 from ...support.bodies import npy
 
 BOUNDARY = b'multipart/form-data; boundary="XyZ"'
+
+
+def encoded_images(body: bytes, form: Form, content_type: bytes, *, max_images: int) -> list[Encoded]:
+    return read_payload(body, form, content_type).images(max_images)
 
 
 def multipart(*parts: bytes) -> bytes:

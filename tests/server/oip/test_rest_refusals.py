@@ -1,5 +1,6 @@
 """Every refusal under /v2 has the protocol's form and one reason; random bytes are never our fault."""
 
+import base64
 import struct
 from typing import Any
 
@@ -71,6 +72,11 @@ def document(tensor: dict[str, Any] = GOOD, **changes: Any) -> dict[str, Any]:
         ({**document(), "parameters": {"partial": 1}}, "bad_request", ("partial",)),
         ({**document(), "parameters": {"timeout": -1}}, "bad_request", ("timeout",)),
         ({**document(), "parameters": {"timeout": 10**12}}, "bad_request", ("0..300000000",)),
+        ({**document(), "top_k": 1}, "bad_request", ("unknown field `top_k`", "id, parameters, outputs, inputs")),
+        ({**document(), "outputs": [{"name": "label", "top_k": 1}]}, "bad_request", ("unknown field `top_k`",)),
+        (document(shapes=[1]), "bad_request", ("inputs[0]: Object contains unknown field `shapes`", "datatype")),
+        ({**document(), "model_name": "cat"}, "bad_request", ("model_name is 'cat'", "'held'")),
+        ({**document(), "model_version": "7"}, "bad_request", ("model_version is '7'",)),
         ({**document(), "outputs": [{"name": "cat"}]}, "bad_request", ("no output 'cat'",)),
         ({**document(), "outputs": [{"name": "label"}] * 2}, "bad_request", ("twice",)),
         (
@@ -112,6 +118,10 @@ async def test_refusal_of_json(running: Start, body: Any, code: str, words: tupl
         (b"{}", {"content-type": "text/plain"}, "unsupported_format", ("text/plain",)),
         (b"{}", {"content-type": "multipart/form-data; boundary=x"}, "unsupported_format", ("multipart",)),
         (b"{}", {"x-request-timeout-ms": "0"}, "bad_request", ("X-Request-Timeout-Ms",)),
+        (b"{}", {"x-model-version": "7"}, "bad_request", ("X-Model-Version is '7'",)),
+        (b'{"id": "a", "inputs": [], "id": "b"}', {}, "bad_request", ("member 'id' is given twice",)),
+        (b'{"inputs": [], "inputs": []}', {}, "bad_request", ("member 'inputs' is given twice",)),
+        (b'{"inputs": [{"data": [], "data": []}]}', {}, "bad_request", ("member 'data' is given twice",)),
         (b"{}", {"content-length": "abc"}, "bad_request", ("Content-Length",)),
     ],
 )
@@ -209,3 +219,12 @@ async def test_errors_of_router_and_service_have_the_form_of_the_protocol(
                 await app.client.post(oip.URL, content=body, headers={**headers, "x-request-id": "me-2"}), 500, "me-2"
             )
     assert "secret" not in failed.text
+
+
+async def test_a_query_of_infer_is_refused_and_a_repeated_name_is_not(running: Start) -> None:
+    async with running() as app:
+        oip.check_refusal(await app.client.post(oip.URL + "?top_k=2", json=document()), 400, "no query", "parameters")
+        version = app.service.models["held"].version
+        image = base64.b64encode(encoded()).decode()
+        again = {**document(data=[image]), "model_name": "held", "model_version": version}
+        assert (await app.client.post(oip.URL, json=again)).status_code == 200
