@@ -49,6 +49,9 @@ class ServiceError(Exception):
         close: the connection closes after the answer, because unread body may follow.
     """
 
+    allow = ""
+    """The methods that a path has, where a request's is none of them: sent as `Allow`."""
+
     def __init__(self, code: str, message: str, *, retry_after_seconds: int | None = None, close: bool = False) -> None:
         super().__init__(message)
         self.code = code
@@ -104,6 +107,8 @@ def error_headers(error: ServiceError) -> list[tuple[bytes, bytes]]:
     headers = []
     if error.code == "unauthorized":
         headers.append((b"www-authenticate", b'Bearer realm="milkweed"'))
+    if error.allow:
+        headers.append((b"allow", error.allow.encode()))
     if error.retry_after_seconds is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after_seconds))
     if error.close:

@@ -1,15 +1,21 @@
 """Builds the admin API, which lists, loads and unloads models and sets aliases; its port is off by default."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..config.aliases import AliasTarget, describe_alias
 from ..errors import ServiceError, error_headers
+from ..http.parameters import read_pairs
+from ..http.routing import Routing, routing_error
 from ..http.transport.counted_protocol import REFUSAL_KEY
 from ..repository.served_model import ServedModel
 from ..repository.store import RepositoryError, StoredBundle
@@ -37,6 +43,10 @@ def create_admin_app(service: Service, auth: Authenticator | None = None) -> Fas
     """Build the app of one service; `POST` changes what is served and answers once that is done."""
 
     async def check(request: Request) -> None:  # async, so that it runs on the event loop, where rates are counted
+        query = [field.alias for field in request.scope["route"].dependant.query_params]
+        read_pairs(request.query_params.multi_items(), "parameter", query)  # a misspelt `version` would unload them all
+        if request.method == "POST" and (await request.body()).strip():
+            raise ServiceError("bad_request", f"this path takes no body; parameters: {', '.join(query) or 'none'}")
         # A page in a browser on this machine can post to any port, but its browser adds the origin.
         if "origin" in request.headers:
             raise ServiceError("unauthorized", "the admin API answers no browser")
@@ -47,10 +57,14 @@ def create_admin_app(service: Service, auth: Authenticator | None = None) -> Fas
         title="milkweed admin", docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(check)]
     )
     app.add_middleware(_WholeBodies)
+    routers = [_repository_routes(service), _alias_routes(service)]
+    routes = [route for router in routers for route in router.routes]
+    app.add_middleware(Routing, routes=routes)
     app.add_exception_handler(ServiceError, _refused)
+    app.add_exception_handler(HTTPException, partial(_unrouted, routes))
     app.add_exception_handler(ValueError, _failed)
-    app.include_router(_repository_routes(service))
-    app.include_router(_alias_routes(service))
+    for router in routers:
+        app.include_router(router)
     return app
 
 
@@ -174,6 +188,10 @@ async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
     headers = {name.decode(): value.decode() for name, value in error_headers(error)}
     return JSONResponse({"error": {"code": error.code, "message": error.message}}, error.status, headers)
+
+
+async def _unrouted(routes: Sequence[BaseRoute], request: Request, error: Exception) -> Response:
+    return await _refused(request, routing_error(routes, request, error))
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -1,16 +1,17 @@
 """Builds the HTTP app of one service: routes, middleware, OpenAPI document."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
-from ..errors import ServiceError
 from ..http.middleware import RequestMiddleware
 from ..http.responses import error_response
+from ..http.routing import Routing, routing_error, without_slash
 from ..oip.error_format import ErrorFormat
 from ..oip.rest import oip_routes
 from ..security.auth import Authenticator
@@ -56,10 +57,10 @@ def http_app(service: Service, auth: Authenticator, *, tracer: Tracer | None, li
         tracer=tracer,
     )
     app.classify = around(classify)
-    app.server_options = around(_options)
+    app.add_middleware(Routing, routes=routes)
     app.add_middleware(around)
     app.add_middleware(ErrorFormat)  # around all others
-    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(HTTPException, partial(_unrouted, routes))
     app.openapi = lambda: openapi_document(app, service.settings, auth)  # type: ignore[method-assign]
     return app
 
@@ -68,7 +69,6 @@ class _App(FastAPI):
     """FastAPI, and a shortcut past its layers for POST /classify, which must be cheap and needs none of them."""
 
     classify: ASGIApp
-    server_options: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -76,17 +76,18 @@ class _App(FastAPI):
             return
         if scope.get("root_path"):
             scope = _without_root(scope)
+        scope = without_slash(scope)
         if scope["path"] == "/classify" and scope["method"] == "POST":
             await self.classify(scope, receive, send)
-        elif scope["path"] == "*":
-            await self.server_options(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
 
-async def _options(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer `OPTIONS *`, which asks what the server as a whole takes."""
-    await Response(status_code=204, headers={"allow": "GET, HEAD, OPTIONS, POST"})(scope, receive, send)
+async def _unrouted(routes: Sequence[BaseRoute], request: Request, exception: Exception) -> Response:
+    """Write what the router refuses (404, 405) in the shape of our errors."""
+    error = routing_error(routes, request, exception)
+    context_of(request.scope).code = error.code
+    return error_response(request, error)
 
 
 def _without_root(scope: Scope) -> Scope:
@@ -98,25 +99,3 @@ def _without_root(scope: Scope) -> Scope:
     if path.startswith(root + "/"):
         path = path[len(root) :]
     return {**scope, "path": path, "root_path": ""}
-
-
-async def _http_error(request: Request, exception: Exception) -> Response:
-    """Write what the router refuses (404, 405) in the shape of our errors."""
-    assert isinstance(exception, HTTPException)
-    # Not request.url: that reads the Host header, in which a client may write anything.
-    where = f"{request.method[:10]} {_shown(request.scope['path'])}"
-    if exception.status_code == 405:
-        error = ServiceError("method_not_allowed", f"{where}: this path has other methods, see Allow")
-    elif exception.status_code == 404:
-        error = ServiceError("not_found", f"{where}: there is no such path, see /docs")
-    else:
-        error = ServiceError("bad_request", str(exception.detail))
-    context_of(request.scope).code = error.code
-    response = error_response(request, error, status=exception.status_code)
-    response.headers.update(exception.headers or {})
-    return response
-
-
-def _shown(path: str) -> str:
-    """Show at most 80 characters of a path, on one line."""
-    return "".join(char if char.isprintable() else "?" for char in path[:80])

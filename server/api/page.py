@@ -60,11 +60,11 @@ def page_routes() -> APIRouter:
     files = {path.name: PageFile(path) for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
     home = files.pop("index.html")
 
-    @router.api_route("/", methods=["GET", "HEAD"])
+    @router.get("/")
     async def page(request: Request) -> Response:
         return home.answer(request)
 
-    @router.api_route(PAGE_FILES + "{name}", methods=["GET", "HEAD"])
+    @router.get(PAGE_FILES + "{name}")
     async def page_file(request: Request, name: str) -> Response:
         if name not in files:
             raise HTTPException(404)

@@ -51,7 +51,7 @@ class _IndexParams(Struct):
 def oip_routes(service: Service, auth: Authenticator) -> list[Route]:
     """Make the routes of one service."""
     routes = [
-        *(Route(path, _server_metadata) for path in ("/v2", "/v2/")),  # the protocol's own text has the latter
+        Route("/v2", _server_metadata),
         Route("/v2/health/live", _probe("live", service.check_alive)),
         Route("/v2/health/ready", _probe("ready", service.check_ready)),
         Route("/v2/repository/index", _index(service), methods=["POST"]),

@@ -16,7 +16,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import make_wsgi_app
 
-from ..errors import ServiceError
+from ..errors import ServiceError, did_you_mean
 from ..service.service import Service
 
 logger = logging.getLogger("milkweed.metrics")
@@ -46,7 +46,7 @@ class MetricsPort(WSGIServer):
         self.socket = listener
         self.server_name, self.server_port = listener.getsockname()[:2]
         self.setup_environ()
-        self.set_app(with_probes(make_wsgi_app(service.metrics.registry), service))
+        self.set_app(with_head(with_probes(make_wsgi_app(service.metrics.registry), service)))
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         # When each was opened. Written by the threads of the connections and by the port's own.
         self._asking: dict[socket.socket, float] = {}
@@ -139,19 +139,42 @@ def _cut(request: socket.socket) -> None:
 
 
 def with_probes(metrics: WsgiApp, service: Service) -> WsgiApp:
-    """Put /livez and /readyz before the app of /metrics; the service is only read."""
+    """Put /livez and /readyz before the app of /metrics, also at /; the service is only read."""
     checks = {"/livez": service.check_alive, "/readyz": service.check_ready}
+    there = (*checks, "/metrics")
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        check = checks.get(environ.get("PATH_INFO", ""))
-        if check is None:
-            return metrics(environ, start_response)
+        path, method = environ.get("PATH_INFO", "").rstrip("/"), environ["REQUEST_METHOD"]
         status, text = HTTPStatus.OK, "ok"
-        try:
-            check()
-        except ServiceError as error:
-            status, text = HTTPStatus.SERVICE_UNAVAILABLE, error.message
-        start_response(f"{status.value} {status.phrase}", [("Content-Type", "text/plain; charset=utf-8")])
-        return [text.encode() + b"\n"]
+        if path and path not in there:
+            status, text = HTTPStatus.NOT_FOUND, f"there are: {', '.join(there)}{did_you_mean(path, there)}"
+        elif method == "OPTIONS":
+            text = ""
+        elif method != "GET":
+            status, text = HTTPStatus.METHOD_NOT_ALLOWED, "this port has other methods, see Allow"
+        elif path not in checks:
+            return metrics(environ, start_response)
+        else:
+            try:
+                checks[path]()
+            except ServiceError as error:
+                status, text = HTTPStatus.SERVICE_UNAVAILABLE, error.message
+        headers = [("Content-Type", "text/plain; charset=utf-8"), ("Allow", "GET, HEAD, OPTIONS")]
+        start_response(f"{status.value} {status.phrase}", headers)
+        return [text.encode() + b"\n" if text else b""]
 
     return app
+
+
+def with_head(app: WsgiApp) -> WsgiApp:
+    """Answer HEAD as GET, without the body."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] != "HEAD":
+            return app(environ, start_response)
+        head: list[Any] = []
+        body = b"".join(app({**environ, "REQUEST_METHOD": "GET"}, lambda *said: head.extend(said)))
+        start_response(head[0], [*head[1], ("Content-Length", str(len(body)))])
+        return []
+
+    return answer

@@ -51,3 +51,13 @@ def test_long_body_gets_its_413_while_the_client_still_sends(server: Any) -> Non
         answer = client.recv(4096)
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"connection: close" in answer.lower()
+
+
+def test_head_leaves_the_body_out_and_the_connection_in_step(server: Any) -> None:
+    asked = ("/livez", "/v1/models", "/docs", "/v2/models/none")
+    for url, paths in ((server.url, asked), (server.metrics_url, ("/readyz",))):
+        with httpx.Client(base_url=url) as client:
+            for path in paths:  # a body that was sent all the same would be read as the next answer
+                head, get = client.head(path), client.get(path)
+                assert (head.status_code, head.headers["content-length"]) == (get.status_code, str(len(get.content)))
+            assert client.head("/metrics").status_code == 200

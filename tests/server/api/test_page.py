@@ -92,9 +92,10 @@ async def test_unknown_files_are_404(running: Start, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(key_block("somebody", "a-key"))
     async with running(settings={"api_keys": str(keys)}, wait=False) as app:
-        for name in ("index.html", "nothing.js", "..%2fsettings.py", "%2e%2e/settings.py", ""):
+        for name in ("index.html", "nothing.js", "..%2fsettings.py", "%2e%2e/settings.py"):
             check_error(await app.client.get(f"/page/{name}"), 404, "not_found")
-        check_error(await app.client.get("/page"), 401, "unauthorized")
+        for path in ("/page", "/page/"):
+            check_error(await app.client.get(path), 401, "unauthorized")
 
 
 async def test_page_works_below_a_path(running: Start) -> None:

@@ -113,7 +113,7 @@ async def test_wrong_method_is_405(running: Start) -> None:
     async with running() as app, one_reason(app, "method_not_allowed"):
         answer = await app.client.get("/classify")
     check_error(answer, 405, "method_not_allowed")
-    assert answer.headers["allow"] == "POST"
+    assert answer.headers["allow"] == "OPTIONS, POST"
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ async def test_a_key_in_any_accepted_header_admits(running: Start, keys: Path, h
         ({"authorization": "Bearer wrong", "x-api-key": KEY}, "not known"),
     ],
 )
-@pytest.mark.parametrize("path", ["/classify", "/v1/models", "/metrics", "/nowhere", "/livez/"])
+@pytest.mark.parametrize("path", ["/classify", "/v1/models", "/metrics", "/nowhere", "/livez/x"])
 async def test_a_missing_or_wrong_key_is_401(
     running: Start, keys: Path, headers: dict[str, str], words: str, path: str
 ) -> None:
@@ -169,7 +169,7 @@ async def test_a_prefix_changes_nothing_about_which_paths_need_a_key(running: St
         async with httpx.AsyncClient(transport=transport, base_url="http://outer") as client:
             for path in ("/livez", "/readyz", "/v2/health/ready", "/", "/page/main.js", "/docs"):
                 assert (await client.get(prefix + path)).status_code == 200, path
-            for path in ("/v1/models", "/metrics", "/v2/models/x", "/nowhere", "/livez/"):
+            for path in ("/v1/models", "/metrics", "/v2/models/x", "/nowhere", "/livez/x"):
                 assert (await client.get(prefix + path)).status_code == 401, path
                 assert (await client.get(prefix + path, headers=bearer(KEY))).status_code in (200, 404), path
             answer = await client.post(prefix + "/classify", content=b"no image", headers=bearer(KEY))
