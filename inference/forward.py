@@ -12,13 +12,14 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..loaders.thread_pool import ThreadPool
 from ..models.bundle.golden import check_golden, golden_images, softmax
 from ..models.onnx.session import GraphSession
 from .device import CPU, Device, usable_cores
@@ -145,9 +146,10 @@ class Forward:
     device: Device = CPU
     cuda_graphs: "CudaGraphForward | None" = None
     traced: "TorchScriptForward | None" = None
+    computes_elsewhere = False
 
     def __init__(self, session: GraphSession, plan: LanePlan, *, dtype: str, size: int, weight_bytes: int = 0) -> None:
-        self._session = session
+        self._session, self.computes_elsewhere = session, session.computes_elsewhere
         # Where a lane waits for a runtime's own threads, its wall time has to stand for their CPU time.
         self._prepare(plan, dtype, size, time.perf_counter if session.computes_elsewhere else time.thread_time)
         self.resident_bytes = weight_bytes
@@ -158,7 +160,7 @@ class Forward:
         """Time of a forward by its number of images, as `warm_up` measured it."""
         self._clock = clock
         # The calling thread is a lane itself: a single image changes no thread.
-        self._helpers = ThreadPoolExecutor(max(1, plan.lanes - 1), thread_name_prefix="milkweed-lane")
+        self._helpers = ThreadPool(max(1, plan.lanes - 1), "milkweed-lane")
 
     @property
     def graph(self) -> "CudaGraphForward | TorchScriptForward | None":

@@ -144,6 +144,12 @@ class Pipeline:
             for place, batch in enumerate(batches)
         ]
 
+    @property
+    def survives_fork(self) -> bool:
+        """Whether a process that is forked can use it: not where a library has threads of its own, or a GPU."""
+        plain = self.device.type == "cpu" and self.plan.threads == 1 and self.loader.name in ("cpu", "pillow")
+        return plain and not self.forward_stage.computes_elsewhere
+
     def close(self) -> None:
         """End the pipeline's threads."""
         self.forward_stage.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast, overload
 
 from .client.answers import Answer, Prediction
-from .client.errors import make_error
+from .client.errors import check_process, make_error, refuse_pickle
 from .client.images import Encoded, Image, encode, encoded, in_batches, is_one
 from .inference.device import use_device
 from .inference.open import OpenedModel, open_model
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 64 << 20
 """Encoded images of one batch take so many bytes at most."""
+
+DECODING, COMPUTING = 0, 1
+"""The halves of a pipeline, each of which is for one thread at a time."""
 
 
 def open_local(
@@ -56,9 +59,10 @@ class LocalModel:
     def __init__(self, name: str, opened: OpenedModel, top_k: int) -> None:
         self._name, self._config, self._pipeline = name, opened.config, opened.pipeline
         self._top_k = min(top_k, self.num_classes)
-        # Each half of the pipeline is for one thread at a time.
-        self._decoding, self._computing = threading.Lock(), threading.Lock()
-        self._closed = False
+        self._locks: dict[int, tuple[threading.Lock, threading.Lock]] = {}  # of each process
+        self._pid, self._closed = os.getpid(), False
+
+    __reduce__ = refuse_pickle
 
     def __enter__(self) -> "LocalModel":
         return self
@@ -68,9 +72,10 @@ class LocalModel:
 
     def close(self) -> None:
         """End the model's threads, when the batches that are in work are done."""
-        with self._decoding, self._computing:
+        with self._lock(DECODING), self._lock(COMPUTING):
             self._closed = True
-            self._pipeline.close()
+            if self._pid == os.getpid() or self._pipeline.survives_fork:
+                self._pipeline.close()
 
     @property
     def name(self) -> str:
@@ -127,26 +132,27 @@ class LocalModel:
         return self._stream(images, wanted)
 
     def _stream(self, images: Iterable[Image], top_k: int) -> Iterator[Answer]:
-        batches = in_batches(encoded(images), self._pipeline.default_batch_size, BATCH_BYTES)
+        batches, pid = in_batches(encoded(images), self._pipeline.default_batch_size, BATCH_BYTES), os.getpid()
         with ThreadPoolExecutor(1, "milkweed-local") as ahead:
             decoding = ahead.submit(self._decode, next(batches, None))
             while (decoded := decoding.result()) is not None:
                 decoding = ahead.submit(self._decode, next(batches, None))
                 yield from self._compute(*decoded, top_k)
+                check_process(pid, "this stream")
 
     def _decode(self, batch: Sequence[Encoded] | None) -> "tuple[Sequence[Encoded], DecodedBatch] | None":
         """A batch and its decoded images."""
         if batch is None:
             return None
         images = [image for image in batch if isinstance(image, bytes)]
-        with self._decoding:
-            self._check_open()
+        with self._lock(DECODING):
+            self._check()
             use_device(self._pipeline.device)
             return batch, self._pipeline.decode(images, [None] * len(images))
 
     def _compute(self, batch: Sequence[Encoded], decoded: "DecodedBatch", top_k: int) -> Iterator[Answer]:
-        with self._computing:
-            self._check_open()
+        with self._lock(COMPUTING):
+            self._check()
             use_device(self._pipeline.device)
             (result,) = self._pipeline.forward([decoded], [[top_k] * len(decoded.outcomes)])
         outcomes = iter(result.outcomes)
@@ -157,9 +163,15 @@ class LocalModel:
             else:
                 yield Answer(error=image)
 
-    def _check_open(self) -> None:
+    def _check(self) -> None:
         if self._closed:
             raise RuntimeError(f"the model {self.name} is closed")
+        if not self._pipeline.survives_fork:
+            check_process(self._pid, f"the model {self.name}")
+
+    def _lock(self, half: int) -> threading.Lock:
+        pid = os.getpid()
+        return (self._locks.get(pid) or self._locks.setdefault(pid, (threading.Lock(), threading.Lock())))[half]
 
     def _answer(self, outcome: ImageResult, stages: dict[str, float]) -> Answer:
         predictions: tuple[Prediction, ...] = ()

@@ -8,7 +8,7 @@ times what the equality contract allows, so it is not done.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from ..preprocess.crop import to_rgb
 from ..preprocess.orientation import upright_crop
 from ..preprocess.spec import PreprocessSpec
 from ..sandbox.sandbox import Sandbox
+from ..thread_pool import ThreadPool
 from .batch import BatchLoader, R, Stopwatch, T, spread
 from .npy import rgb_levels
 from .pillow_decode import decode, decoding_errors
@@ -55,7 +56,7 @@ class CpuLoader(BatchLoader):
         self.num_threads, refusal = num_threads, resize_refusal()
         resize = "resize by our kernel" if refusal is None else f"Pillow resize ({refusal})"
         self.description = f"cpu: simplejpeg or Pillow decode, {resize}, {num_threads} threads"
-        self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix="milkweed-load")
+        self.pool = ThreadPool(num_threads, "milkweed-load")
 
     def spread(self, run: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Call `run` for every item on this loader's threads; what `run` raises is raised here too."""

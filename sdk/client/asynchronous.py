@@ -1,16 +1,18 @@
 """AsyncClient, the client for asyncio. All that is sent to a server is sent here; `Client` runs it on a thread."""
 
 import asyncio
+import os
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from functools import partial
 from ssl import SSLContext
 from typing import Unpack, cast, overload
 
 import httpx
 
 from .answers import Answer, Model, read_answers, read_error, read_models
-from .errors import TOO_MUCH, DeadlineExceeded, ImageRefused, MilkweedError, NoAnswer
+from .errors import TOO_MUCH, DeadlineExceeded, ImageRefused, MilkweedError, NoAnswer, refuse_pickle
 from .images import Encoded, Image, encode, encoded, in_batches, is_one
 from .requests import MOST_TIMEOUT_MS, AskOptions, ClassifyParams, Priority, base_url, body_of, key_headers
 
@@ -21,6 +23,8 @@ BATCH_BYTES = 16 << 20
 
 FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 0.1, 5.0
 """The wait before the second try, and the longest one; each try doubles the wait."""
+
+CLOSED = "the client is closed"
 
 _REFUSED = (429, 503)
 _GONE = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
@@ -64,13 +68,19 @@ class AsyncClient:
         self.url = base_url(url)
         self.timeout, self.retries = timeout, retries
         self.batch_size, self.concurrency = batch_size, concurrency
-        self._http = httpx.AsyncClient(
+        self._connect = partial(
+            httpx.AsyncClient,
             headers=key_headers(api_key),
             # The request as a whole has a deadline, which tells more than one for each read and write.
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=concurrency),
             verify=verify,
         )
+        # Connections belong to a process and an event loop.
+        self._open: dict[int, dict[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, AsyncGenerator[None]]]] = {}
+        self._closed = False
+
+    __reduce__ = refuse_pickle
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -80,7 +90,12 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        self._closed, here = True, asyncio.get_running_loop()
+        for loop, (_, end) in self._open.pop(os.getpid(), {}).items():
+            if loop is here:
+                await end.aclose()
+            elif loop.is_running():  # on another thread
+                asyncio.run_coroutine_threadsafe(end.aclose(), loop)
 
     @overload
     async def classify(  # type: ignore[overload-overlap]  # text is a path, not several
@@ -131,7 +146,7 @@ class AsyncClient:
     async def ready(self) -> bool:
         """Ask once whether the server is there and takes requests."""
         try:
-            return (await self._http.get(self.url + "/readyz", timeout=CONNECT_SECONDS)).status_code == 200
+            return (await (await self._http()).get(self.url + "/readyz", timeout=CONNECT_SECONDS)).status_code == 200
         except (httpx.TransportError, httpx.InvalidURL):
             return False
 
@@ -206,14 +221,14 @@ class AsyncClient:
         Raises:
             MilkweedError: none came, or only refusals.
         """
-        loop = asyncio.get_running_loop()
+        loop, http = asyncio.get_running_loop(), await self._http()
         deadline, tries, refused = loop.time() + seconds, 0, ""
         while True:
             left = max(0.0, deadline - loop.time())
             told = {"X-Request-Timeout-Ms": str(int(min(max(1.0, left * 1e3), MOST_TIMEOUT_MS)))}
             try:
                 async with asyncio.timeout(left):
-                    response = await self._http.request(
+                    response = await http.request(
                         method, self.url + path, params=params, content=body, headers={**(headers or {}), **told}
                     )
                 if response.status_code not in _REFUSED:
@@ -234,7 +249,28 @@ class AsyncClient:
             refused = f"; the last time: {failure}"
             await asyncio.sleep(wait)
 
+    async def _http(self) -> httpx.AsyncClient:
+        """The connections of this process and event loop."""
+        if self._closed:
+            raise RuntimeError(CLOSED)
+        loop, of_loops = asyncio.get_running_loop(), self._open.setdefault(os.getpid(), {})
+        if loop not in of_loops:
+            for ended in [each for each in list(of_loops) if each.is_closed()]:
+                of_loops.pop(ended, None)
+            http = self._connect()
+            of_loops[loop] = http, until_end(http)
+            await anext(of_loops[loop][1])
+        return of_loops[loop][0]
+
     def _no_answer(self, path: str, error: Exception) -> MilkweedError:
         found = NoAnswer("no_answer", f"no answer from {self.url}{path}: {str(error) or type(error).__name__}")
         found.__cause__ = error
         return found
+
+
+async def until_end(http: httpx.AsyncClient) -> AsyncGenerator[None]:
+    """Close connections when an event loop ends: `asyncio.run` closes the generators that were begun in it."""
+    try:
+        yield
+    finally:
+        await http.aclose()

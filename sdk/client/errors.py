@@ -1,13 +1,15 @@
 """The errors of a client: one class for each thing that a caller would do about it, by the server's `code`."""
 
-from typing import NamedTuple
+import os
+from typing import NamedTuple, NoReturn
 
 
 class MilkweedError(Exception):
     """Anything that kept an image from its answer.
 
     Args:
-        code: the server's word for it, or the client's: `unreadable`, `no_answer`, `bad_answer`, `deadline`.
+        code: the server's word for it, or the client's: `unreadable`, `no_answer`, `bad_answer`, `deadline`,
+            `other_process`.
         message: one line.
         status: the HTTP status; None where the client found the error.
         request_id: the request's id in the server's log; empty where there is none.
@@ -120,3 +122,14 @@ def make_error(
 def unreadable(message: str) -> MilkweedError:
     """Make the error of an image that the client cannot read."""
     return ImageRefused("unreadable", f"cannot be read: {message}")
+
+
+def check_process(pid: int, what: str) -> None:
+    """Raises MilkweedError where this process is another one than `what` was made in, which would never answer."""
+    if pid != os.getpid():
+        raise MilkweedError("other_process", f"{what} was made in another process: make it in this one, after the fork")
+
+
+def refuse_pickle(made: object) -> NoReturn:
+    """Be the `__reduce__` of what belongs to a process."""
+    raise TypeError(f"a {type(made).__name__} cannot be sent to another process: make one there")

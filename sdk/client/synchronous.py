@@ -1,6 +1,7 @@
 """Client, for programs without asyncio: it runs an `AsyncClient` on an event loop in a thread of its own."""
 
 import asyncio
+import os
 import threading
 from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator
@@ -9,13 +10,33 @@ from ssl import SSLContext
 from typing import Any, TypeVar, Unpack, cast, overload
 
 from .answers import Answer, Model
-from .asynchronous import BATCH_BYTES, TIMEOUT_SECONDS, AsyncClient
+from .asynchronous import BATCH_BYTES, CLOSED, TIMEOUT_SECONDS, AsyncClient
+from .errors import check_process, refuse_pickle
 from .images import Image, encode, encoded, in_batches, is_one
 from .requests import AskOptions, ClassifyParams
 
 T = TypeVar("T")
 
-CLOSED = "the client is closed"
+
+class _LoopThread:
+    """An event loop on a thread of this process, begun when it is first needed; `lock` is for those who use it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="milkweed-client", daemon=True)
+            self._thread.start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def end(self) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 class Client:
@@ -45,10 +66,10 @@ class Client:
             concurrency=concurrency,
             verify=verify,
         )
-        self._loop = asyncio.new_event_loop()
-        self._closing, self._closed = threading.Lock(), False
-        self._thread = threading.Thread(target=self._loop.run_forever, name="milkweed-client", daemon=True)
-        self._thread.start()
+        self._closed = False
+        self._loops: dict[int, _LoopThread] = {}  # of each process
+
+    __reduce__ = refuse_pickle
 
     def __enter__(self) -> "Client":
         return self
@@ -58,15 +79,14 @@ class Client:
 
     def close(self) -> None:
         """Cancel the calls in flight, close the connections, end the thread; a second time does nothing."""
-        with self._closing:
+        loop = self._loop()
+        with loop.lock:
             if self._closed:
                 return
             self._closed = True
-            ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+            ended = loop.begin(self._end())
         ended.result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        loop.end()
 
     @property
     def url(self) -> str:
@@ -108,9 +128,11 @@ class Client:
 
     def _stream(self, images: Iterable[Image], params: ClassifyParams) -> Iterator[Answer]:
         asking: deque[Future[list[Answer]]] = deque()
+        pid = os.getpid()
         try:
             for batch in in_batches(encoded(images), self._client.batch_size, BATCH_BYTES):
                 asking.append(self._begin(self._client.ask(batch, params)))
+                check_process(pid, "this stream")
                 while asking and (asking[0].done() or len(asking) >= self._client.concurrency):
                     yield from self._wait(asking[0])
                     asking.popleft()
@@ -130,11 +152,16 @@ class Client:
         await self._client.close()
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        with self._closing:
+        loop = self._loop()
+        with loop.lock:
             if self._closed:
                 work.close()
                 raise RuntimeError(CLOSED)
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+            return loop.begin(work)
+
+    def _loop(self) -> "_LoopThread":
+        pid = os.getpid()
+        return self._loops.get(pid) or self._loops.setdefault(pid, _LoopThread())
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         future = self._begin(work)
