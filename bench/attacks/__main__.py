@@ -3,11 +3,11 @@
     python -m milkweed.bench.attacks                          # each attack alone, on a fresh server
     python -m milkweed.bench.attacks --only wide,parts
     python -m milkweed.bench.attacks --files DIR --files DIR  # every file of these folders, between good photographs
-    python -m milkweed.bench.attacks --soak 10                # minutes of good requests beside all attacks
+    python -m milkweed.bench.attacks --soak 10 [--idle 4096]  # minutes of good requests beside all attacks
 
-Attackers are processes of their own at the lowest priority, as if they were on another machine. The seconds are those
-that the server took to answer. The memory is what the server and its children have more than before the attack. `livez`
-is the longest time that a probe took during the attack.
+Attackers are processes of their own at the lowest priority, as if they were on another machine. The seconds go from the
+first byte of an attack to its last answer. The memory is what the server and its children have more than before the
+attack. `livez` is the longest time that a probe took during the attack.
 """
 
 import argparse
@@ -15,25 +15,29 @@ import contextlib
 import http.client
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from ..bodies import make_jpeg
+from ..load.connection import learned
 from ..load.plan import Plan, Shot
 from ..load.processes import run_plan
 from ..load.requests import MULTIPART, multipart
 from ..load.samples import summary
 from ..process import free_port, repeated, running_server, usage
 from ..server.bundles import tiny_bundle
-from .hostile import ATTACKS, CLASSES, Target
+from ..server.request import ANSWER
+from .hostile import ALL_FORMATS, ATTACKS, Target
+from .payloads import CLASSES
 
 RESULTS = Path(__file__).parent.parent / "results"
 MEMORY_SECONDS, PROBE_SECONDS, SOAK_MEMORY_SECONDS = 0.01, 0.02, 2.0
@@ -48,6 +52,7 @@ class Seen:
     pid: int
     peak_bytes: int = 0
     slowest_probe_seconds: float = 0.0
+    probes: Counter[str] = field(default_factory=Counter)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -63,8 +68,9 @@ class Seen:
         self.peak_bytes = max(self.peak_bytes, self.rss_bytes())
 
     def _probe(self) -> None:
+        self.probes["/readyz " + self.target.ask("GET", "/readyz")] += 1
         began = time.monotonic()
-        self.target.ask("GET", "/livez")
+        self.probes["/livez " + self.target.ask("GET", "/livez")] += 1
         self.slowest_probe_seconds = max(self.slowest_probe_seconds, time.monotonic() - began)
 
 
@@ -99,20 +105,21 @@ def measure_each(names: list[str], bundle: Path) -> list[dict[str, Any]]:
                 "attack": name,
                 "seconds": round(found["seconds"], 2),
                 "livez_seconds": round(seen.slowest_probe_seconds, 2),
+                "probes": seen.probes,
                 "peak_mb": round((seen.peak_bytes - before) / 1e6),
                 "left_mb": round((seen.rss_bytes() - before) / 1e6),
                 "outcomes": found["outcomes"],
             }
         rows.append(row)
-        line = "{attack:13} {seconds:7} s  livez {livez_seconds:6} s  peak +{peak_mb:5} MB  left +{left_mb:5} MB  "
-        print(line.format(**row) + str(row["outcomes"]), flush=True)
+        line = "{attack:16} {seconds:7} s  livez {livez_seconds:6} s  peak +{peak_mb:5} MB  left +{left_mb:5} MB  "
+        print(line.format(**row) + str({**row["outcomes"][name], **row["probes"]}), flush=True)
     return rows
 
 
 def measure_files(folders: list[Path], bundle: Path) -> dict[str, Any]:
     """Send every file of some folders between two good photographs, whose answers must not change by a bit."""
     good, rows = make_jpeg(60_000), []
-    with attacked(bundle, {}) as (target, seen):
+    with attacked(bundle, ALL_FORMATS) as (target, seen):
         wanted = _post(target, good, good)[1]["results"]
         found_in = {path: folder for folder in folders for path in folder.rglob("*") if path.is_file()}
         for path, folder in sorted(found_in.items()):
@@ -148,11 +155,15 @@ def _post(target: Target, *images: bytes) -> tuple[int, Any]:
         return answer.status, json.loads(answer.read())
 
 
-def soak(minutes: float, bundle: Path, names: list[str]) -> dict[str, Any]:
-    """Send good requests at half of the capacity, first alone and then beside all attacks in a loop."""
+def soak(minutes: float, bundle: Path, names: list[str], idle: int) -> dict[str, Any]:
+    """Send good requests at half of the capacity, first alone and then beside all attacks in a loop.
+
+    Every answer is held against the one that its picture got alone. `idle`: connections that are open all the time.
+    """
     shots = tuple(Shot(make_jpeg(size), "image/jpeg") for size in (60_000, 110_000, 160_000))
-    with attacked(bundle, {}) as (target, seen):
-        plan = Plan(targets=((target.host, target.port),), path="/classify", shots=shots, seconds=10, connections=8)
+    with attacked(bundle, ALL_FORMATS) as (target, seen), target.crowd(target.port, idle):
+        plan = Plan(((target.host, target.port),), "/classify", shots, seconds=10, connections=8, answer=ANSWER)
+        plan = learned(plan)
         capacity = summary(plan, run_plan(plan))["goodput"]
         plan = replace(plan, rate=capacity / 2, connections=512, seconds=60 * minutes)
         short = replace(plan, seconds=min(120.0, 60 * minutes))
@@ -166,10 +177,12 @@ def soak(minutes: float, bundle: Path, names: list[str]) -> dict[str, Any]:
         "capacity": capacity,
         "alone": alone,
         "beside": beside,
+        "idle_connections": idle,
         "rounds": outcomes["rounds"],
         "attack_outcomes": outcomes["outcomes"],
         "p99_ratio": round(beside["latency_ms"]["p99"] / alone["latency_ms"]["p99"], 2),
         "livez_seconds": round(seen.slowest_probe_seconds, 2),
+        "probes": seen.probes,
         "rss_mb": {"first third": round(max(memory[:third]) / 1e6), "last third": round(max(memory[-third:]) / 1e6)},
     }
 
@@ -178,20 +191,17 @@ def attack(names: list[str], target: Target, seconds: float) -> dict[str, Any]:
     """Run the attacks in turn, each at least once, until the seconds are over.
 
     Returns:
-        The outcomes of each, the rounds, and the seconds that the server took: bodies are made before they begin, and
-        pauses are not counted.
+        The outcomes of each, the rounds, and the seconds, before which the bodies are made.
     """
     os.nice(19)
     bodies = {name: ATTACKS[name].body() for name in names}
-    pause_seconds = sum(ATTACKS[name].pause_seconds for name in names)
     began, rounds = time.monotonic(), 0
     found: dict[str, Counter[str]] = {}
     while not rounds or time.monotonic() < began + seconds:
         for name in names:
             found.setdefault(name, Counter()).update(ATTACKS[name].run(target, bodies[name]))
         rounds += 1
-    elapsed = time.monotonic() - began
-    return {"seconds": elapsed - rounds * pause_seconds, "rounds": rounds, "outcomes": found}
+    return {"seconds": time.monotonic() - began, "rounds": rounds, "outcomes": found}
 
 
 def main() -> None:
@@ -200,11 +210,14 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(ATTACKS), help="attacks, separated by commas")
     parser.add_argument("--files", action="append", type=Path, help="a folder of images and what pretends to be one")
     parser.add_argument("--soak", type=float, help="minutes")
+    parser.add_argument("--idle", type=int, default=0, help="idle connections that are kept beside the soak")
     parser.add_argument("--out", type=Path, default=RESULTS / "attacks.json")
     parser.add_argument("--against", help=argparse.SUPPRESS)
     parser.add_argument("--for-seconds", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = options.only.split(",")
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection each
     if options.against:
         print(json.dumps(attack(names, Target(**json.loads(options.against)), options.for_seconds)))
         return
@@ -215,7 +228,7 @@ def main() -> None:
             document["files"] = found = measure_files(options.files, bundle)
             print(json.dumps(found, indent=1))
         elif options.soak:
-            document["soak"] = found = soak(options.soak, bundle, names)
+            document["soak"] = found = soak(options.soak, bundle, names, options.idle)
             print(json.dumps(found, indent=1))
         else:
             document["each"] = measure_each(names, bundle)

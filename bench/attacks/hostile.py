@@ -1,4 +1,4 @@
-"""The attacks: requests and calls that anybody may send to a server.
+"""The attacks: how they are sent, and what others are answered meanwhile.
 
 Each has a function that makes its body, which is called before the time begins, and one that sends it and counts the
 outcomes.
@@ -7,32 +7,33 @@ outcomes.
 import asyncio
 import contextlib
 import http.client
-import io
 import socket
-import struct
 import time
-import zlib
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import grpc.aio
-import numpy as np
 
-from ...server.oip import grpc_service_pb2
+from ...loaders.headers.info import FORMATS, OPT_IN_FORMATS
 from ..bodies import make_jpeg
+from ..load.requests import MULTIPART
+from . import payloads
+from .payloads import CLASSES, HEAD, MESSAGES, MIB, bmp
 
-MIB = 1 << 20
-CLASSES = 21_000
-SILENT_CALLS, IDLE_CONNECTIONS, FEW_CONNECTIONS = 1_024, 2_000, 64
-LIVEZ_REQUESTS, LIVEZ_PAUSE_SECONDS, SILENT_PAUSE_SECONDS = 20, 0.05, 2.0
+ANSWER_SECONDS, BUSY_SECONDS, HELD_SECONDS = 120.0, 0.5, 2.0
 JSON = {"Content-Type": "application/json"}
+NPY = {"Content-Type": "application/x-npy"}
 PARTS = {"Content-Type": "multipart/form-data; boundary=b"}
-MESSAGES: Any = grpc_service_pb2  # its classes are made when it is imported
+SLOW = {"Content-Type": MULTIPART, "X-Request-Timeout-Ms": "10000"}
+BRIEF = {"X-Request-Timeout-Ms": "1000"}
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+CHANNEL = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+ALL_FORMATS = {"formats": ",".join(FORMATS + OPT_IN_FORMATS).lower()}
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,11 @@ class Target:
     metrics_port: int
     grpc_port: int
 
-    def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> str:
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None, port: int = 0
+    ) -> str:
         """Send one request on a connection of its own; returns the status, or the name of the error."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=120)
+        connection = http.client.HTTPConnection(self.host, port or self.port, timeout=ANSWER_SECONDS)
         with contextlib.closing(connection):
             try:
                 connection.request(method, path, body, headers or {})
@@ -55,6 +58,24 @@ class Target:
                 return str(answer.status)
             except OSError as error:
                 return type(error).__name__
+
+    def others(self, image: bytes) -> Counter[str]:
+        """Ask as others would: probes on both ports, and pictures; counts the answers."""
+        found = Counter(f"image {self.ask('POST', '/classify', image)}" for _ in range(3))
+        found["livez " + self.ask("GET", "/livez")] += 1
+        return found + Counter(["metrics " + self.ask("GET", "/metrics", port=self.metrics_port)])
+
+    @contextmanager
+    def crowd(self, port: int, count: int, data: bytes = b"") -> Iterator[None]:
+        """Keep so many connections open, fewer where no more are taken; on each, data are sent and nothing is read."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):
+                for _ in range(count):
+                    connection = stack.enter_context(socket.create_connection((self.host, port), 5))
+                    connection.setblocking(False)
+                    with contextlib.suppress(BlockingIOError):  # the server does not read it
+                        connection.send(data)
+            yield
 
 
 @dataclass(frozen=True)
@@ -65,71 +86,11 @@ class Attack:
         run: sends the body to the target and counts the outcomes.
         body: makes the body, before the time begins.
         settings: the server's, where they are not as usual.
-        pause_seconds: how long `run` does nothing but wait; these seconds are not the server's.
     """
 
     run: Callable[[Target, bytes], Counter[str]]
-    body: Callable[[], bytes]
+    body: Callable[[], bytes] = bytes
     settings: dict[str, Any] = field(default_factory=dict)
-    pause_seconds: float = 0.0
-
-
-def _tiff_bomb() -> bytes:
-    """A TIFF that says 100 x 100 px and has one tile of 22,000 x 22,000 px, whose size is of a signed type."""
-    side, packer = 22_000, zlib.compressobj(9)
-    row = bytes(3 * side)
-    data = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
-    short, long, signed = 3, 4, 9
-    tags = [
-        *((256, short, 1, 100), (257, short, 1, 100), (258, short, 1, 8), (259, short, 1, 8), (262, short, 1, 2)),
-        *((277, short, 1, 3), (284, short, 1, 1), (322, signed, 1, side), (323, signed, 1, side)),
-        *((324, long, 1, 8), (325, long, 1, len(data))),
-    ]
-    table = b"".join(struct.pack("<HHII", *tag) for tag in tags)
-    return b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + table + bytes(4)
-
-
-def _npy(shape: tuple[int, ...]) -> bytes:
-    out = io.BytesIO()
-    np.save(out, np.zeros(shape, np.uint8))
-    return out.getvalue()
-
-
-def _long_string() -> bytes:
-    """Numbers of a tensor in JSON with a string of 490 KB among them."""
-    numbers = b",".join([b"1"] * 1_001 + [b'"' + b"a" * 490_000 + b'"'])
-    tensor = b'{"name": "pixels", "datatype": "UINT8", "shape": [1, 1, 334, 3], "data": [%b]}' % numbers
-    return b'{"inputs": [%b]}' % tensor
-
-
-def _endless_part() -> bytes:
-    """A multipart body of 60 MiB whose first part has no end."""
-    return b"--b\r\n" + bytes(60 * MIB)
-
-
-def _empty_parts(size: int) -> bytes:
-    """A multipart body of `size` bytes that consists of empty parts."""
-    return b"--b\r\n" * (size // 5) + b"--b--"
-
-
-def _commented_jpeg() -> bytes:
-    """A photograph of 19 MiB, nearly all of which is comments."""
-    jpeg = make_jpeg(60_000)
-    return jpeg[:2] + (b"\xff\xfe\xff\xff" + bytes(65_533)) * 290 + jpeg[2:]
-
-
-def _large_message() -> bytes:
-    """A message of gRPC with one field of raw tensor data."""
-    return bytes(MESSAGES.ModelInferRequest(raw_input_contents=[bytes(60 * MIB)]).SerializeToString())
-
-
-def _parameters() -> bytes:
-    """A message of gRPC whose one input has a million parameters, 15 MiB of them."""
-    request = MESSAGES.ModelInferRequest()
-    parameters = request.inputs.add(name="image").parameters
-    for number in range(1_000_000):
-        parameters[f"{number:07d}"].bool_param = True
-    return bytes(request.SerializeToString())
 
 
 def _post(
@@ -138,102 +99,118 @@ def _post(
     path: str = "/classify",
     headers: dict[str, str] | None = None,
     times: int = 1,
+    at_once: int = 1,
 ) -> Counter[str]:
-    """Post the body, several times one after the other."""
-    return Counter(target.ask("POST", path, body, headers) for _ in range(times))
+    """Post the body several times."""
+    with ThreadPoolExecutor(at_once) as pool:
+        return Counter(pool.map(lambda _: target.ask("POST", path, body, headers), range(times)))
 
 
-def _post_six(target: Target, body: bytes) -> Counter[str]:
-    """Post the body six times at once, and find how long /metrics takes meanwhile."""
-    slowest = 0.0
-    with ThreadPoolExecutor(6) as pool:
-        posts = [pool.submit(target.ask, "POST", "/classify", body, PARTS) for _ in range(6)]
-        while wait(posts, timeout=0.05).not_done:
-            began = time.monotonic()
-            target.ask("GET", "/metrics")
-            slowest = max(slowest, time.monotonic() - began)
-    return Counter([post.result() for post in posts] + [f"/metrics took {slowest:.2f} s"])
+def _crowd(target: Target, data: bytes, port: str, count: int, image: bytes) -> Counter[str]:
+    """Open connections to a port and send the same on each; then others ask."""
+    with target.crowd(getattr(target, port), count, data):
+        return target.others(image)
 
 
-def _without_bodies(target: Target, head: bytes) -> Counter[str]:
-    """Open all connections that the server takes and send the head of a request on each; then others ask /livez."""
+def _beside(target: Target, slow: bytes, meanwhile: Callable[[Target], Counter[str]]) -> Counter[str]:
+    """Post slow pictures in one request, and something else while they are decoded; then others ask."""
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(target.ask, "POST", "/classify", slow, SLOW)
+        time.sleep(BUSY_SECONDS)
+        return meanwhile(target) + Counter(["slow " + first.result()]) + target.others(bmp())
+
+
+def _leave(target: Target, slow: bytes) -> Counter[str]:
+    """Leave as soon as the sandbox is busy; then others ask."""
+    head = HEAD.replace(b"Host: x", b"Host: x\r\nContent-Type: " + MULTIPART.encode())
+    with socket.create_connection((target.host, target.port)) as connection:
+        connection.sendall(head % len(slow) + slow)
+        time.sleep(BUSY_SECONDS)
+    return target.others(bmp())
+
+
+def _odd_heads(target: Target, photograph: bytes) -> Counter[str]:
+    """Send heads that servers read in different ways, and find the first status of each answer."""
     found: Counter[str] = Counter()
-    with contextlib.ExitStack() as stack:
-        for _ in range(FEW_CONNECTIONS):
-            connection = stack.enter_context(socket.create_connection((target.host, target.port)))
-            connection.sendall(head)
-        for _ in range(LIVEZ_REQUESTS):
-            found[target.ask("GET", "/livez")] += 1
-            time.sleep(LIVEZ_PAUSE_SECONDS)
+    for what, head in payloads.ODD.items():
+        with socket.create_connection((target.host, target.port), ANSWER_SECONDS) as connection:
+            connection.sendall(head % len(photograph) + photograph)
+            found[f"{what} {connection.recv(4096)[9:12].decode('latin-1')}"] += 1
     return found
 
 
-def _idle_metrics(target: Target, photograph: bytes) -> Counter[str]:
-    """Open connections to the metrics port and ask nothing; then others scrape and classify."""
-    found: Counter[str] = Counter()
-    scraped = Target(target.host, target.metrics_port, 0, 0)
-    with contextlib.ExitStack() as stack:
-        for _ in range(IDLE_CONNECTIONS):
-            with contextlib.suppress(OSError):
-                stack.enter_context(socket.create_connection((target.host, target.metrics_port), timeout=5))
-        for _ in range(5):
-            found["scrape " + scraped.ask("GET", "/metrics")] += 1
-            found["classify " + target.ask("POST", "/classify", photograph)] += 1
-    return found
-
-
-def _silent_calls(target: Target, message: bytes) -> Counter[str]:
-    """Begin calls of gRPC and send nothing on them; then another client makes calls with a message."""
+def _held_calls(target: Target, message: bytes, count: int) -> Counter[str]:
+    """Begin calls of gRPC that send nothing, or with a message read nothing; then others call and ask."""
 
     async def attack() -> Counter[str]:
         address = f"{target.host}:{target.grpc_port}"
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(16)]
-        calls = [channel.stream_unary(INFER)() for channel in channels for _ in range(SILENT_CALLS // 16)]
-        await asyncio.sleep(SILENT_PAUSE_SECONDS)
-        async with grpc.aio.insecure_channel(address, options=options) as channel:
-            found: Counter[str] = Counter()
+        channels = [grpc.aio.insecure_channel(address, options=CHANNEL) for _ in range(16)]
+        begin = [channel.unary_stream(INFER) if message else channel.stream_unary(INFER) for channel in channels]
+        calls = [call(*[message][: len(message)]) for call in begin for _ in range(count // 16)]
+        await asyncio.sleep(HELD_SECONDS)
+        found = await asyncio.to_thread(target.others, make_jpeg(20_000))
+        async with grpc.aio.insecure_channel(address, options=CHANNEL) as channel:
+            metadata = channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")
             for _ in range(5):
-                with contextlib.suppress(Exception):
-                    await channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")(message, timeout=10)
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await metadata(b"", timeout=10)
                     found["answered"] += 1
         for call in calls:
             call.cancel()
         for channel in channels:
             await channel.close()
-        return found or Counter({"refused": 5})
+        return found
 
     return asyncio.run(attack())
 
 
 def _calls(target: Target, message: bytes, count: int) -> Counter[str]:
     """Make calls of gRPC with this message, all at once."""
-    options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     with contextlib.ExitStack() as stack:
         address = f"{target.host}:{target.grpc_port}"
-        channels = [stack.enter_context(grpc.insecure_channel(address, options=options)) for _ in range(count)]
-        calls = [channel.unary_unary(INFER).future(message, timeout=120) for channel in channels]
+        channels = [stack.enter_context(grpc.insecure_channel(address, options=CHANNEL)) for _ in range(count)]
+        calls = [channel.unary_unary(INFER).future(message, timeout=ANSWER_SECONDS) for channel in channels]
         return Counter(str(call.code()).removeprefix("StatusCode.") for call in calls)
 
 
-_WIDE = partial(_post, path=f"/classify?top_k={CLASSES}", headers={"Content-Type": "application/x-npy"})
+_WIDE = partial(_post, path=f"/classify?top_k={CLASSES}", headers=NPY)
+_JPEG_AFTER = partial(_crowd, image=make_jpeg(20_000))
+_BMPS = partial(_crowd, port="port", image=bmp())
+_SLOW = partial(payloads.slow_tiffs, 80)
+_BMP = HEAD % len(bmp()) + bmp()
 ATTACKS = {
-    "tiff": Attack(_post, _tiff_bomb, {"formats": "jpeg,tiff"}),
-    "string": Attack(partial(_post, path="/v2/models/bench/infer", headers=JSON), _long_string),
-    "refused": Attack(partial(_post, headers=PARTS, times=30), _endless_part),
-    "wide": Attack(_WIDE, partial(_npy, (256, 6, 6, 3))),
-    "wide-4": Attack(_WIDE, partial(_npy, (4, 6, 6, 3))),
-    "parts": Attack(partial(_post, headers=PARTS), partial(_empty_parts, 60 * MIB)),
-    "six-parts": Attack(_post_six, partial(_empty_parts, 24 * MIB)),
-    "no-bodies": Attack(
-        _without_bodies,
-        lambda: b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n",
-        {"max_connections": FEW_CONNECTIONS},
-        pause_seconds=LIVEZ_REQUESTS * LIVEZ_PAUSE_SECONDS,
+    "tiff": Attack(partial(_post, times=5, at_once=5), partial(payloads.tile, 22_000, 3), ALL_FORMATS),
+    "tile": Attack(partial(_post, times=5, at_once=5), partial(payloads.tile, 16_000, 1), ALL_FORMATS),
+    "slow-tiffs": Attack(partial(_beside, meanwhile=lambda target: target.others(bmp())), _SLOW, ALL_FORMATS),
+    "slow-bodies": Attack(
+        partial(_beside, meanwhile=partial(_post, body=bmp(19 * MIB), headers=BRIEF, times=20, at_once=5)),
+        *(_SLOW, {**ALL_FORMATS, "max_held_bytes": 128 * MIB}),
     ),
-    "idle-metrics": Attack(_idle_metrics, partial(make_jpeg, 20_000)),
-    "large-raw": Attack(partial(_post, times=3), _commented_jpeg),
-    "silent-calls": Attack(_silent_calls, bytes, pause_seconds=SILENT_PAUSE_SECONDS),
-    "large-calls": Attack(partial(_calls, count=20), _large_message, {"max_held_bytes": 128 * MIB}),
-    "parameters": Attack(partial(_calls, count=1), _parameters),
+    "slow-crowd": Attack(
+        partial(_beside, meanwhile=partial(_BMPS, data=_BMP, count=1_000)),
+        *(_SLOW, {**ALL_FORMATS, "max_connections": 1_000}),
+    ),
+    "slow-pipelined": Attack(
+        partial(_beside, meanwhile=partial(_BMPS, data=_BMP + payloads.PIPELINED, count=500)), _SLOW, ALL_FORMATS
+    ),
+    "slow-gone": Attack(_leave, partial(payloads.slow_tiffs, 40), ALL_FORMATS),
+    "string": Attack(partial(_post, path="/v2/models/bench/infer", headers=JSON), payloads.long_string),
+    "refused": Attack(partial(_post, headers=PARTS, times=30), lambda: b"--b\r\n" + bytes(60 * MIB)),
+    "wide": Attack(_WIDE, partial(payloads.npy, (256, 6, 6, 3))),
+    "wide-4": Attack(_WIDE, partial(payloads.npy, (4, 6, 6, 3))),
+    "parts": Attack(partial(_post, headers=PARTS), partial(payloads.empty_parts, 60 * MIB)),
+    "six-parts": Attack(partial(_post, headers=PARTS, times=6, at_once=6), partial(payloads.empty_parts, 24 * MIB)),
+    "no-bodies": Attack(partial(_JPEG_AFTER, port="port", count=64), lambda: HEAD % 1_000, {"max_connections": 64}),
+    "idle-metrics": Attack(partial(_JPEG_AFTER, port="metrics_port", count=2_000)),
+    "idle-grpc": Attack(partial(_JPEG_AFTER, port="grpc_port", count=5_200), lambda: payloads.PREFACE),
+    "large-raw": Attack(partial(_post, times=3), payloads.commented_jpeg),
+    "odd-heads": Attack(_odd_heads, partial(make_jpeg, 20_000)),
+    "silent-calls": Attack(partial(_held_calls, count=1_024)),
+    "unread-calls": Attack(partial(_held_calls, count=80), payloads.wide_message, {"max_held_bytes": 64 * MIB}),
+    "large-calls": Attack(
+        partial(_calls, count=20),
+        lambda: bytes(MESSAGES.ModelInferRequest(raw_input_contents=[bytes(60 * MIB)]).SerializeToString()),
+        {"max_held_bytes": 128 * MIB},
+    ),
+    "parameters": Attack(partial(_calls, count=1), payloads.parameters),
 }
