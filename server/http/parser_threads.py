@@ -30,8 +30,13 @@ class ParserThreads:
         would take as long."""
         if size <= INLINE_BYTES:
             return work()
+
+        def yielding() -> T:
+            mark_yielding_thread()
+            return work()
+
         async with self._places:
-            thread = start_thread(lambda: (mark_yielding_thread(), work())[1], "milkweed-parse")
+            thread = start_thread(yielding, "milkweed-parse")
             try:
                 return await asyncio.shield(thread)
             except asyncio.CancelledError:

@@ -43,6 +43,11 @@ def plain(url: str, image: bytes, **params: Any) -> list[Prediction] | str:
     return [Prediction(**each) for each in document["results"][0]["predictions"]]
 
 
+def why(answer: Any) -> str | None:
+    """The message of an error, without the formats, of which the user's own files may have more."""
+    return answer.error and str(answer.error.message).partition(": expected one of")[0]
+
+
 def said(answer: Any) -> list[Prediction] | str:
     return list(answer.predictions) if answer.error is None else str(answer.error.code)
 
@@ -65,8 +70,7 @@ def test_clients_and_local_models_give_the_servers_answers(server: Any, model: L
         assert client.ready()
         for several in (found, asyncio.run(asked()), model.classify(images, top_k=3)):
             assert [said(answer) for answer in several] == want
-        messages = [answer.error and answer.error.message for answer in found]
-        assert messages == [answer.error and answer.error.message for answer in model.classify(images)]
+        assert list(map(why, found)) == list(map(why, model.classify(images)))
 
 
 def test_one_image_however_it_is_given(server: Any, model: LocalModel, images: list[bytes], tmp_path: Path) -> None:
