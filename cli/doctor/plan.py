@@ -23,11 +23,10 @@ from ...loaders.headers.info import SANDBOXED
 from ...loaders.sandbox.process import Child
 from ...loaders.sandbox.sandbox import ANSWER_SECONDS, CPU_SECONDS, MEMORY_BYTES
 from ...loaders.select import fastest
-from ...models.bundle.graph import load_graph
+from ...models.bundle.config import BundleConfig
 from ...models.bundle.graph_record import GraphRecord
-from ...models.bundle.program_record import OPERATORS, ProgramRecord
+from ...models.bundle.program_record import ProgramRecord
 from ...models.bundle.reading import read_config
-from ...models.programs.file import load_operators
 from ...server.config.settings import OFF, Settings, image_limits
 from ...server.http.transport.sockets import PortError, listen
 from ...server.repository.store import RepositoryError, scan
@@ -41,7 +40,7 @@ VARIABLE = "MILKWEED_QUARANTINE"
 
 @dataclass(frozen=True)
 class Model:
-    """A bundle that was verified.
+    """What a bundle says of its model.
 
     Args:
         macs: multiply-accumulates of one image.
@@ -84,7 +83,8 @@ def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path |
     model = None
     if bundle is not None:
         try:
-            _try(bundle, settings)
+            with suppress(DeviceError):  # rows of their own say it
+                try_bundle(bundle.name, bundle, settings)
             model = _read(bundle)
             million = f"{model.macs / 1e6:,.0f} million multiply-accumulates an image"
             yield _row("model", "ok", f"{bundle}: {model.arch}, version {model.version}, {model.form}, {million}")
@@ -264,27 +264,11 @@ def _repository(root: Path) -> Finding:
     return _row("repository", "ok", f"{root}: {len(found)} models in {versions} versions")
 
 
-def _try(bundle: Path, settings: Settings) -> None:
-    """Open the bundle in a child process, as the service does while it serves others. Raises ValueError as `try_bundle`
-    does, but for what rows of their own say: a device or backend that is not there."""
-    with suppress(DeviceError):
-        device = str(resolve_devices(settings.device)[0])
-        try_bundle(bundle.name, bundle, settings.model_copy(update={"device": device}))
-
-
 def _read(path: Path) -> Model:
-    """Load the bundle as the service loads it.
-
-    Raises:
-        ValueError, OSError: it cannot be.
-    """
+    """Read what is to be said of a bundle whose files `try_bundle` has verified. Raises ValueError, OSError."""
     config = read_config(path)
-    counts: Mapping[str, int] = {}
-    if config.graph is not None and config.graph.counts:
-        counts = load_graph(path)[1].graph.counts  # type: ignore[union-attr]
-    elif config.program is not None and OPERATORS in config.files:
-        counts = load_operators(path)[1].program.counts  # type: ignore[union-attr]
-    cost = counts["macs"] if counts else _macs(path)
+    record = config.graph or config.program
+    cost = record.counts["macs"] if record is not None and record.counts else _macs(config)
     return Model(
         config.arch, config.version, cost, len(config.structure), config.graph, config.program, not config.graph_only
     )
@@ -295,10 +279,8 @@ def _given(name: str, settings: Settings, origins: Mapping[str, str]) -> str:
     return f"{getattr(settings, name)} ({origins[name]})"
 
 
-def _macs(path: Path) -> int:
-    """Count the model of weights, which are verified."""
+def _macs(config: BundleConfig) -> int:
     from ...models.accounting import macs
-    from ...models.bundle.bundle import verified_model
+    from ...models.bundle.bundle import empty_model
 
-    model, config = verified_model(path)
-    return macs(model, int(config.preprocess["size"])).total
+    return macs(empty_model(config), int(config.preprocess["size"])).total

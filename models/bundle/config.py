@@ -85,14 +85,6 @@ class BundleConfig:
         """
         return hashlib.sha256(canonical_json(_without_remarks(self.to_dict()))).hexdigest()[:12]
 
-    def answers_digest(self, computed_by: str) -> bytes:
-        """16 bytes that differ between two bundles where their answers to an image may differ.
-
-        Args:
-            computed_by: anything else that answers depend on, such as the dtype of the forward.
-        """
-        return hashlib.sha256(canonical_json([_without_remarks(self.to_dict()), computed_by])).digest()[:16]
-
     @property
     def num_classes(self) -> int:
         """Number of the model's classes."""

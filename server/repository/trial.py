@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ...inference.device import DeviceError, resolve_device
+from ...inference.device import DeviceError, resolve_devices
 from ...inference.open import open_model
 from ...models.errors import BundleError
 from ...models.onnx.openvino_session import user_cache
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from ..config.settings import Settings
 
 logger = logging.getLogger("milkweed.opening")
-
-NICE = 5
-"""A child gives way to what serves, but must come to its end within its time."""
+_warn_once = functools.cache(logger.warning)
 
 
 class TrialError(ValueError):
@@ -54,7 +52,7 @@ def noted(path: Path) -> Iterator[bool]:
         suspect = note.exists()
         note.touch(0o600)
     except OSError as error:
-        _warn_once(f"no note of what is being opened can be kept, so a child tries every bundle: {error}")
+        _warn_once("no note of what is being opened can be kept, so a child tries every bundle: %s", str(error))
         note, suspect = None, True
     try:
         yield suspect
@@ -66,13 +64,8 @@ def noted(path: Path) -> Iterator[bool]:
             note.unlink(missing_ok=True)
 
 
-@functools.cache
-def _warn_once(text: str) -> None:
-    logger.warning("%s", text)
-
-
 def try_bundle(name: str, path: Path, settings: "Settings") -> str:
-    """Open a bundle in a child process, as one engine's settings say; its version.
+    """Open a bundle in a child process as the settings say, on the first device; its version.
 
     What is for a GPU is opened on the CPU, in float32: that proves the files, the model and its golden answers, not
     what the GPU makes of them.
@@ -85,11 +78,11 @@ def try_bundle(name: str, path: Path, settings: "Settings") -> str:
     from ..telemetry.system_metrics import container_memory
 
     what, seconds, container = f"model {name} cannot be opened", settings.model_load_timeout_seconds, container_memory()
-    options, free = inference_options(settings), psutil.virtual_memory().available
+    options, free = replace(inference_options(settings), device="cpu"), psutil.virtual_memory().available
     if container is not None:
         free = max(0, min(free, container.limit - container.working_set))
-    if resolve_device(options.device).type != "cpu":
-        options = replace(options, device="cpu", dtype="float32", backend="torch", loader="auto", max_batch_size=0)
+    if resolve_devices(settings.device)[0].type != "cpu":
+        options = replace(options, dtype="float32", backend="torch", loader="auto", max_batch_size=0)
     try:
         code, said = _run(pickle.dumps((path, options, free)), seconds)
     except subprocess.TimeoutExpired:
@@ -131,7 +124,7 @@ def _run(request: bytes, seconds: float) -> tuple[int, bytes]:
 def _limit(memory_bytes: int) -> None:
     """Forbid this process, the child, to map more memory of its own than so many bytes beyond what it has; let it go
     first where the machine's ends, and together with its parent."""
-    os.nice(NICE)
+    os.nice(5)  # it gives way to what serves, but must come to its end within its time
     if sys.platform != "linux":
         return
     import resource

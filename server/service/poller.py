@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from ..config.aliases import AliasError
-from ..config.settings import OFF, Settings
+from ..config.settings import Settings
 from ..errors import ServiceError
 from ..http.parser_threads import start_thread
 from ..repository.served_model import ServedModel
@@ -28,22 +28,12 @@ class RepositoryPoller:
     """Belongs to the event loop.
 
     Args:
-        root: the repository.
-        keep: versions of a name to serve.
-        start_with_failures: a name whose versions all fail at the start is left out.
+        settings: they name the repository.
     """
 
-    @classmethod
-    def of(cls, settings: Settings, lifecycle: ModelLifecycle) -> "RepositoryPoller | None":
-        """The poller of the repository that the settings name; None where they name none."""
-        if settings.repository == OFF:
-            return None
-        keep, partly = settings.keep_versions, settings.start_with_failures
-        return cls(Path(settings.repository), lifecycle, keep=keep, start_with_failures=partly)
-
-    def __init__(self, root: Path, lifecycle: ModelLifecycle, *, keep: int, start_with_failures: bool = False) -> None:
-        self.root = root
-        self._lifecycle, self._keep, self._start_with_failures = lifecycle, keep, start_with_failures
+    def __init__(self, settings: Settings, lifecycle: ModelLifecycle) -> None:
+        self.root, self._lifecycle, self._keep = Path(settings.repository), lifecycle, settings.keep_versions
+        self._start_with_failures = settings.start_with_failures
         self._seen: dict[Key, StoredBundle] = {}  # in the look before
         self._served: dict[Key, StoredBundle] = {}
         self._bad: dict[Key, StoredBundle] = {}  # not tried again until they change

@@ -72,7 +72,7 @@ class Service(EngineEvents):
         self.lifecycle = ModelLifecycle(
             settings, self.scheduler, self.engines, self.loaded, open_model=open_model, metrics=self.metrics
         )
-        self.poller = RepositoryPoller.of(settings, self.lifecycle)
+        self.poller = None if settings.repository == OFF else RepositoryPoller(settings, self.lifecycle)
         self._on_ended: Callable[[], None] = lambda: None
         self._cpu = StageCpu(CPU_STAGES)
         self._show_metrics()

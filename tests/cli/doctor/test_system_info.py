@@ -123,6 +123,18 @@ def test_what_would_be_used_is_what_the_pipeline_has() -> None:
     pipeline.close()
 
 
+def test_a_bundle_that_ends_who_opens_it_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from milkweed.cli.bundle_args import demo_bundle
+
+    file = tmp_path / "python"
+    file.write_text(f"#!{sys.executable}\nimport os, sys; sys.stdin.buffer.read(); os.kill(os.getpid(), 11)\n")
+    file.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(file))
+    found = plan(demo_bundle(), device="cpu")["model"]
+    assert found.status == "broken"
+    assert found.text == "model demo cannot be opened: the process that tried it was ended by SIGSEGV"
+
+
 def test_a_bundle_and_a_repository_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert plan(tmp_path)["model"].status == "broken"

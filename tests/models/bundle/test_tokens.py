@@ -69,7 +69,6 @@ def test_the_same_weights_with_other_tokens_are_another_version(tmp_path: Path) 
     ]
     assert len({config.files["model.safetensors"] for config in configs}) == 1
     assert len({config.version for config in configs}) == 3
-    assert len({config.answers_digest("torch") for config in configs}) == 3
 
 
 def test_a_model_that_computes_other_tokens_than_its_config_says_is_not_saved(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import errno
 import gc
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from milkweed.models.errors import BundleError
 from milkweed.server.config.settings import Settings
 from milkweed.server.process.service_app import create_app
 from milkweed.server.repository.store import RepositoryError, newest, scan
+from milkweed.server.service import poller
 
-from ...support.repositories import Put, break_golden, clients_of, serving
+from ...support.repositories import Put, break_golden, clients_of, open_here, serving
 
 
 def test_scan_finds_bundles_and_numbers(tmp_path: Path, put: Put) -> None:
@@ -64,35 +66,9 @@ def test_a_folder_that_may_not_be_read_is_passed_over_and_one_that_cannot_is_the
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            "a\nmilkweed serves evil",
-            "b\x1b[31mred",
-            'c"} 1',
-            "d\\",
-            "e{}",
-            " f",
-            "g ",
-            "h h",
-            "i\u202e",
-            "j@1",
-            "k=l",
-            "m,n",
-        ),
-        *(
-            "o%2Fp",
-            "q\x01",
-            "r#s",
-            "t?u",
-            "<v>",
-            "'w",
-            "x;y",
-            "-z",
-            "\u2215a",
-            os.fsdecode(b"a\xff"),
-            "_a",
-            "m,n",
-            "a\u0301b",
-        ),
+        *("a\nmilkweed serves evil", "b\x1b[31mred", 'c"} 1', "d\\", "e{}", " f", "g ", "h h", "i\u202e", "j@1"),
+        *("k=l", "m,n", "o%2Fp", "q\x01", "r#s", "t?u", "<v>", "'w", "x;y", "-z", "\u2215a", "_a", "a\u0301b"),
+        os.fsdecode(b"a\xff"),
     ],
 )
 def test_a_name_that_no_url_can_carry_is_passed_over_with_a_line(
@@ -193,6 +169,97 @@ async def test_a_name_without_a_sound_version_stops_the_start(tmp_path: Path, pu
     with pytest.raises(BundleError, match=r"a/2"):
         async with serving(tmp_path):
             pass
+
+
+async def test_a_start_with_failures_serves_the_rest_and_names_what_it_lacks(
+    tmp_path: Path, put: Put, caplog: pytest.LogCaptureFixture
+) -> None:
+    put("a")
+    good = put("b", seed=1)
+    break_golden(tmp_path / "a")
+    async with serving(tmp_path, start_with_failures=True, aliases={"production": "a", "canary": "b"}) as app:
+        assert (await app.client.get("/readyz")).status_code == 200
+        assert [await app.version(name) for name in ("a", "b", "canary", "production")] == [None, good, good, None]
+        assert (await app.client.get("/v2/models/a/ready")).status_code == 404
+        assert (await app.client.get("/v2/models/b/ready")).status_code == 200
+        entries = (await app.client.post("/v2/repository/index", json={})).json()
+        states = {each["name"]: (each["state"], each["reason"]) for each in entries}
+        assert states == {"a": ("UNAVAILABLE", "could not be loaded"), "b": ("READY", "")}
+        listed = (await app.admin.get("/v1/repository")).json()["models"]
+        errors = {each["name"]: each["error"] for each in listed}
+        assert errors["a"].startswith(f"bundle {tmp_path / 'a'}: golden image 0")
+        assert errors["b"] is None
+        assert app.value("model_load_failures_total", model="a") == 1
+        assert "a cannot be served, what is sound goes on: bundle" in caplog.text
+        mended = put("a", seed=2)
+        assert await app.service.poller.poll() == [f"serves a ({mended})"]
+        assert await app.version("production") == mended
+        assert not app.service.lifecycle.failures
+
+
+async def test_a_start_with_failures_alone_is_not_ready_until_one_is_mended(tmp_path: Path, put: Put) -> None:
+    put("a")
+    break_golden(tmp_path / "a")
+    async with serving(tmp_path, start_with_failures=True) as app:
+        answer = await app.client.get("/readyz")
+        assert (answer.status_code, answer.json()["error"]["message"]) == (503, "no model could be loaded")
+        put("a", seed=2)
+        assert len(await app.service.poller.poll()) == 1
+        assert (await app.client.get("/readyz")).status_code == 200
+
+
+async def test_a_bundle_given_by_name_may_fail_at_a_start_with_failures(tmp_path: Path, put: Put) -> None:
+    put("a")
+    good = put("b", seed=1)
+    break_golden(tmp_path / "a")
+    bundles = {name: tmp_path / name for name in "ab"}
+    app = create_app(Settings(start_with_failures=True, lanes=1), bundles, open_model=open_here)
+    async with app.router.lifespan_context(app):
+        await asyncio.wrap_future(app.state.service.prepared)
+        async with clients_of(app) as asked:
+            assert [await asked.version(name) for name in "ab"] == [None, good]
+            assert asked.value("model_load_failures_total", model="a") == 1
+
+
+async def test_all_series_of_a_name_go_with_its_last_version(tmp_path: Path, put: Put) -> None:
+    put("a/1")
+    put("b", seed=1)
+    async with serving(tmp_path) as app:
+        for name in "ab":
+            assert (await app.ask(name)).status_code == 200
+        put("a/2", seed=2)
+        put("never", seed=3)
+        break_golden(tmp_path / "never")
+        assert len(await app.service.poller.poll()) == 2
+        await app.service.lifecycle.settled()
+        assert (await app.ask("a")).status_code == 200
+        text = (await app.client.get("/metrics")).text
+        assert 'model="never"' in text
+        assert text.count('model="a"') >= text.count('model="b"') > 200
+        for name in ("a", "never"):
+            shutil.rmtree(tmp_path / name)
+        assert await app.service.poller.poll() == ["serves a/2 no more"]
+        await app.service.lifecycle.settled()
+        assert await app.service.poller.poll() == []  # the look before had seen the one that never served
+        text = (await app.client.get("/metrics")).text
+        assert 'model="a"' not in text
+        assert 'model="never"' not in text
+        assert text.count('model="b"') > 200
+
+
+async def test_a_scan_that_hangs_takes_one_thread_and_no_scrape_waits_for_it(
+    tmp_path: Path, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put("a")
+    async with serving(tmp_path) as app:
+        gate = threading.Event()
+        monkeypatch.setattr(poller, "scan", lambda root: gate.wait(30) and scan(root))
+        asked = [asyncio.create_task(app.admin.get("/v1/repository")) for _ in range(40)]
+        await asyncio.sleep(0)
+        assert (await app.client.get("/metrics")).status_code == 200
+        assert not any(each.done() for each in asked)
+        gate.set()
+        assert {each.status_code for each in await asyncio.gather(*asked)} == {200}
 
 
 async def test_the_admin_api_loads_unloads_and_says_what_there_is(tmp_path: Path, put: Put) -> None:

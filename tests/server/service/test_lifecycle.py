@@ -1,7 +1,9 @@
 """Models come and go while others serve: atomically, verified, nothing lost, and their memory comes back."""
 
 import asyncio
+import gc
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,32 @@ class Openers:
         served = served_model(name, pipeline, settings)
         files = {**served.config.files, "model.safetensors": f"{len(self.models):064d}"}
         return replace(served, config=replace(served.config, files=files))
+
+
+async def test_a_model_that_is_being_opened_is_a_series(running: Start) -> None:
+    async with running() as app:
+        openers = Openers(app)
+        openers.gate.clear()
+        began = time.time()
+        loading = asyncio.create_task(app.service.lifecycle.load("held", Path("x"), "2"))
+        await until(lambda: app.value("model_loading_timestamp_seconds", model="held") > 0)
+        assert began - 1 <= app.value("model_loading_timestamp_seconds", model="held") <= time.time()
+        openers.gate.set()
+        await loading
+        assert "model_loading_timestamp_seconds{" not in (await app.client.get("/metrics")).text
+
+
+async def test_unloading_looks_for_garbage_among_what_came_since_the_start_alone(running: Start) -> None:
+    async with running(names=("held", "other")) as app:
+        gc.collect()
+        gc.freeze()
+        frozen = gc.get_freeze_count()
+        try:
+            await app.service.lifecycle.unload("other")
+            # Frozen objects that are freed leave the count; what is thawed and frozen again would raise it.
+            assert frozen // 2 < gc.get_freeze_count() <= frozen
+        finally:
+            gc.unfreeze()
 
 
 async def version(app: Any, **headers: str) -> str:
