@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from ...server.config.settings import Settings
-from ...server.http.transport.sockets import files_for
+from ...server.http.transport.sockets import RELAYED_FILES, files_for
 from .finding import Finding
 from .system_info import SystemInfo
 
@@ -86,11 +86,12 @@ def _shm(facts: SystemInfo) -> Finding:
 
 
 def _files(facts: SystemInfo, settings: Settings) -> Finding:
-    needed = files_for(settings.max_connections)
+    each = RELAYED_FILES if settings.grpc_port else 1
+    needed = files_for(settings.max_connections, each)
     if facts.files >= needed:
         return _row("open files", "ok", f"enough for max_connections = {settings.max_connections}")
     text = f"the limit is {facts.files}, max_connections = {settings.max_connections} needs {needed}"
-    fix = f"ulimit -Hn {needed} as root, or --max-connections {max(1, facts.files - files_for(0))}"
+    fix = f"ulimit -Hn {needed} as root, or --max-connections {max(1, (facts.files - files_for(0, each)) // each)}"
     return _row("open files", "warning", text, fix)
 
 

@@ -1,17 +1,21 @@
 """Serves the gRPC half of the Open Inference Protocol on the event loop: the port, the statuses, the metrics."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import unquote
 
 from prometheus_client import Histogram
 
 from ..config.settings import Settings
 from ..errors import ServiceError, internal_error, status_of
+from ..http.body_budget import BudgetLease
+from ..http.transport.connection_table import ConnectionTable
+from ..http.transport.relay import RelayedConnection, RelayPort
+from ..http.transport.sockets import listen
 from ..security.auth import Authenticator
 from ..security.tls import grpc_credentials
 from ..service.service import Service
@@ -28,6 +32,12 @@ SERVICE_NAME = "inference.GRPCInferenceService"
 
 MAX_STREAMS = 128
 """Calls that one connection may have at the same time; further ones wait at the client."""
+
+CALL_BYTES = 1 << 15
+"""Memory of a call beside its message and its answer."""
+
+ANSWER_COPIES = 2
+"""An answer that waits to be read is there twice: as we made it, and as gRPC keeps it."""
 
 EARLY_SECONDS = 0.1
 """A caller's deadline began when the call was sent, ours when it was read. A call that its caller ends with less than
@@ -52,10 +62,13 @@ class GrpcError(ValueError):
 
 
 class GrpcServer:
-    """The gRPC port. It is made before the event loop runs, and started and stopped on it. Raises GrpcError where the
-    packages are missing."""
+    """Listens from its construction on, so that a port in use is reported before the models are loaded. `table`: counts
+    its connections, together with those of the service's port. Raises GrpcError where the packages are missing, and
+    PortError."""
 
-    def __init__(self, service: Service, auth: Authenticator, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self, service: Service, auth: Authenticator, table: ConnectionTable, tracer: Tracer | None = None
+    ) -> None:
         # The library reads this when it is imported; else it writes a line to stderr for each call that it refuses.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         try:
@@ -73,6 +86,7 @@ class GrpcServer:
             self._credentials = grpc_credentials(grpc, service.settings)
         except (OSError, ValueError) as error:
             raise GrpcError(f"grpc_port: {error}") from None
+        self._port = RelayPort(table, listen(service.settings.host, service.settings.grpc_port, "gRPC port"))
         self._duration = Histogram(
             "milkweed_grpc_request_duration_seconds",
             "From a call's message to its answer handed to gRPC.",
@@ -82,7 +96,7 @@ class GrpcServer:
         )
 
     async def start(self) -> int:
-        """Listen, and return the port. Raises GrpcError where the port is in use or not ours to take."""
+        """Answer from now on, and return the port."""
         grpc, settings = self._grpc, self._service.settings
         handlers = {
             # Declared as a stream of one message: then it is we who ask for it, once we know who calls.
@@ -91,22 +105,21 @@ class GrpcServer:
         }
         self._server = grpc.aio.server(options=_options(settings))
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        address = f"{host}:{settings.grpc_port}"
-        try:
-            if self._credentials is None:
-                port: int = self._server.add_insecure_port(address)
-            else:
-                port = self._server.add_secure_port(address, self._credentials)
-        except RuntimeError as error:
-            raise GrpcError(f"cannot listen on {address}: {error}") from None
+        address = f"unix-abstract:{self._port.library}"
+        if self._credentials is None:
+            self._server.add_insecure_port(address)
+        else:
+            self._server.add_secure_port(address, self._credentials)
         await self._server.start()
+        await self._port.start()
+        host, port = self._port.listener.getsockname()[:2]
         logger.info("listening for gRPC", extra={"event": {"address": f"{host}:{port}"}})
-        return port
+        return int(port)
 
     async def stop(self, grace_seconds: float) -> None:
         """Take no new calls and wait for those in flight; those that outlast the grace are cancelled."""
         if self._server is not None:
+            self._port.close()
             await self._server.stop(grace_seconds)
 
     def _handler(self, name: str, method: Method) -> Any:
@@ -119,11 +132,20 @@ class GrpcServer:
                 context.span = self._tracer.begin(headers)
                 current_span.set(context.span)
             answer, failure = b"", None
+            held = contextlib.ExitStack()  # until the client has taken the answer
+            rpc.add_done_callback(lambda _: held.close())
+            lease = held.enter_context(self._service.body_budget.lease())
             try:
-                call = self._call(name, context, rpc)
+                connection = self._connection(name, rpc)
+                call = self._call(name, context, rpc, connection, lease)
+                if name not in PROBES:
+                    lease.take(CALL_BYTES)
                 payload = [b""] if name in PROBES else [await self._reading.message(rpc)]
                 context.body_bytes = len(payload[0])
-                answer = (await method(payload.pop(), call)).SerializeToString()
+                with connection.answering():
+                    answer = (await method(payload.pop(), call)).SerializeToString()
+                lease.resize(CALL_BYTES + ANSWER_COPIES * len(answer))
+                held.callback(asyncio.create_task(connection.end_unless_read()).cancel)
             except ServiceError as error:
                 failure = error.with_traceback(None)  # its frames, this one among them, would keep the message
             except asyncio.CancelledError:
@@ -134,6 +156,7 @@ class GrpcServer:
                 failure = internal_error()
             metadata = _metadata(context)
             if failure is not None:
+                held.close()
                 await self._refuse(name, failure, context, rpc, metadata)
             rpc.set_trailing_metadata((*metadata, ("server-timing", context.server_timing().decode())))
             self._count(name, "OK", context)
@@ -141,11 +164,22 @@ class GrpcServer:
 
         return handle
 
-    def _call(self, name: str, context: RequestContext, rpc: Any) -> Call:
+    def _connection(self, name: str, rpc: Any) -> RelayedConnection:
+        """Find a call's connection. Raises ServiceError `overloaded`; `unauthorized` where it came past the port."""
+        connection = self._port.connections.get(rpc.peer().rpartition(":")[2])
+        if connection is None:
+            raise ServiceError("unauthorized", "the connection was not made by the gRPC port, or is gone")
+        if connection.spare and name not in PROBES:
+            raise ServiceError("overloaded", f"all {self._port.table.max_connections} connections wait for answers")
+        return connection
+
+    def _call(
+        self, name: str, context: RequestContext, rpc: Any, connection: RelayedConnection, lease: BudgetLease
+    ) -> Call:
         """Find out who calls and until when. Raises ServiceError `unauthorized`, `rate_limited`."""
         account = self._auth.identify(context.headers) if self._auth.needs_key and name not in PROBES else None
-        context.caller = account.name if account is not None else _address(rpc.peer())
-        return Call(context, account, rpc.time_remaining())
+        context.caller = account.name if account is not None else connection.client
+        return Call(context, account, rpc.time_remaining(), lease)
 
     async def _refuse(
         self, name: str, error: ServiceError, context: RequestContext, rpc: Any, metadata: tuple[tuple[str, str], ...]
@@ -200,7 +234,6 @@ def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
         # Without this a fast client may send megabytes that nobody has asked for.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_send_message_length", -1),
-        ("grpc.so_reuseport", 0),
         # Compressed messages are refused: the limit above would count their compressed bytes.
         ("grpc.compression_enabled_algorithms_bitset", 1),
     )
@@ -226,9 +259,3 @@ def _metadata(context: RequestContext) -> tuple[tuple[str, str], ...]:
         name, value = context.span.response_header
         found.append((name.decode(), value.decode()))
     return tuple(found)
-
-
-def _address(peer: str) -> str | None:
-    """Take the address out of gRPC's name for a peer, such as `ipv4:10.0.0.1:4711`; None where it has none."""
-    kind, _, address = peer.partition(":")
-    return unquote(address.rpartition(":")[0]).strip("[]") if kind in ("ipv4", "ipv6") else None

@@ -30,11 +30,13 @@ class Call:
     Args:
         account: the caller's account, where keys are needed.
         seconds_left: from the start of the call to the caller's deadline; None where it has none.
+        lease: the memory that the call has of the body budget, until its answer has been read.
     """
 
     context: RequestContext
     account: Account | None
     seconds_left: float | None
+    lease: BudgetLease
 
 
 Method = Callable[[bytes, Call], Awaitable[Any]]
@@ -65,26 +67,23 @@ class GrpcService:
         service = self._service
         service.check_accepting()
         call.context.end_stage("receive")
-        with service.body_budget.lease() as lease:
-            size = len(payload)
-            cost = 2 * size + parsed_bytes(payload)  # as it came, parsed, and its images
-            lease.take(cost)
-            message = await service.parsers.run(partial(self._read, "ModelInferRequest", payload), size)
-            del payload
-            model = find_version(service, message.model_name, message.model_version)
-            request = read_infer_message(message)
-            del message
-            lease.give_back(cost - 2 * size)
-            with service.lifecycle.using(model):
-                return await self._answer(request, size, lease, model, call)
+        size = len(payload)
+        cost = 2 * size + parsed_bytes(payload)  # as it came, parsed, and its images
+        call.lease.take(cost)
+        message = await service.parsers.run(partial(self._read, "ModelInferRequest", payload), size)
+        del payload
+        model = find_version(service, message.model_name, message.model_version)
+        request = read_infer_message(message)
+        del message
+        call.lease.give_back(cost - 2 * size)
+        with service.lifecycle.using(model):
+            return await self._answer(request, size, model, call)
 
-    async def _answer(
-        self, request: InferRequest, size: int, lease: BudgetLease, model: ServedModel, call: Call
-    ) -> Any:
+    async def _answer(self, request: InferRequest, size: int, model: ServedModel, call: Call) -> Any:
         service = self._service
         charge = partial(self._auth.charge_images, call.account)
         requester = Requester(call.context, receive=None)
-        inference = Inference(service, *self._params(model, call), requester, lease, charge)
+        inference = Inference(service, *self._params(model, call), requester, call.lease, charge)
         read = partial(service.parsers.run, partial(prepare, request, model, service.settings), size)
         return await inference.answer(read, partial(infer_response, self._messages, model))
 
@@ -105,14 +104,12 @@ class GrpcService:
 
     async def _model_ready(self, payload: bytes, call: Call) -> Any:
         request = self._read("ModelReadyRequest", payload)
-        try:
+
+        def check() -> None:
             find_version(self._service, request.name, request.version)
             self._service.check_ready()
-        except ServiceError as error:
-            if error.code == "unknown_model":
-                raise
-            return self._messages.ModelReadyResponse(ready=False)
-        return self._messages.ModelReadyResponse(ready=True)
+
+        return self._messages.ModelReadyResponse(ready=_passes(check))
 
     async def _server_metadata(self, payload: bytes, call: Call) -> Any:
         return self._messages.ServerMetadataResponse(**describe.server_metadata())

@@ -22,6 +22,8 @@ IGNORED = ("priority", "sequence_id", "sequence_start", "sequence_end")
 
 OUTPUT_PARAMETERS = ("binary_data", "classification")
 
+_MOST = (1 << 63) - 1  # what a parameter can say
+
 
 @dataclass(frozen=True, slots=True)
 class WantedOutput:
@@ -95,9 +97,9 @@ def read_flag(parameters: Mapping[str, Any], name: str) -> bool:
 
 
 def _timeout(given: Mapping[str, Any], settings: Settings) -> float | None:
-    """Read Triton's `timeout`, which is in microseconds; 0 means none."""
-    microseconds = read_whole(given, "timeout", 0, settings.max_timeout_ms * 1000)
-    return microseconds / 1e6 if microseconds else None
+    """Read Triton's `timeout`, which is in microseconds; 0 means none, and too much the most that there is."""
+    microseconds = read_whole(given, "timeout", 0, _MOST)
+    return min(microseconds / 1e6, settings.max_timeout_ms / 1e3) if microseconds else None
 
 
 def _outputs(
@@ -122,7 +124,7 @@ def _output(requested: RequestedOutput, binary: bool, num_classes: int) -> Wante
         if parameter not in OUTPUT_PARAMETERS:
             known = ", ".join(OUTPUT_PARAMETERS)
             raise ServiceError("bad_request", f"no parameter {parameter[:40]!r} of an output; there are: {known}")
-    classes = read_whole(given, "classification", 0, num_classes) or 0
+    classes = min(read_whole(given, "classification", 0, _MOST) or 0, num_classes)  # as Triton takes it
     if classes and name not in CLASSIFIED:
         raise ServiceError("bad_request", f"output {name} has no classification; {' and '.join(CLASSIFIED)} have")
     return WantedOutput(name, classes, read_flag(given, "binary_data") if "binary_data" in given else binary)

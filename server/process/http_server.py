@@ -17,7 +17,6 @@ from fastapi import FastAPI
 from ..http.transport.connection_table import ConnectionTable
 from ..http.transport.port import HttpPort
 from ..http.transport.sockets import accept_all, drop_newcomers
-from ..oip.grpc_server import GrpcError
 from ..security.tls import Tls
 from ..service.service import Service
 from .side_ports import DRAIN_MARGIN_SECONDS, SidePorts
@@ -35,16 +34,14 @@ class HttpServer(HttpPort):
     uvicorn's own server would close the listener at once on a signal, and end by the signal instead of with 0.
 
     Args:
-        max_connections: open at once.
+        table: counts the connections.
         tls: None is plain HTTP.
     """
 
     def __init__(
-        self, app: FastAPI, service: Service, side_ports: SidePorts, *, max_connections: int, tls: Tls | None
+        self, app: FastAPI, service: Service, side_ports: SidePorts, *, table: ConnectionTable, tls: Tls | None
     ) -> None:
         settings = service.settings
-        table = ConnectionTable(settings, max_connections, service.metrics)
-        service.metrics.connections.set_function(lambda: table.open)
         super().__init__(
             app,
             table,
@@ -87,15 +84,9 @@ class HttpServer(HttpPort):
         asyncio.get_running_loop().call_later(grace, self._drain)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept clients, then open the side ports; without the gRPC port the process ends."""
+        """Accept clients, then open the side ports."""
         await super().startup(sockets)
-        try:
-            await self._side_ports.start()
-        except GrpcError as error:
-            self.failed = True
-            print(f"milkweed: error: {error}", file=sys.stderr, flush=True)
-            # uvicorn ends only once it has started.
-            asyncio.get_running_loop().call_soon(self._drain)
+        await self._side_ports.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let no new client in, answer those that have connected, then close what is idle."""

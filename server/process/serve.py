@@ -16,7 +16,8 @@ import psutil
 
 from ...models.errors import printable
 from ..config.settings import Settings
-from ..http.transport.sockets import allow_files, listen, url_of
+from ..http.transport.connection_table import ConnectionTable
+from ..http.transport.sockets import RELAYED_FILES, allow_files, listen, url_of
 from ..security.tls import Tls
 from ..service.service import Service
 from ..telemetry.logs import configure_logs
@@ -77,9 +78,11 @@ class _Run:
         self._service: Service = state.service
         tls = Tls.of(settings, state.file_watcher)
         self._url = url_of(listener, tls is not None)
-        self._side_ports = SidePorts(self._service, state.auth, state.tracer, tls)
-        max_connections = allow_files(settings.max_connections)
-        self._server = HttpServer(self._app, self._service, self._side_ports, max_connections=max_connections, tls=tls)
+        most = allow_files(settings.max_connections, RELAYED_FILES if settings.grpc_port else 1)
+        table = ConnectionTable(settings, most, self._service.metrics)
+        self._service.metrics.connections.set_function(lambda: table.open)
+        self._side_ports = SidePorts(self._service, state.auth, state.tracer, tls, table)
+        self._server = HttpServer(self._app, self._service, self._side_ports, table=table, tls=tls)
 
     def run(self) -> int:
         self._side_ports.start_metrics()

@@ -1,6 +1,7 @@
 """The ports beside the service's own: metrics, gRPC, admin."""
 
 from ..admin.server import AdminServer
+from ..http.transport.connection_table import ConnectionTable
 from ..http.transport.sockets import PortError, listen
 from ..oip.grpc_server import GrpcServer
 from ..security.auth import Authenticator
@@ -14,17 +15,16 @@ DRAIN_MARGIN_SECONDS = 5
 
 
 class SidePorts:
-    """Finds out whether the ports can be had before the models are loaded. `tls`: the service's, for the admin port;
-    None is plain HTTP. Raises PortError where a port cannot be had. Raises GrpcError where gRPC cannot be served."""
+    """Takes the ports before the models are loaded. `tls`: the service's, for the admin port; None is plain HTTP.
+    `table`: the service's, which counts gRPC's connections too. Raises PortError where a port cannot be had. Raises
+    GrpcError where gRPC cannot be served."""
 
-    def __init__(self, service: Service, auth: Authenticator, tracer: Tracer | None, tls: Tls | None) -> None:
+    def __init__(
+        self, service: Service, auth: Authenticator, tracer: Tracer | None, tls: Tls | None, table: ConnectionTable
+    ) -> None:
         self._service, settings = service, service.settings
         self._metrics: MetricsPort | None = None
-        self._grpc: GrpcServer | None = None
-        if settings.grpc_port:
-            self._grpc = GrpcServer(service, auth, tracer)
-            # gRPC binds only once the event loop runs: try the port now.
-            listen(settings.host, settings.grpc_port).close()
+        self._grpc = GrpcServer(service, auth, table, tracer) if settings.grpc_port else None
         self._admin = AdminServer(service, auth, tls) if settings.admin_port else None
 
     def start_metrics(self) -> None:
@@ -45,7 +45,7 @@ class SidePorts:
             self._metrics.stop()
 
     async def start(self) -> None:
-        """Answer on the admin and gRPC ports. Raises GrpcError where the gRPC port cannot be had."""
+        """Answer on the admin and gRPC ports."""
         if self._admin is not None:
             self._admin.begin()
         if self._grpc is not None:

@@ -5,17 +5,23 @@ from typing import Any, Literal, NoReturn
 import httptools
 
 from ...errors import ServiceError
+from ...security.auth import PROBES
 from ...telemetry.context import DISCONNECT_KEY, Disconnect
 from .connection_table import ConnectionTable
-from .counted_protocol import REFUSAL_KEY, CountedProtocol
+from .counted_protocol import CountedProtocol
 from .request_head import check_headers, head_too_large, read_target
 
 # A client may send so many requests ahead of their answers; each costs memory before anything is known of it.
 MAX_PIPELINED = 16
 
+# Bytes parsed at once; requests behind the one that is being answered are found out of no more than these.
+SLICE_BYTES = 1 << 14
+
 Phase = Literal["none", "head", "body"]
 
 _VERSIONS = ("1.1", "1.0")  # the parser also takes 0.9 and 2.0
+_REASONS = {"headers_too_large": "too_large", "overloaded": "refused"}  # for which a connection is closed
+_PROBES = frozenset(path.encode() for path in PROBES)
 
 
 class _Refused(Exception):
@@ -42,18 +48,29 @@ class Connection(CountedProtocol):
     # Called by the transport.
 
     def data_received(self, data: bytes) -> None:
-        if self._ignoring_input:
-            return
         self._unset_keepalive_if_required()
+        for start in range(0, len(data), SLICE_BYTES):
+            if self._ignoring_input:
+                return
+            piece = data[start : start + SLICE_BYTES]
+            if self._behind:
+                if self._table.ahead_bytes + len(piece) > self._table.max_ahead_bytes:
+                    self._table.count_closed("too_large")
+                    self._fail_request(self._too_many("too much was sent ahead of answers"))
+                    return
+                self._count_ahead(len(piece))
+            self._parse(piece)
+
+    def _parse(self, data: bytes) -> None:
         was_in_head = self._in_head
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._stay_with_http()
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
             return
         except httptools.HttpParserError:
             error = self._refusal or ServiceError("bad_request", "this is not HTTP/1.1 as RFC 9112 has it")
-            self._give_up(error, "too_large" if error.code == "headers_too_large" else "malformed")
+            self._give_up(error, _REASONS.get(error.code, "malformed"))
             return
         if self._in_head:
             self._head_bytes = self._head_bytes + len(data) if was_in_head else 0
@@ -87,20 +104,28 @@ class Connection(CountedProtocol):
         version = self.parser.get_http_version()
         if len(self.pipeline) >= MAX_PIPELINED or version not in _VERSIONS:
             raise _Refused
+        if self._declines_upgrade:
+            return
         try:
             check_headers(self.url, self.headers, version, self._settings.max_header_bytes)
             self.url, host = read_target(self.parser.get_method(), self.url)
         except ServiceError as error:
             self._refuse(error)
+        if self._spare and self.url.partition(b"?")[0] not in _PROBES:
+            self._refuse(self._too_many("all of them wait for their answers"))
         if host is not None:
             self.headers[:] = [(b"host", host), *(header for header in self.headers if header[0] != b"host")]
         self.scope[DISCONNECT_KEY] = Disconnect()  # type: ignore[literal-required]
+        self.expect_100_continue &= version != "1.0"  # which has no such answer
         super().on_headers_complete()
+        self.cycle.keep_alive &= not self._spare
         self._in_head = False
         self._body_bytes = 0
         self._next_step = self._settings.body_min_bytes_per_second
 
     def on_message_complete(self) -> None:
+        if self._declines_upgrade:
+            return
         super().on_message_complete()
         if self._answering:
             self._table.mark_busy(self)
@@ -157,17 +182,23 @@ class Connection(CountedProtocol):
             self._table.count_closed("head_timeout")
             self._close()
 
-    def _stay_with_http(self) -> None:
-        """Answer a request that asks to change the protocol in HTTP/1.1, as the last on this connection.
+    @property
+    def _declines_upgrade(self) -> bool:
+        """Whether the head offers to change the protocol, which is not done."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
-        The parser takes what follows such a head for the other protocol, so that no body can be read.
-        """
-        self._ignoring_input = True
-        self.cycle.keep_alive = False
-        for name, value in self.headers:
-            if name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0"):
-                text = "a request with a body cannot ask for another protocol: send it without Upgrade"
-                self.scope[REFUSAL_KEY] = ServiceError("bad_request", text, close=True)  # type: ignore[literal-required]
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Parse a head that offers to change the protocol once more, without the offer: the parser takes what follows
+        such a head, `rest`, for the other protocol, and would skip the body."""
+        if not self._declines_upgrade:  # CONNECT, which has been answered
+            self._ignore_input()
+            self.cycle.keep_alive = False
+            return
+        line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        head = b"".join(b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade")
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._parse(line + head + b"\r\n" + rest)
 
     def _refuse(self, error: ServiceError) -> NoReturn:
         self._refusal = error

@@ -1,4 +1,4 @@
-"""Counts the connections of a port, and chooses which one is evicted when there are too many."""
+"""Counts the connections of one or several ports, and chooses which one is evicted when there are too many."""
 
 import random
 import time
@@ -12,8 +12,12 @@ from ...telemetry.metrics import Metrics
 # An upload that has brought a second's worth of its body is evicted after connections that came within so many seconds.
 STEADY_SECONDS = 2.0
 
-# So many evicted connections may still be sent the reason; beyond that the first of them is cut off.
+# Beyond the limit there may be so many connections that were evicted and are sent the reason, or that found no room and
+# may ask for a probe, or hear the reason; beyond that the first of them is cut off.
 MOST_LEAVING = 32
+
+# What has been read ahead of answers may take as much memory as this part of what bodies may take.
+AHEAD_PART = 4
 
 
 class Evictable(Protocol):
@@ -27,7 +31,7 @@ class Evictable(Protocol):
 
 
 class ConnectionTable:
-    """The open connections of one port. Belongs to the event loop.
+    """The open connections of one port, or of several together. Belongs to the event loop.
 
     A connection is waiting while its client owes us something: a handshake, a request, the rest of a body, the reading
     of an answer. At the limit the one that has been waiting for longest is evicted. There is one order for all kinds:
@@ -46,6 +50,8 @@ class ConnectionTable:
         self.settings = settings
         self.max_connections = max_connections
         self.open = 0
+        self.ahead_bytes = 0  # read, while the answer before them is not there yet
+        self.max_ahead_bytes = settings.max_held_bytes // AHEAD_PART
         self._metrics = metrics
         self._clock = clock
         # Both in the order of their times: since when a client has owed us something, and when it sent bytes last.

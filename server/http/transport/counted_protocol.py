@@ -26,7 +26,8 @@ class CountedProtocol(HttpToolsProtocol):
         super().__init__(**uvicorn)
         self._table = table
         self._in_head = False
-        self._ignoring_input = False
+        self._ignoring_input = self._spare = False
+        self._ahead_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
         self.on_made: Callable[[], None] = lambda: None  # set by the handshake of TLS, to hear that it is over
 
@@ -34,16 +35,13 @@ class CountedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._unread = Unread(self._table, self, transport)
         self.on_made()
-        if not self._table.opened(self):
-            self._table.count_closed("refused")
-            self._ignoring_input = True
-            self._respond(self._too_many("all of them wait for their answers"))
-            return
+        self._spare = not self._table.opened(self)  # it may ask for a probe
         # Before its first request a connection may be silent for as long as after any other.
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.closed(self)
+        self._count_ahead(-self._ahead_bytes)
         self._unread.stop()
         self._ignore_input()
         super().connection_lost(exc)
@@ -70,6 +68,8 @@ class CountedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if not self.pipeline:
+            self._count_ahead(-self._ahead_bytes)
         if self.transport.is_closing():
             self._unread.start()
         elif not self.flow.write_paused:
@@ -86,6 +86,8 @@ class CountedProtocol(HttpToolsProtocol):
 
     def abort(self) -> None:
         """Close at once, whatever is still to be sent."""
+        if self._spare and not self._ignoring_input:
+            self._table.count_closed("refused")
         self.transport.abort()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -100,6 +102,15 @@ class CountedProtocol(HttpToolsProtocol):
     def _owes_body(self) -> bool:
         """Whether the body of the request being answered is not there yet."""
         return self._answering and self.cycle.more_body and not self.pipeline
+
+    @property
+    def _behind(self) -> bool:
+        """Whether what comes now is behind a request that is whole and has no answer yet."""
+        return bool(self.pipeline) or (self._answering and not self.cycle.more_body)
+
+    def _count_ahead(self, count: int) -> None:
+        self._ahead_bytes += count
+        self._table.ahead_bytes += count
 
     def _too_many(self, why: str) -> ServiceError:
         text = f"the limit of {self._table.max_connections} connections is reached, and {why}"

@@ -16,6 +16,9 @@ BACKLOG = 2048
 # So many files may be open beside the connections: models, caches, logs, other ports, connections on their way out.
 OTHER_FILES = 256
 
+# A connection takes so many files where it may be one of gRPC's: the client's, and both ends of a Unix socket.
+RELAYED_FILES = 3
+
 _SO_ATTACH_FILTER = 26  # of Linux
 
 # Classic BPF, which needs no privilege and sees a segment from its TCP header on; byte 13 of that has the flags. A
@@ -61,16 +64,16 @@ def reason_of(error: OSError) -> str:
     return os.strerror(error.errno)
 
 
-def files_for(connections: int) -> int:
-    """How many files a server with so many connections may open."""
-    return connections + OTHER_FILES
+def files_for(connections: int, each: int) -> int:
+    """How many files a server with so many connections, of `each` files, may open."""
+    return connections * each + OTHER_FILES
 
 
-def allow_files(connections: int) -> int:
-    """Let the process have a file for each connection, as far as it may decide that itself. Returns the number of
+def allow_files(connections: int, each: int) -> int:
+    """Let the process have `each` files for a connection, as far as it may decide that itself. Returns the number of
     connections that there are files for. One more could be neither accepted nor refused, and nothing else could open a
     file."""
-    wanted = files_for(connections)
+    wanted = files_for(connections, each)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return connections
@@ -78,7 +81,7 @@ def allow_files(connections: int) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
     if possible == wanted:
         return connections
-    most = max(possible - OTHER_FILES, possible // 4)
+    most = max(1, max(possible - OTHER_FILES, possible // 4) // each)
     logger.warning("max_connections is %s, not %s: only %s files may be open", most, connections, possible)
     return most
 

@@ -47,6 +47,8 @@ def test_few_files_and_little_shared_memory_are_warnings(facts: SystemInfo) -> N
     assert found["open files"].status == found["/dev/shm"].status == "warning"
     assert found["open files"].fix == "ulimit -Hn 4352 as root, or --max-connections 768"
     assert by_name(machine_findings(small, Settings(max_connections=768)))["open files"].status == "ok"
+    with_grpc = by_name(machine_findings(small, Settings(max_connections=768, grpc_port=9000)))["open files"]
+    assert with_grpc.fix == "ulimit -Hn 2560 as root, or --max-connections 256"
     assert "not there" in by_name(machine_findings(replace(facts, shm_free=None), Settings()))["/dev/shm"].text
 
 

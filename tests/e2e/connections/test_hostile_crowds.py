@@ -83,9 +83,15 @@ def test_when_all_are_being_answered_a_new_one_is_503(serving: Any, tmp_path: Pa
             client.sendall(WHOLE.replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n"))
         wait_for(server, IN_FLIGHT, 4)
         for _ in range(3):
-            received = read_end(stack.enter_context(dial(server.url)))
+            late = stack.enter_context(dial(server.url))
+            late.sendall(WHOLE)
+            received = read_end(late)
             assert error_of(received) == (503, "overloaded")
             assert b"limit of 4 connections" in received
+        for path in (b"/livez", b"/readyz", b"/startupz", b"/v2/health/live", b"/v2/health/ready?x"):
+            probe = stack.enter_context(dial(server.url))
+            probe.sendall((b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path) * 2 + WHOLE)
+            assert statuses(read_end(probe)) == [200]  # and nothing else
         hold.unlink()
         assert [statuses(read_end(client)) for client in busy] == [[200]] * 4
 
@@ -100,10 +106,42 @@ def test_refused_connections_do_not_pile_up(serving: Any, tmp_path: Path) -> Non
         wait_for(server, IN_FLIGHT, 1)
         for _ in range(200):
             stack.enter_context(dial(server.url))
-        wait_for(server, 'milkweed_http_connections_closed_total{reason="refused"}', 200)
+        wait_for(server, 'milkweed_http_connections_closed_total{reason="refused"}', 200 - 32)
         assert server.metric(OPEN, server.metrics_url) <= 1 + 32
+        assert httpx.get(server.url + "/livez").status_code == 200
         hold.unlink()
         assert statuses(read_end(client)) == [200]
+
+
+def test_what_is_sent_ahead_of_answers_has_a_limit(serving: Any, tmp_path: Path) -> None:
+    """A 4th of max_held_bytes for all; 500 connections had 130 MB beside a limit of 64 MiB."""
+    hold = tmp_path / "hold"
+    ahead = HEAD + b"Content-Length: 120000\r\nConnection: close\r\n\r\n" + IMAGE + bytes(120_000 - len(IMAGE))
+    limits = {"max_held_bytes": 1 << 20, "max_body_bytes": 1 << 19, "max_image_bytes": 1 << 19}
+    with (
+        crowded(serving, 64, prelude=HELD.format(path=str(hold)), **limits) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        hold.touch()
+        clients = [stack.enter_context(dial(server.url)) for _ in range(8)]
+        for count, client in enumerate(clients, 1):
+            client.sendall(WHOLE)
+            wait_for(server, IN_FLIGHT, count)
+        for client in clients:
+            client.sendall(ahead[:100_000])
+        while server.metric('milkweed_http_connections_closed_total{reason="too_large"}', server.metrics_url) < 6:
+            pass  # two have room, in whatever order the bytes come
+        hold.unlink()
+        for client in clients:
+            with contextlib.suppress(OSError):  # closed before that
+                client.sendall(ahead[100_000:])
+        answers = [statuses(read_end(client)) for client in clients]
+        assert [first for first, *_ in answers] == [200] * 8
+        assert sum(rest == [200] for _, *rest in answers) <= 2
+        assert all(rest in ([], [200], [503]) for _, *rest in answers)  # 503 where the head was there
+        with dial(server.url) as client:  # nothing counts any more
+            client.sendall(WHOLE + ahead)
+            assert statuses(read_end(client)) == [200, 200]
 
 
 BIG = """

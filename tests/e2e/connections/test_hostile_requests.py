@@ -207,15 +207,74 @@ def test_garbage_behind_a_request_does_not_take_its_answer(small: Any) -> None:
         assert statuses(read_end(client))[0] == 200
 
 
-def test_a_request_for_another_protocol_is_answered_in_this_one(small: Any) -> None:
-    get = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n"
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+WEBSOCKET = b"Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        H2C,
+        H2C + b"Expect: 100-continue\r\n",
+        WEBSOCKET,
+        b"Connection: Upgrade\r\nUpgrade: TLS/1.0, HTTP/2.0\r\n",
+        b"Upgrade: h2c\r\n",
+        b"Connection: TE, foo\r\nTE: trailers, deflate;q=0.5\r\n",
+        b"Expect: 200-ok\r\n",
+        b"Accept-Encoding: zstd, identity;q=0\r\nAccept-Charset: utf-16\r\n",
+        b"Accept: text/html;q=0.9, ;;,\r\n",
+        b"Prefer: respond-async, wait=0\r\nPriority: u=1, i\r\nEarly-Data: 1\r\n",
+        b'Range: bytes=0-1\r\nIf-None-Match: *\r\nIf-Match: "x"\r\nIf-Modified-Since: yesterday\r\n',
+        b"traceparent: zz\r\ntracestate: ,,=\r\nWant-Repr-Digest: sha-256=1\r\n",
+    ],
+)
+def test_an_offer_of_the_client_fails_no_request(small: Any, offer: bytes) -> None:
+    """RFC 9110 7.8: the server may ignore an Upgrade. Stock Java clients offer h2c with every POST."""
+    chunked = HEAD + offer + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(IMAGE) + IMAGE + b"\r\n0\r\n\r\n"
+    whole = HEAD + offer + WHOLE.removeprefix(HEAD)
+    get = b"GET /livez HTTP/1.1\r\nHost: x\r\n" + offer + b"\r\n"
+    last = b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     with dial(small.url) as client:
-        client.sendall(get)
-        received = read_end(client)
-    assert statuses(received) == [200]
-    assert b"connection: close" in received.lower()
+        client.sendall(whole + get + chunked + last)
+        answers = [status for status in statuses(read_end(client)) if status != 100]
+    assert answers == [200, 200, 200, 200]
+    with dial(small.url) as client:  # the head in two pieces, the body in two more
+        for piece in (whole[: len(HEAD) + 20], whole[len(HEAD) + 20 : -50], whole[-50:-1], whole[-1:] + last):
+            client.sendall(piece)
+        assert [status for status in statuses(read_end(client)) if status != 100] == [200, 200]
+
+
+def test_the_preface_of_http_2_is_400(small: Any) -> None:
     with dial(small.url) as client:
-        client.sendall(HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n" + WHOLE.removeprefix(HEAD))
-        received = read_end(client)
-    assert error_of(received) == (400, "bad_request")
-    assert b"without Upgrade" in received
+        client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        assert error_of(read_end(client)) == (400, "bad_request")
+
+
+def test_http_1_0_gets_no_100_continue(small: Any) -> None:
+    """RFC 9110 15.2 forbids it."""
+    expect = b"Expect: 100-continue\r\n"
+    with dial(small.url) as client:
+        client.sendall((HEAD + expect).replace(b"1.1", b"1.0") + WHOLE.removeprefix(HEAD))
+        assert statuses(read_end(client)) == [200]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"Host: x",
+        b"Content-Type: image/jpeg",
+        b"Authorization: Bearer a",
+        b"X-API-Key: a",
+        b"X-Request-Timeout-Ms: 5000",
+        b"X-Priority: batch",
+        b"Content-Length: %d" % len(IMAGE),
+        b"Transfer-Encoding: chunked",
+    ],
+)
+def test_a_header_that_says_one_thing_comes_once(small: Any, header: bytes) -> None:
+    """Of two Content-Types the last one counted, whatever a proxy in front had looked at."""
+    head = HEAD.replace(b"Host: x\r\n", b"") if header.startswith(b"Host") else HEAD
+    rest = b"\r\n" if b"Length" in header or b"Encoding" in header else b"Content-Length: %d\r\n\r\n" % len(IMAGE)
+    with dial(small.url) as client:
+        client.sendall(head + (header + b"\r\n") * 2 + rest + IMAGE)
+        assert error_of(read_end(client)) == (400, "bad_request")

@@ -122,7 +122,8 @@ def test_where_there_is_no_room_it_is_said_over_tls(serving: Any, authority: Aut
             )
             asking.start()
             wait_for(server, IN_FLIGHT, 1)
-            assert late.get(server.url + "/livez").json()["error"]["code"] == "overloaded"
+            assert late.post(server.url + "/classify", content=IMAGE).json()["error"]["code"] == "overloaded"
+            assert late.get(server.url + "/livez").status_code == 200
             hold.unlink()
             asking.join()
             assert answers == [200]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from milkweed.server.http.transport.connection_table import ConnectionTable
 from milkweed.server.oip.grpc_server import GrpcServer
 
 from . import rest_client as oip
@@ -22,10 +23,11 @@ SERVICE = "/inference.GRPCInferenceService/"
 class Client:
     """Calls by name, on one channel."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, table: ConnectionTable) -> None:
+        self.table = table
         self.messages: Any = pytest.importorskip("milkweed.server.oip.grpc_service_pb2")
         self.address = f"127.0.0.1:{port}"
-        self.channel = grpc.aio.insecure_channel(self.address)
+        self.channel = grpc.aio.insecure_channel(self.address, options=[("grpc.use_local_subchannel_pool", 1)])
 
     def start(self, method: str, message: Any, **options: Any) -> Any:
         call = self.channel.unary_unary(SERVICE + method)
@@ -47,8 +49,10 @@ class Client:
 @asynccontextmanager
 async def calling(app: Any) -> AsyncIterator[Client]:
     """A client of an app, whose gRPC server runs."""
-    server = GrpcServer(app.service, app.app.state.auth, app.app.state.tracer)
-    client = Client(await server.start())
+    service = app.service
+    table = ConnectionTable(service.settings, service.settings.max_connections, service.metrics)
+    server = GrpcServer(service, app.app.state.auth, table, app.app.state.tracer)
+    client = Client(await server.start(), table)
     try:
         yield client
     finally:

@@ -1,19 +1,21 @@
 """What gRPC callers cannot do to others: send no message, send without a key, or only keep a parser busy."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from milkweed.server.errors import ServiceError
+from milkweed.server.http.transport import relay
 from milkweed.server.oip import grpc_reading
 from milkweed.server.oip.grpc_reading import MessageReading
 from milkweed.server.security.keys import key_block
 
-from ...support.server_parts import Start, encoded, one_reason
+from ...support.server_parts import Start, encoded, entered, one_reason, until
 from ...support.waiting import HANG_SECONDS
-from .grpc_client import SERVICE, calling, grpc, refused, settings
+from .grpc_client import SERVICE, Client, calling, grpc, refused, settings
 
 END = object()
 
@@ -135,3 +137,61 @@ async def test_calls_wait_for_their_turn_and_too_many_are_refused(monkeypatch: p
     for each in later:
         each.send(b"later")
     assert await asyncio.gather(*map(reading.message, later)) == [b"later"] * 3
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+
+
+async def test_connections_count_and_make_room(running: Start) -> None:
+    """Ports each with a limit took the files of all, and idle connections kept others out."""
+    async with running(settings=settings(max_connections=4)) as app, calling(app) as client:
+        host, _, port = client.address.partition(":")
+        idle = []
+        for count in range(1, 11):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(PREFACE)
+            idle.append((reader, writer))
+            await until(lambda count=count: client.table.open == min(count, 4))  # type: ignore[misc]
+        for reader, _ in idle[:6]:  # the first ones made room
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(1000):
+                    pass
+        assert (await client.ask("ModelInfer", client.infer(encoded()))).model_name == "held"
+        assert client.table.open <= 4
+        for _, writer in idle:
+            writer.close()
+    await until(lambda: client.table.open == 0)
+
+
+async def test_probes_are_answered_when_all_connections_wait_for_us(running: Start) -> None:
+    async with running(settings=settings(max_connections=1)) as app, calling(app) as client:
+        app.model.gate.clear()
+        held = client.start("ModelInfer", client.infer(encoded()))
+        await entered(app.model)
+        late = Client(int(client.address.rpartition(":")[2]), client.table)
+        assert (await late.ask("ServerLive", late.messages.ServerLiveRequest())).live
+        assert (await late.ask("ServerReady", late.messages.ServerReadyRequest())).ready
+        async with one_reason(app, "overloaded"), refused("RESOURCE_EXHAUSTED", "all 1 connections"):
+            await late.ask("ModelInfer", late.infer(encoded()))
+        app.model.gate.set()
+        await held
+        await late.channel.close()
+
+
+async def test_an_answer_that_nobody_reads_counts_and_is_ended(running: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """80 of them held 524 MB beside a limit of 64 MiB, for as long as their callers stayed."""
+    monkeypatch.setattr(relay, "NOT_READING_SECONDS", 0.5)
+    async with running(settings=settings()) as app, calling(app) as client:
+        request = client.infer(*[encoded()] * 200)
+        for name in ("score", "probabilities"):
+            request.outputs.add(name=name).parameters["classification"].int64_param = 7
+        answer = await client.start("ModelInfer", request)
+        budget = app.service.body_budget
+        await until(lambda: budget.total == 0)
+        stalling = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16_384)]
+        async with grpc.aio.insecure_channel(client.address, options=stalling) as channel:
+            call = channel.unary_stream(SERVICE + "ModelInfer")(request.SerializeToString())
+            await until(lambda: budget.total >= 2 * len(answer))  # made, and not taken
+            assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.UNAVAILABLE
+        await until(lambda: budget.total == 0)
+        assert app.value("http_connections_closed_total", reason="not_reading") == 1

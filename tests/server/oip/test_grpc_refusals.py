@@ -2,13 +2,12 @@
 
 import asyncio
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from milkweed.server.oip.grpc_server import GrpcError, GrpcServer
+from milkweed.server.http.transport.sockets import PortError
+from milkweed.server.oip.grpc_server import GrpcServer
 from milkweed.server.security.keys import key_block
 
 from ...support.server_parts import Start, broken, calm, encoded, entered, one_reason, until
@@ -156,12 +155,10 @@ async def test_grpc_calls_need_a_key(running: Start, tmp_path: Any) -> None:
         assert int(caught.metadata["retry-after"]) >= 1
 
 
-async def test_port_in_use_is_an_error_of_one_line(running: Start, tmp_path: Path) -> None:
-    async with running(settings=settings()) as app, calling(app):
-        app.service.metrics.registry = CollectorRegistry()  # the first one's has its series already
-        second = GrpcServer(app.service, app.app.state.auth)
-        with pytest.raises(GrpcError, match="cannot listen on"):
-            await second.start()
+async def test_port_in_use_is_an_error_of_one_line(running: Start) -> None:
+    async with running(settings=settings()) as app, calling(app) as client:
+        with pytest.raises(PortError, match="cannot listen on"):
+            GrpcServer(app.service, app.app.state.auth, client.table)
 
 
 async def test_random_messages_are_never_internal_errors(running: Start) -> None:

@@ -159,6 +159,18 @@ async def test_classification_has_the_form_of_triton(running: Start) -> None:
         assert (float(number), int(place), label) == (score, index, f'label "{index}" ü')
 
 
+@pytest.mark.parametrize("classes", [8, 1000, 2**31])
+async def test_more_classes_than_there_are_is_all_of_them(running: Start, classes: int) -> None:
+    """As Triton takes it: a client with `-c 20` may ask a model of ten."""
+    outputs = [{"name": "score", "parameters": {"classification": classes}}]
+    async with running() as app:
+        answer = await oip.infer(app, encoded(), outputs=outputs)
+        every = await oip.infer(app, encoded(), outputs=[{"name": "score", "parameters": {"classification": CLASSES}}])
+        assert (await oip.infer(app, encoded(), timeout=10**12)).status_code == 200  # likewise, the most that there is
+    assert answer.json()["outputs"] == every.json()["outputs"]
+    assert answer.json()["outputs"][0]["shape"] == [1, CLASSES]
+
+
 async def test_partial_answers_keep_good_rows_and_name_the_errors_of_bad_ones(running: Start) -> None:
     images = [encoded(seed=1), broken(), b"text", encoded(seed=2)]
     outputs = [{"name": name} for name in ("label", "index", "score", "probabilities", "error")]

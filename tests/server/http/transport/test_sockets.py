@@ -61,15 +61,17 @@ def test_drop_newcomers_is_false_where_the_kernel_cannot() -> None:
         (1024, 10, 10),
     ],
 )
+@pytest.mark.parametrize("each", [1, 3])
 def test_allow_files_allows_no_more_connections_than_files(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hard: int, wanted: int, most: int
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hard: int, wanted: int, most: int, each: int
 ) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda what: (100, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda what, limits: asked.append(limits))
+    most = wanted if most == wanted else most // each
     with caplog.at_level(logging.WARNING):
-        assert allow_files(wanted) == most
-    assert asked == [(wanted + OTHER_FILES if most == wanted else hard, hard)]
+        assert allow_files(wanted, each) == most
+    assert asked == [(wanted * each + OTHER_FILES if most == wanted else hard, hard)]
     assert (f"max_connections is {most}, not {wanted}" in caplog.text) == (most < wanted)
 
 
