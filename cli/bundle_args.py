@@ -30,6 +30,11 @@ def installed_demo() -> Path | None:
     return path if (path / "config.json").is_file() else None
 
 
+def bundle_path(text: str) -> Path:
+    """Return the folder that an argument names; `demo` is the demo model where nothing here has that name."""
+    return demo_bundle() if text == DEMO and not Path(text).exists() else Path(text)
+
+
 def named_bundles(arguments: list[str]) -> dict[str, Path]:
     """Read the models to serve from `[NAME=]BUNDLE` arguments, in order; the demo model where there are none.
 
@@ -69,8 +74,8 @@ def _split(argument: str) -> tuple[str, Path]:
     """Split an argument into its name and its path; a '=' behind a '/' belongs to the path."""
     name, equals, path = argument.partition("=")
     if equals and "/" not in name:
-        return name, Path(path)
-    return Path(argument).resolve().name, Path(argument)
+        return name, bundle_path(path)
+    return Path(argument).resolve().name, bundle_path(argument)
 
 
 def _demo_path() -> Path:

@@ -29,6 +29,12 @@ class CommandError(Exception):
 
 def explain(error: Exception) -> tuple[str, int]:
     """Return the one line that says what went wrong, and the exit code."""
+    line, code = _explained(error)
+    needs = ": PyTorch needs a writable one, as /tmp, or the one that TMPDIR names"
+    return line + (needs if "No usable temporary directory" in line else ""), code
+
+
+def _explained(error: Exception) -> tuple[str, int]:
     if isinstance(error, CommandError):
         return one_line(str(error)), error.exit_code
     if isinstance(error, _USAGE_ERROR):

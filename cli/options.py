@@ -9,13 +9,16 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from .bundle_args import bundle_path
 from .errors import WRONG_USAGE, CommandError
 
 T = TypeVar("T")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a bundle that is there already.")]
-Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the bundle.", show_default=False)]
+Bundle = Annotated[
+    Path, typer.Argument(metavar="BUNDLE", help="Folder of a bundle, or demo.", show_default=False, parser=bundle_path)
+]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the new bundle.", show_default=False)]
 
 PLOT_SUFFIXES = (".svg", ".png")

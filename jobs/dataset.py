@@ -10,7 +10,7 @@ from ..loaders.dataset.counter_rng import epoch_order
 from ..loaders.dataset.folder import read_file
 from ..loaders.dataset.training import Sample
 from ..loaders.errors import InputError
-from ..loaders.headers.info import IMAGE_SUFFIXES
+from ..loaders.headers.sniff import images_among
 from ..models.bundle.labels import Label
 
 _SHOWN = 5
@@ -108,7 +108,7 @@ def _images(root: Path) -> tuple[list[Path], list[Path]]:
     if not root.is_dir():
         raise DataError(f"DATA {root}: {'is a file, not a folder' if root.exists() else 'no such folder'}")
     files = list(_files(root))
-    images = sorted(path for path in files if path.suffix.lower() in IMAGE_SUFFIXES)
+    images = images_among(file for file in files if file.is_file())
     if not images:
         raise DataError(f"DATA {root}: no images in it ({len(files)} other files)")
     return images, files

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..bundle_args import demo_bundle
+from ..bundle_args import bundle_path, demo_bundle
 from ..errors import CommandError, one_line
 from ..options import Json, Plot, check_plot
 from ..output import flattened, megabytes, note, print_fields, print_json, print_table, storage_line
@@ -23,7 +23,8 @@ COMMON = ("kind", "in_features", "out_features", "bias")
 """The members that the structure of every layer has."""
 
 MaybeBundle = Annotated[
-    Path | None, typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not given.")
+    Path | None,
+    typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not given.", parser=bundle_path),
 ]
 
 

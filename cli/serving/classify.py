@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..bundle_args import demo_bundle
+from ..bundle_args import DEMO, bundle_path
 from ..errors import FAILED, WRONG_USAGE, CommandError
 from ..options import Device, Json, number_option, text_option
 from ..output import note
@@ -136,7 +136,7 @@ def _bundle(path: str | None, top_k: int | None, device: str | None) -> Iterator
     """Open a bundle as a server does; images go through the same pipeline as over HTTP."""
     from ...local import open_local
 
-    with open_local(Path(path or demo_bundle()), device) as model:
+    with open_local(bundle_path(path or DEMO), device) as model:
         if top_k is not None and top_k > model.num_classes:
             raise CommandError(f"--top-k {top_k}: the model has {model.num_classes} classes", WRONG_USAGE)
         yield lambda images: model.stream(images, top_k)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ...loaders.headers.info import IMAGE_SUFFIXES
+from ...loaders.headers.sniff import images_among
 from ..errors import WRONG_USAGE, CommandError, one_line
 from ..output import note
 
@@ -72,7 +72,7 @@ def _expanded(name: str) -> Iterator[str]:
     path = Path(name)
     if path.is_dir():
         within = (Path(folder, file) for folder, _, files in os.walk(path, onerror=_left_out) for file in files)
-        found = sorted(p for p in within if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
+        found = images_among(file for file in within if file.is_file())
         if not found:
             raise CommandError(f"IMAGE {path}: no images in this folder")
         yield from map(str, found)

@@ -17,6 +17,9 @@ from .sources import source_hash
 
 LIBRARY = Path(__file__).resolve().parents[1] / "_native" / "libmilkweed_cpu.so"
 
+BUILD = "python -m milkweed.kernels.cpu.build"
+"""How they are built, with a checkout or without."""
+
 
 class CpuLibraryError(RuntimeError):
     """Says in one line why the kernels cannot be used."""
@@ -124,7 +127,7 @@ def resize_entry(name: str = "", library: Path = LIBRARY) -> Any:
 @functools.cache
 def _loaded(library: Path) -> Any:
     if not library.is_file():
-        raise CpuLibraryError("the CPU kernels are not built: make kernels")
+        raise CpuLibraryError(f"the CPU kernels are not built: {BUILD}")
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
@@ -134,7 +137,7 @@ def _loaded(library: Path) -> Any:
 def _checked(library: Path) -> Any:
     """The library of these sources: one of others may read the structures in another way."""
     if sources_of(library) != source_hash():
-        raise CpuLibraryError("the CPU kernels were built of other sources: make kernels")
+        raise CpuLibraryError(f"the CPU kernels were built of other sources: {BUILD}")
     return _loaded(library)
 
 

@@ -20,7 +20,7 @@ SANDBOXED: Mapping[Format, "CostClass"] = {
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".gif", ".bmp", ".dib", ".tif", ".tiff")
 ) | {".ppm", ".pgm", ".pbm", ".pnm"}
-"""Endings of image files; other files in a folder are ignored."""
+"""Endings of image files; of other files in a folder the first bytes decide."""
 
 # The cost of a pixel differs by an order of magnitude between these classes, so each has its own limits:
 # jpeg = one scan, jpeg_scans = progressive or several scans, jpeg_slow = lossless or four components,

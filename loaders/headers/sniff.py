@@ -1,8 +1,15 @@
 """Recognises the format of a body by its magic bytes."""
 
-from ..errors import unsupported
-from .info import FORMATS, Format
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..errors import InputError, unsupported
+from .info import FORMATS, IMAGE_SUFFIXES, Format
 from .npy import MAGIC as NPY_MAGIC
+
+logger = logging.getLogger("milkweed.loaders")
 
 _BMP_HEADER_BYTES = frozenset((12, 16, 40, 52, 56, 64, 108, 124))
 _TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -17,6 +24,10 @@ _KNOWN_OTHERS = (
     (b"8BPS", "Photoshop"),
     (b"%PDF", "PDF"),
     (b"<svg", "SVG"),
+    (b"<!DOCTYPE html", "HTML"),
+    (b"<html", "HTML"),
+    (b"version https://git-lfs", "a Git LFS pointer (git lfs pull fetches the image)"),
+    (b"/annex/objects/", "a git-annex pointer (git annex get fetches the image)"),
 )
 
 
@@ -30,6 +41,28 @@ def sniff(data: bytes, accepted: tuple[Format, ...] = FORMATS) -> Format:
     said = f"{name} is not accepted" if name else "the body is not an accepted image"
     option = f"; a server takes {name} where --formats names {found.lower()}" if found else ""
     raise unsupported(f"{said}: expected one of {', '.join(accepted)}{option}")
+
+
+def images_among(files: Iterable[Path]) -> list[Path]:
+    """Sort out the images: by their names' suffixes, else by their first bytes; how many others there are is logged."""
+    images, others = [], Counter[str]()
+    for path in files:
+        if path.suffix.lower() in IMAGE_SUFFIXES or _is_image(path):
+            images.append(path)
+        else:
+            others[path.suffix.lower() or "without a suffix"] += 1
+    if others:
+        kinds = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(5))
+        logger.warning("%d files are no images of a format that is read, and left out: %s", others.total(), kinds)
+    return sorted(images)
+
+
+def _is_image(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return bool(sniff(file.read(64)))
+    except (OSError, InputError):
+        return False
 
 
 def _raster(head: bytes) -> Format | None:

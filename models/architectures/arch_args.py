@@ -10,13 +10,15 @@ MAX_WIDTH = 65_536
 MAX_DEPTH = 256
 MAX_CLASSES = 1_000_000
 MAX_ITEMS = 16
-_LIMITS = {
-    "depth": MAX_DEPTH,
-    "depths": MAX_DEPTH,
-    "img_size": 4096,
-    "patch_size": 4096,
-    "num_classes": MAX_CLASSES,
+_WHOLE = {
+    **dict.fromkeys(("depth", "depths", "num_blocks"), (0, MAX_DEPTH)),
+    **dict.fromkeys(("img_size", "patch_size", "window_size"), (1, 4096)),
+    **dict.fromkeys(("embed_dim", "embed_dims", "dims", "num_heads"), (1, MAX_WIDTH)),
+    "num_classes": (1, MAX_CLASSES),
+    "in_chans": (3, 3),
+    "reg_tokens": (0, MAX_WIDTH),
 }
+"""Arguments that are whole numbers, with their limits; images always have three channels."""
 
 
 def check_arch_args(arch: str, args: Mapping[str, Any], allowed: Collection[str]) -> None:
@@ -33,16 +35,18 @@ def check_arch_args(arch: str, args: Mapping[str, Any], allowed: Collection[str]
 
 def _check_value(arch: str, name: str, value: Any, depth: int) -> None:
     if isinstance(value, (list, tuple)):
-        if len(value) > MAX_ITEMS or depth > 1:
-            raise ValueError(f"{arch}: {name} {quoted(value)} must be a list of at most {MAX_ITEMS} items")
+        if not 0 < len(value) <= MAX_ITEMS or depth > 1:
+            raise ValueError(f"{arch}: {name} {quoted(value)} must be a list of 1 to {MAX_ITEMS} items")
         for item in value:
             _check_value(arch, name, item, depth + 1)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        limit = _LIMITS.get(name, MAX_WIDTH)
-        if not 0 <= value <= limit:
-            raise ValueError(f"{arch}: {name} {value} must be between 0 and {limit}")
-    elif isinstance(value, float):
-        if not (isfinite(value) and 0 <= value <= MAX_WIDTH):
-            raise ValueError(f"{arch}: {name} {value} must be between 0 and {MAX_WIDTH}")
+    elif name in _WHOLE:
+        least, most = _WHOLE[name]
+        if type(value) is not int or not least <= value <= most:
+            limits = f"a whole number between {least} and {most}" if least < most else f"{most}: images have 3 channels"
+            raise ValueError(f"{arch}: {name} {quoted(value)} must be {limits}")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        most = 1 if name.endswith("_rate") else MAX_WIDTH
+        if not (isfinite(value) and 0 <= value <= most):
+            raise ValueError(f"{arch}: {name} {value} must be between 0 and {most}")
     elif not (value is None or isinstance(value, bool | str)):
         raise ValueError(f"{arch}: {name} {quoted(value)} must be plain data")

@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -14,10 +14,13 @@ from .arch_args import check_arch_args
 from .t2t_vit import T2T_VARIANTS, T2TViT
 from .timm_models import (
     ARCH_ARGS,
+    LEFT_OUT,
     create_timm_model,
     has_timm_model,
+    is_left_out,
     list_timm_models,
     timm_classifier,
+    timm_key_filter,
     timm_preprocess,
 )
 from .token_blocks import apply_token_plan
@@ -71,7 +74,9 @@ def create_model(
     build = _create_own if arch in _OWN else create_timm_model
     try:
         model = build(arch, num_classes, arch_args)
-    except (TypeError, ArithmeticError, AssertionError) as error:  # a list for a number, no heads
+    except ImportError:
+        raise
+    except Exception as error:  # classes that others wrote: they refuse a value in any way
         raise ValueError(f"{arch} cannot be built with {quoted(arch_args)}: {first_line(error)}") from error
     model = replace_linears(apply_widths(model, widths or {}), layer_specs or {})
     return apply_token_plan(model, tokens).eval()
@@ -95,18 +100,31 @@ def default_preprocess(arch: str, **arch_args: Any) -> dict[str, Any]:
     """
     _check_known(arch)
     preprocess = dict(IMAGENET_PREPROCESS) if arch in _OWN else timm_preprocess(arch)
+    size = square(arch, arch_args).get("img_size")
+    return preprocess | ({"size": size} if isinstance(size, int) else {})
+
+
+def square(arch: str, arch_args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with a number for an `img_size` that is a pair, as timm writes it.
+
+    Raises:
+        ValueError: the sides differ.
+    """
     size = arch_args.get("img_size")
     sides = size if isinstance(size, list | tuple) else [size]
     if not sides or any(side != sides[0] for side in sides):
         raise ValueError(f"{arch}: img_size {quoted(size)}: images are square")
-    if isinstance(sides[0], int):
-        preprocess["size"] = sides[0]
-    return preprocess
+    return {**arch_args, **({"img_size": sides[0]} if "img_size" in arch_args else {})}
 
 
 def own_architectures() -> list[str]:
     """The names of milkweed's own architectures, by family; all others are timm's."""
     return list(_OWN)
+
+
+def key_filter(arch: str) -> Callable[[dict[str, Any], nn.Module], dict[str, Any]] | None:
+    """The conversion of keys of an architecture's original code to ours, where timm has one."""
+    return None if arch in _OWN else timm_key_filter(arch)
 
 
 def classifier_layers(arch: str) -> tuple[str, ...]:
@@ -139,6 +157,8 @@ def _create_own(arch: str, num_classes: int, arch_args: dict[str, Any]) -> nn.Mo
 def _check_known(arch: str) -> None:
     if is_model(arch):
         return
-    near = difflib.get_close_matches(arch.lower(), list_models(), n=3, cutoff=0.5)
+    if is_left_out(arch):
+        raise ValueError(f"architecture {quoted(arch)} of timm is not supported: {LEFT_OUT}; see `milkweed models`")
+    near = difflib.get_close_matches(arch.lower(), list_models(), n=3)
     hint = f"did you mean {', '.join(near)}?" if near else "see `milkweed models` for the names"
     raise ValueError(f"unknown architecture {quoted(arch)}: {hint}")

@@ -4,9 +4,11 @@ The record timm_models.json lists them. `python -m milkweed.bench.tables.timm_mo
 of timm, replaces the linear layers outside the classifier, and runs it.
 """
 
+import inspect
 import json
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -105,6 +107,16 @@ def has_timm_model(arch: str) -> bool:
     return _published(arch) is not None if "." in arch else bool(_timm().models.is_model(arch))
 
 
+LEFT_OUT = "it has no linear layers outside its classifier, or none that could be replaced"
+"""Why most names of timm are not recorded; the record counts all reasons."""
+
+
+def is_left_out(arch: str) -> bool:
+    """Whether timm has a model of that name, with a tag or without, that is not recorded."""
+    name = arch.partition(".")[0]
+    return name not in recorded_timm_models() and bool(_timm().models.is_model(name))
+
+
 def create_timm_model(arch: str, num_classes: int, arch_args: dict[str, Any]) -> nn.Module:
     """A freshly initialised model; nothing is fetched.
 
@@ -137,6 +149,18 @@ def timm_classifier(arch: str) -> tuple[str, ...]:
     """Names of the layers whose outputs are logits; several where heads are averaged."""
     names = _timm().models.get_pretrained_cfg(arch).classifier
     return (names,) if isinstance(names, str) else tuple(names)
+
+
+def timm_key_filter(arch: str) -> Callable[[dict[str, Any], nn.Module], dict[str, Any]] | None:
+    """timm's own conversion of the keys of an architecture's original code; None where it has none.
+
+    It takes the tensors by key and a model, which may be on the meta device, and may raise anything.
+    """
+    module = sys.modules[_timm().models.model_entrypoint(arch.partition(".")[0]).__module__]
+    convert = getattr(module, "checkpoint_filter_fn", None)
+    if convert is not None and "adapt_layer_scale" in inspect.signature(convert).parameters:
+        return partial(convert, adapt_layer_scale=True)
+    return convert
 
 
 def timm_weights_repository(arch: str) -> str | None:

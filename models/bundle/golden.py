@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import BundleError, quoted
+from ..errors import BundleError, first_line, quoted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,7 +42,7 @@ def golden_record(model: "nn.Module", size: int) -> dict[str, Any]:
     """The model's answers to the golden images, as plain data: the best classes of each and their probabilities.
 
     Raises:
-        BundleError: an answer holds numbers that are not finite.
+        BundleError: it cannot compute them, or an answer holds numbers that are not finite.
     """
     import torch
 
@@ -51,6 +51,8 @@ def golden_record(model: "nn.Module", size: int) -> dict[str, Any]:
     try:
         with torch.inference_mode():
             logits = model.eval()(torch.from_numpy(golden_images(size)).to(parameter.device, parameter.dtype))
+    except Exception as error:  # classes that others wrote: what does not fit an image fails in any way
+        raise BundleError(f"the model cannot compute an image of {size} px: {first_line(error)}") from error
     finally:
         model.train(training)
     return recorded(logits.float().cpu().numpy())

@@ -1,14 +1,28 @@
 """Class labels: read from a TSV, JSON or plain text file, written and read as a bundle's labels.json."""
 
+import ast
+import csv
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import quoted
+from ..errors import quoted, stand_in
 from .strict_json import MAX_JSON_BYTES, parse_json
 
 MAX_LABEL_CHARS = 1000
+
+_MEMBERS = ("id2label", "label2id", "class_to_idx", "idx_to_class")
+"""Members of other programs' files that hold labels by index, or indices by label."""
+
+_HEAD = re.compile(r"(class_?)?(index|idx|id|name)s?|class(es)?|labels?", re.IGNORECASE)
+_NOT_READ = frozenset((".yaml", ".yml", ".toml", ".xml", ".html", ".pbtxt", ".py", ".pkl"))
+_WORDNET = re.compile(r"(n\d{8})(?:[\s,;:]+(.+))?")
+_INDEX_FIRST = re.compile(r"(?P<index>\d+)\s*[\s:,;=]\s*(?P<label>.+)")
+_INDEX_LAST = re.compile(r"(?P<label>.+?)\s*[:,;=]\s*(?P<index>\d+)")
+_OTHER_FORMAT = re.compile(r"""[\[{<#].*|.*[\[{]|[\])}]+[,;]?|- .*|\w+:|\w+\s*=\s*[\[{(].*|[\d\s:,=]*(["']).*\1[,;]?""")
+"""Lines of JSON, Python, YAML, XML, protobuf's text and quoted CSV."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +39,13 @@ def default_labels(num_classes: int) -> tuple[Label, ...]:
 
 
 def read_labels(path: str | Path) -> tuple[Label, ...]:
-    """Read labels from a file, by its ending.
+    """Read labels from a file, by its ending and its content.
 
-    `.tsv`: a line `index<TAB>id<TAB>label` (any order of lines, indices 0..n-1) or `id<TAB>label`;
-    `.json`: `[{"id", "label"}, ...]` or `["label", ...]`; anything else: one label a line. Without
-    an id, the index is the id.
+    `.json` and what begins as JSON or as a Python dict: a list of labels or of {"id", "label"}; an object by index
+    (`{"0": "tench"}`, `{"0": ["n01440764", "tench"]}`) or of indices (`{"tench": 0}`), or a config.json that holds one.
+    `.csv`, `.tsv`: index, id and label, two of them, or in a CSV the label alone, with a head or without. Anything
+    else: one label a line, with its index or its WordNet id before it in every line or in none. Without an id, the
+    index is the id.
 
     Raises:
         ValueError: a file that cannot be read or parsed; the message names it and the line.
@@ -41,12 +57,47 @@ def read_labels(path: str | Path) -> tuple[Label, ...]:
     except OSError as error:
         raise ValueError(f"{path}: cannot read labels: {error.strerror}") from None
     try:
-        if path.suffix.lower() == ".json":
-            return parse_labels(parse_json(data))
-        lines = _lines(data)
-        return _from_tsv(lines) if path.suffix.lower() == ".tsv" else _from_text(lines)
+        return _from_file(path.suffix.lower(), data)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _from_file(suffix: str, data: bytes) -> tuple[Label, ...]:
+    lines = _lines(data)
+    problem = stand_in(data) or (f"{suffix} is not read" if suffix in _NOT_READ else None)
+    if problem:
+        raise ValueError(f"no labels: {problem} (one label a line, .csv, .tsv or .json)")
+    text = "\n".join(lines).strip()
+    if suffix == ".json" or text.startswith(("{", "[")):
+        return _from_document(_parsed(text, suffix))
+    if suffix == ".tsv":
+        return _from_rows([line.split("\t") for line in lines])
+    if suffix == ".csv":
+        try:
+            between = ";" if all(";" in line for line in lines) else ","
+            return _from_rows(list(csv.reader(lines, delimiter=between, skipinitialspace=True, strict=True)), least=1)
+        except csv.Error as error:
+            raise ValueError(f"not CSV: {error}") from None
+    return _from_text([line.strip() for line in lines])
+
+
+def _parsed(text: str, suffix: str) -> Any:
+    """The value of JSON, or of a Python dict or list as people print it into a text file."""
+    try:
+        return parse_json(text.encode())
+    except ValueError:
+        if suffix == ".json":
+            raise
+    try:
+        node = ast.parse(text, mode="eval").body
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        raise ValueError("begins as JSON or as a Python dict, and is neither") from None
+    if not isinstance(node, ast.Dict):
+        return value
+    if len(value) < len(node.keys):
+        raise ValueError("a key of the Python dict appears twice")
+    return {str(key): label for key, label in value.items()}
 
 
 def parse_labels(document: Any) -> tuple[Label, ...]:
@@ -83,24 +134,75 @@ def _lines(data: bytes) -> list[str]:
     return text.rstrip("\r\n").split("\n") if text.strip() else []
 
 
+def _from_document(document: Any) -> tuple[Label, ...]:
+    """Labels as other programs write them in JSON: a list, by index, or an index by label."""
+    if isinstance(document, dict):
+        document = next((document[name] for name in _MEMBERS if isinstance(document.get(name), dict)), document)
+    if not isinstance(document, dict):
+        return parse_labels(document)
+    if document and all(type(index) is int for index in document.values()):
+        document = [(str(index), label) for label, index in document.items()]
+    else:
+        document = document.items()
+    return _in_order([(quoted(index), index, _identified(index, label)) for index, label in document])
+
+
 def _from_text(lines: list[str]) -> tuple[Label, ...]:
     if not lines:
         raise ValueError("no labels in the file")
-    return tuple(_checked(f"line {index + 1}", str(index), line.strip()) for index, line in enumerate(lines))
+    odd = next((number for number, line in enumerate(lines, 1) if _OTHER_FORMAT.fullmatch(line)), None)
+    if odd is not None:
+        raise ValueError(f"line {odd} is of another format, no label: {quoted(lines[odd - 1])}")
+    if all("\t" in line for line in lines):
+        return _from_rows([line.split("\t") for line in lines])
+    for pattern in (_INDEX_FIRST, _INDEX_LAST):
+        parts = [pattern.fullmatch(line) for line in lines]
+        if all(parts):
+            pairs = enumerate([(found["index"], found["label"]) for found in parts if found], 1)
+            return _in_order([(f"line {number}", pair[0], _identified(*pair)) for number, pair in pairs])
+    if all(map(_WORDNET.fullmatch, lines)):
+        return tuple(_identified(str(index), line) for index, line in enumerate(lines))
+    return tuple(_checked(f"line {index + 1}", str(index), line) for index, line in enumerate(lines))
 
 
-def _from_tsv(lines: list[str]) -> tuple[Label, ...]:
+def _identified(index: str, label: Any) -> Label:
+    """The label of an id and a text, or of a text that may begin with its WordNet id; else the index is the id."""
+    if isinstance(label, list | tuple) and len(label) == 2:
+        return _checked(f"index {index}", *label)
+    found = _WORDNET.fullmatch(label) if isinstance(label, str) else None
+    return _checked(f"index {index}", *((found[1], found[2] or found[1]) if found else (index, label)))
+
+
+def _from_rows(rows: list[list[str]], least: int = 2) -> tuple[Label, ...]:
+    """Labels of a table: index, id and label; id and label; index and label in any order; or the label alone."""
+    rows = [[field.strip() for field in row] for row in rows]
+    numbers = [bool(row) and row[0].isdecimal() for row in rows]
+    headed = rows and (all(map(_HEAD.fullmatch, rows[0])) or (not numbers[0] and all(numbers[1:])))
+    first = int(bool(headed and len(rows) > 1))
+    width, indexed = len(rows[first]) if rows else 0, all(numbers[first:])
+    swapped = not indexed and width == 2 and all(row[-1:] and row[-1].isdecimal() for row in rows[first:])
+    found = []
+    for number, row in enumerate(rows[first:], 1 + first):
+        if len(row) != width or not least <= width <= 2 + indexed:
+            raise ValueError(f"line {number} must be index, id and label, or two of them, not {quoted(row)}")
+        index, *texts = row[::-1] if swapped else row if indexed and width > 1 else [str(number - 1 - first), *row]
+        found.append((f"line {number}", index, _checked(f"line {number}", texts[0] if texts[1:] else index, texts[-1])))
+    return _in_order(found)
+
+
+def _in_order(found: Sequence[tuple[str, str, Label]]) -> tuple[Label, ...]:
+    """The labels by index, which must be 0, 1, 2 and so on, in any order.
+
+    Args:
+        found: where each was found, its index and the label.
+    """
     by_index: dict[int, Label] = {}
-    for number, line in enumerate(lines, 1):
-        fields = [field.strip() for field in line.split("\t")]
-        if len(fields) == 2:
-            fields = [str(number - 1), *fields]
-        if len(fields) != 3 or not fields[0].isdecimal():
-            raise ValueError(f"line {number} must be index, id and label with tabs between, not {quoted(line)}")
-        index = int(fields[0])
-        if index in by_index:
-            raise ValueError(f"line {number}: index {index} appears twice")
-        by_index[index] = _checked(f"line {number}", fields[1], fields[2])
+    for where, index, label in found:
+        if not (index.isascii() and index.isdecimal()):
+            raise ValueError(f"{where}: labels are expected by index, {quoted(index)} is none")
+        if int(index) in by_index:
+            raise ValueError(f"{where}: index {int(index)} appears twice")
+        by_index[int(index)] = label
     missing = next((index for index in range(len(by_index)) if index not in by_index), None)
     if missing is not None or not by_index:
         raise ValueError(f"{len(by_index)} labels, but none for index {missing or 0}")

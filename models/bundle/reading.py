@@ -9,7 +9,7 @@ from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
 
-from ..errors import BundleError
+from ..errors import BundleError, stand_in
 from .config import BundleConfig
 from .graph_record import GRAPH
 from .labels import Label, parse_labels
@@ -76,9 +76,12 @@ def read_unnamed(path: Path) -> BundleConfig:
 
 
 def open_file(file: Path) -> BufferedReader:
-    """Open a file of a bundle; a missing one, or a folder in its place, is a BundleError."""
+    """Open a file of a bundle; a missing one, or a folder or a pointer in its place, is a BundleError."""
     if not file.is_file():
         raise BundleError(f"{file.name}: no such file")
+    with open(file, "rb") as stream:
+        if what := stand_in(stream.read(64)):
+            raise BundleError(f"{file.name}: {what}")
     return open(file, "rb")
 
 

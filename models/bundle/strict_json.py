@@ -7,7 +7,7 @@ import json
 from math import isfinite
 from typing import Any
 
-from ..errors import quoted
+from ..errors import quoted, stand_in
 
 MAX_JSON_BYTES = 16 << 20
 """Far above any real config or label file; a larger one is a mistake or an attack."""
@@ -32,7 +32,8 @@ def parse_json(data: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
+        problem = stand_in(data) or f"{error.msg} at line {error.lineno} column {error.colno}"
+        raise ValueError(f"not JSON: {problem}") from None
     except RecursionError:
         raise ValueError(f"JSON nested too deep: the limit is {MAX_JSON_DEPTH}") from None
     _check(value)

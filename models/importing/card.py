@@ -5,10 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..architectures.arch_args import MAX_CLASSES
 from ..bundle.config import INTERPOLATIONS, check_preprocess
 from ..bundle.labels import Label, parse_labels
 from ..errors import CheckpointError, quoted
 from .source import read_json
+
+_WITHOUT_EFFECT = (
+    *("num_classes", "dynamic_img_size", "dynamic_img_pad", "strict_img_size", "weight_init", "fix_init"),
+)
+"""Arguments that change no answer of weights that are there, where all images are of one size."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +53,23 @@ def read_card(path: Path) -> ModelCard:
         raise CheckpointError(f"{path}: pretrained_cfg and model_args must be objects")
     try:
         preprocess, notes = _preprocess(published)
-        labels = _labels({**published, **document})
+        arch_args = _arguments(arch_args, published)
+        labels = _labels({**published, **document, **(document.get("model_args") or {})})
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     return ModelCard(arch, arch_args, preprocess, labels, notes)
+
+
+def _arguments(given: Mapping[str, Any], published: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the architecture, as timm's own factory takes them; the weights tell the number of classes."""
+    if published.get("label_offset"):
+        raise ValueError(f"label_offset {quoted(published['label_offset'])} must be 0: classes are taken as they are")
+    args = {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
+    if isinstance(pool := published.get("global_pool"), str) and pool:
+        args.setdefault("global_pool", pool)
+    if published.get("fixed_input_size") and published.get("input_size"):
+        args.setdefault("img_size", published["input_size"][1])
+    return args
 
 
 def _preprocess(published: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -72,10 +91,20 @@ def _preprocess(published: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
 
 
 def _labels(document: Mapping[str, Any]) -> tuple[Label, ...] | None:
-    names, texts = document.get("label_names"), document.get("label_descriptions") or {}
+    names, texts = document.get("label_names", document.get("labels")), document.get("label_descriptions") or {}
     if names is None:
         return None
+    count = document.get("num_classes", len(names))
+    if (
+        isinstance(names, dict) and type(count) is int and count <= MAX_CLASSES
+    ):  # by index: timm lets classes have no name
+        by_index = {str(index): names.get(str(index), f"class {index}") for index in range(count)}
+        if unknown := names.keys() - by_index.keys():
+            raise ValueError(
+                f"label_names names class {quoted(min(unknown))}, the classes are 0 to {len(by_index) - 1}"
+            )
+        names = list(by_index.values())
     if not isinstance(names, list) or not isinstance(texts, dict):
-        raise ValueError("label_names must be a list, label_descriptions an object")
-    described = [{"id": name, "label": texts.get(name, name)} for name in names]
-    return parse_labels(described)
+        raise ValueError("label_names must be a list or an object, label_descriptions an object")
+    names = [str(name) if type(name) is int else name for name in names]
+    return parse_labels([{"id": name, "label": texts.get(name, name)} for name in names])

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ..architectures.registry import is_model
 from ..bundle.durable import sha256_of
 from ..bundle.safetensors_file import read_tensors
 from ..bundle.strict_json import canonical_json
-from ..errors import CheckpointError, quoted
+from ..errors import CheckpointError, quoted, stand_in
 from .card import ModelCard, read_card
 from .source import Source, find_source
 from .unpickling import first_sentence, unpickle
@@ -59,7 +60,7 @@ def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], CheckpointInfo
     files = [_read_file(file) for file in source.files]
     document = files[0].document if source.shards is None else _joined(path, source, files)
     weights, wrapper = unwrap(path, document)
-    state, notes = _models_weights(path, document, tensors_of(weights), wrapper)
+    state, notes = _models_weights(path, document, tensors_of(path, weights), wrapper)
     state, stripped = strip_prefixes(path, state)
     if wrapper in AVERAGED:
         notes.append(f"took the averaged weights ({wrapper}), which published scores are measured with")
@@ -143,10 +144,12 @@ def _container(path: Path) -> str:
         with open(path, "rb") as file:
             head = file.read(265)
     except FileNotFoundError:
-        hint = "" if path.suffix else f"; the weights that timm publishes are fetched as timm:{path.name}"
+        hint = f"; the weights that timm publishes are fetched as timm:{path}" if is_model(str(path)) else ""
         raise CheckpointError(f"checkpoint {path}: no such file{hint}") from None
     except OSError as error:
         raise CheckpointError(f"checkpoint {path}: {error.strerror}") from None
+    if what := stand_in(head):
+        raise CheckpointError(f"{path}: {what}")
     if head.startswith(b"PK\x03\x04"):
         return "torch zip"
     if head[8:9] == b"{" or path.suffix == ".safetensors":

@@ -1,16 +1,17 @@
 """Explains in a few lines why a checkpoint does not fit an architecture."""
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
+from ..architectures.meta_init import on_meta
+from ..architectures.registry import classifier_layers, create_model
 from ..errors import CheckpointError, quoted
-from .families import Family
-
-HEADS = ("head", "head.fc", "fc", "classifier")
-"""Names of classifiers, in our architectures and timm's."""
+from .families import Family, shown_args
 
 _SHOWN = 3
 _MAX_KEY = 120
@@ -58,19 +59,19 @@ class Misfit:
         )
         return misfit if misfit.missing or misfit.unexpected or misfit.reshaped else None
 
-    def error(self, source: str, arch: str, family: Family) -> CheckpointError:
-        """An error whose message is one line; its details have a few more."""
+    def error(self, source: str, arch: str, family: Family, hint: str) -> CheckpointError:
+        """An error whose message is one line that ends in the hint; its details have a few more."""
         problems = [f"first missing {self.missing[0]}"] if self.missing else []
         problems += [f"first unexpected {quoted(self.unexpected[0])}"] if self.unexpected else []
         problems += [f"first of another shape {self.reshaped[0]}"] if self.reshaped else []
         message = (
             f"{source}: {self._verdict(arch, family)}; {self.expected} keys expected, {self.found} found, "
-            f"{self.common} in common; {'; '.join(problems)}"
+            f"{self.common} in common; {'; '.join(problems)}{hint}"
         )
         return CheckpointError(message, self._details(arch, family))
 
     def _verdict(self, arch: str, family: Family) -> str:
-        if self.common and not (self.unexpected or self.reshaped):
+        if self.common and not (self.unexpected or self.reshaped or family.name == "vitdet"):
             return f"a part of {arch}: what it holds fits, the rest is missing"
         if family.fits(arch):
             return f"does not fit {arch}, though it looks like it"
@@ -90,11 +91,35 @@ class Misfit:
         heads = sorted({key.partition(".")[0] for key in self.unexpected if _EXTRA_HEAD.match(key)})
         if heads:
             lines.append(f"it has a further head, {', '.join(heads)}, which {arch} has not")
-        if self.missing and all(key.startswith(tuple(f"{head}." for head in HEADS)) for key in self.missing):
+        classifier = tuple(f"{layer}." for layer in classifier_layers(arch))
+        if self.missing and all(key.startswith(classifier) for key in self.missing):
             lines.append("the checkpoint has no classifier: it was trained without one, or saved without it")
-        if any(line.startswith("pos_embed ") for line in self.reshaped):
-            lines.append("its images were of another size: give img_size in the arguments of the architecture")
         return tuple(lines)
+
+
+def arguments_hint(arch: str, state: Mapping[str, Tensor], arch_args: Mapping[str, Any]) -> str:
+    """A hint at the arguments with which the architecture has the tensors, which was tried; "" where none are known.
+
+    Args:
+        arch_args: the arguments that it was built with, num_classes included.
+    """
+    shapes = {key: tensor.shape for key, tensor in state.items()}
+
+    def fits(args: Mapping[str, Any]) -> bool:
+        try:
+            with on_meta():
+                model = create_model(arch, **{**arch_args, **args})
+        except ValueError:  # not an argument of this architecture
+            return False
+        return {key: tensor.shape for key, tensor in model.state_dict().items()} == shapes
+
+    args = shown_args(state)
+    if not args or not fits(args):
+        return ""
+    for name in list(args):
+        fewer = {other: value for other, value in args.items() if other != name}
+        args = fewer if fits(fewer) else args
+    return f"; it fits with --arch-args '{json.dumps(args)}'"
 
 
 def classes_hint(classes: int) -> str:

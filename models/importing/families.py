@@ -1,5 +1,6 @@
 """Recognises the model family of a state dict by its keys and a few shapes."""
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -79,7 +80,8 @@ def _t2t_key(key: str) -> str:
 
 
 def detect_family(state: Mapping[str, Tensor]) -> Family:
-    """Recognise a state dict that is unwrapped, without prefixes and under original keys."""
+    """Recognise a state dict that is unwrapped and without prefixes."""
+    state, _ = original_keys(state)
     for detect in (_vitae, _t2t, _mixer, _vitdet, _vit):
         family = detect(state)
         if family is not None:
@@ -111,7 +113,8 @@ def _t2t(state: Mapping[str, Tensor]) -> Family | None:
     size = _T2T.get((_width(state, "blocks.0.attn.proj.weight") or 0, _depth(state)))
     kind = "t_" if "tokens_to_token.attention1.attn.qkv.weight" in state else ""
     name = f"t2t_vit_{kind}{size}" if size else None
-    return Family("t2t_vit", name or f"a T2T-ViT of depth {_depth(state)}", _built(name))
+    found = _built(name)
+    return Family("t2t_vit", found[0] if found else f"a T2T-ViT of depth {_depth(state)}", found)
 
 
 def _mixer(state: Mapping[str, Tensor]) -> Family | None:
@@ -119,16 +122,16 @@ def _mixer(state: Mapping[str, Tensor]) -> Family | None:
         return None
     width, patch = _width(state, "blocks.0.norm1.weight"), _patch(state, "stem.proj.weight")
     size = _MIXER.get((width or 0, _depth(state)))
-    name = f"{size}{patch}_224" if size else None
+    found = _built(f"{size}{patch}_224" if size else None)
     preprocess = {**IMAGENET_PREPROCESS, "crop_pct": 0.875} if _is_flys(state) else {}
-    return Family(
-        "mixer", name or f"an MLP-Mixer of depth {_depth(state)}", _built(name), preprocess=preprocess if name else {}
-    )
+    looks_like = found[0] if found else f"an MLP-Mixer of depth {_depth(state)}, patch {patch}"
+    return Family("mixer", looks_like, found, preprocess=preprocess if found else {})
 
 
 def _vitdet(state: Mapping[str, Tensor]) -> Family | None:
     """Detection and pose models: `blocks.*` with relative positions or a convolution branch, or a whole detector."""
-    signs = (r"(backbone|neck|roi_head|keypoint_head|decode_head)\.", r"blocks\.\d+\.(attn\.rel_pos_|PCM\.)")
+    parts = r"(\w+\.)*(neck|fpn|rpn\w*|(roi|bbox|mask|keypoint|decode|auxiliary)_heads?|\w*simfp_\d+|bbox_embed)\."
+    signs = (parts, r"(\w+\.)*blocks\.\d+\.(attn\.rel_pos_|PCM\.)")
     sign = next((key for key in state if any(re.match(pattern, key) for pattern in signs)), None)
     return Family("vitdet", f"a detection, segmentation or pose model (it has {sign!r})") if sign else None
 
@@ -142,18 +145,19 @@ def _vit(state: Mapping[str, Tensor]) -> Family | None:
     name = "vit" if "vit" in prefixes else "deit"
     args = _attention_args(state)
     if (width, depth) == (768, 8):
-        own = f"vit_small_patch{patch}_{image}"
-        looks_like = f"{own} as it was in timm until 2021 and is in HazyResearch/fly: 768 wide, 8 deep"
-        return Family("vit", looks_like, _built_by_timm(own), {**_OLD_SMALL, **args}, IMAGENET_PREPROCESS)
+        found = _built_by_timm(f"vit_small_patch{patch}_{image}")
+        looks_like = f"{found[0] if found else 'a ViT'} as it was in timm until 2021 and is in HazyResearch/fly"
+        return Family("vit", f"{looks_like}: 768 wide, 8 deep", found, {**_OLD_SMALL, **args}, IMAGENET_PREPROCESS)
     size = _VIT.get((width, depth))
-    if size is None:
-        return Family(name, f"a ViT of width {width}, depth {depth}, patch {patch}, image {image}")
     distilled = "_distilled" if "dist_token" in state else ""
-    names = [f"{prefix}_{size}{distilled}_patch{patch}_{image}" for prefix in prefixes]
-    found = _built_by_timm(*names)
-    if _is_flys(state):
-        return Family(name, names[0], found, args, {**IMAGENET_PREPROCESS, "size": image})
-    return Family(name, " or ".join(found or names), found, args)
+    stems = [f"{prefix}_{size}{distilled}_patch{patch}_" for prefix in prefixes]
+    found = () if "reg_token" in state else _built_by_timm(*(f"{stem}{image}" for stem in stems))
+    near = next((name for stem in stems for name in list_models() if re.fullmatch(rf"{stem}\d+", name)), None)
+    looks_like = f"a ViT of width {width}, depth {depth}, patch {patch}, image {image}"
+    if near is not None:
+        looks_like = f"{near} with --arch-args '{json.dumps(shown_args(state))}'"
+    preprocess = {**IMAGENET_PREPROCESS, "size": image} if _is_flys(state) else {}
+    return Family(name, " or ".join(found) or looks_like, found, args, preprocess)
 
 
 def _attention_args(state: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -186,12 +190,30 @@ def _built_by_timm(*names: str) -> tuple[str, ...]:
     return tuple(name for name in names if has_timm_model(name))
 
 
+def shown_args(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Arguments of a ViT that its tensors show: image size, register tokens, what of its tokens have positions."""
+    position, registers = state.get("pos_embed"), state.get("reg_token")
+    size = _image_size(state)
+    if position is None or not size:
+        return {}
+    grid = (size // _patch(state, "patch_embed.proj.weight")) ** 2
+    return {
+        "img_size": size,
+        **({"reg_tokens": registers.shape[1]} if registers is not None and registers.dim() == 3 else {}),
+        **({"no_embed_class": True} if position.shape[1] == grid and "cls_token" in state else {}),
+        **({"global_pool": "avg"} if "fc_norm.weight" in state else {}),
+    }
+
+
 def _image_size(state: Mapping[str, Tensor]) -> int:
     position, patch = state.get("pos_embed"), _patch(state, "patch_embed.proj.weight")
     if position is None or position.dim() != 3:
         return 0
     tokens = position.shape[1]
-    for extra in (1, 2, 0):  # class token, distillation token, neither
+    registers = state.get("reg_token")
+    first = int("cls_token" in state) + int("dist_token" in state)
+    first += registers.shape[1] if registers is not None and registers.dim() == 3 else 0
+    for extra in (first, 0):  # tokens before those of the image, which need not have positions
         side = math.isqrt(max(tokens - extra, 0))
         if side and side * side == tokens - extra:
             return side * patch

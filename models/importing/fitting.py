@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from ..architectures.meta_init import built_on_meta, on_meta
-from ..architectures.registry import create_model, is_model
+from ..architectures.registry import classifier_layers, create_model, is_model, square
 from ..errors import CheckpointError
 from ..layers.layer_spec import LayerSpec, replace_linears
-from .diagnosis import HEADS, Misfit, classes_hint
-from .families import Family, detect_family, original_keys
+from .diagnosis import Misfit, arguments_hint, classes_hint
+from .families import Family, detect_family
 from .foreign_layers import LAYOUT, native_layers
 from .layer_specs import layer_specs_in, spec_notes
+from .renaming import UNUSED, behind, best_prefix, model_state
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,24 @@ def fit_checkpoint(
         CheckpointError: keys or shapes that do not fit; `details` says more.
         ValueError: an unknown architecture or bad arguments.
     """
-    state, notes = original_keys(state)
-    family = detect_family(state)
-    if arch is None and (arch := _named_candidate(family, named)) is not None:
-        notes.append(f"took the architecture that the file names, {arch}")
-    arch = arch or _only_candidate(source, family)
     if "num_classes" in arch_args:
         raise ValueError("arch_args: num_classes is an argument of its own")
+    looks = detect_family(state)
+    notes = []
+    if arch is None:
+        prefix = best_prefix(source, state, lambda part: bool(detect_family(part).candidates))
+        looks = detect_family(behind(state, prefix)) if prefix else looks
+        if (arch := _named_candidate(looks, named)) is not None:
+            notes.append(f"took the architecture that the file names, {arch}")
+        arch = arch or _only_candidate(source, looks)
+    arch_args = square(arch, arch_args)
+    with on_meta():
+        dense = create_model(arch, **{**(looks.arch_args if looks.fits(arch) else {}), **arch_args})
+    state, renamed, prefix = model_state(source, arch, dense, state)
+    source = f"{source} (keys behind {prefix})" if prefix else source
+    family = detect_family(state)
     arch_args = {**(family.arch_args if family.fits(arch) else {}), **arch_args}
-    classes = _classes(source, state, num_classes)
+    classes = _classes(source, arch, state, num_classes)
     model = built_on_meta(lambda: create_model(arch, num_classes=classes, **arch_args))
     state, converted = native_layers(source, model, state)
     specs = layer_specs_in(source, model, state)
@@ -73,13 +83,14 @@ def fit_checkpoint(
     state, tolerated = _tolerate(model, state)
     misfit = Misfit.of(model.state_dict(), state, own_keys)
     if misfit is not None:
-        raise misfit.error(source, arch, family)
+        hint = arguments_hint(arch, state, {"num_classes": classes, **arch_args})
+        raise misfit.error(source, arch, looks if looks.name == "vitdet" else family, hint)
     state, dtypes = _as_expected(source, model, state)
     model.load_state_dict(state, strict=True, assign=True)
     preprocess = family.preprocess if arch in family.candidates else {}
     if preprocess:
         notes.append("images are prepared as HazyResearch/fly does, with the mean and deviation of ImageNet")
-    notes += [*converted, *tolerated, *dtypes, *spec_notes(specs)]
+    notes += [*renamed, *converted, *tolerated, *dtypes, *spec_notes(specs)]
     return Fitted(model.eval(), arch, {"num_classes": classes, **arch_args}, specs, preprocess, tuple(notes))
 
 
@@ -101,9 +112,9 @@ def _only_candidate(source: str, family: Family) -> str:
     raise CheckpointError(f"{source}: architecture not recognised: it looks like {family.looks_like}; name one")
 
 
-def _classes(source: str, state: Mapping[str, Tensor], wanted: int | None) -> int:
+def _classes(source: str, arch: str, state: Mapping[str, Tensor], wanted: int | None) -> int:
     """Classes of the checkpoint's classifier; without a classifier, `wanted` or 1000."""
-    tensors = (state.get(f"{head}.{part}") for head in HEADS for part in ("bias", "weight"))
+    tensors = (state.get(f"{head}.{part}") for head in classifier_layers(arch) for part in ("bias", "weight"))
     found = next((int(tensor.shape[0]) for tensor in tensors if tensor is not None and tensor.dim()), None)
     if wanted is not None and found is not None and found != wanted:
         raise CheckpointError(
@@ -113,17 +124,17 @@ def _classes(source: str, state: Mapping[str, Tensor], wanted: int | None) -> in
 
 
 def _tolerate(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Leave out or fill in integer buffers, which hold no weights."""
+    """Leave out tensors that no answer depends on, and fill in such integer buffers."""
     expected = model.state_dict()
     result, notes = dict(state), []
-    ignored = [key for key in state if key not in expected and key.endswith(_IGNORED)]
+    ignored = [key for key in state if key not in expected and key.endswith((*UNUSED, LAYOUT))]
     for key in ignored:
         del result[key]
     filled = [key for key in expected if key not in state and key.endswith(_FILLED)]
     for key in filled:
         result[key] = torch.zeros(expected[key].shape, dtype=expected[key].dtype, device="cpu")
     if ignored:
-        notes.append(f"left out {len(ignored)} integer buffers without weights, such as {ignored[0]}")
+        notes.append(f"left out {len(ignored)} tensors that no answer depends on, such as {ignored[0]}")
     if filled:
         notes.append(f"filled in {len(filled)} integer buffers that the checkpoint has not")
     return result, notes
@@ -131,8 +142,6 @@ def _tolerate(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, 
 
 _FILLED = ("num_batches_tracked", "relative_position_index")
 """Batch counters, and ViTAEv2's indices of relative positions, which the model does not use."""
-
-_IGNORED = (*_FILLED, "n_averaged", LAYOUT)
 
 
 def _as_expected(source: str, model: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:

@@ -5,6 +5,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, quoted
@@ -46,9 +47,19 @@ def unwrap(path: Path, document: Any) -> tuple[Mapping[Any, Any], str]:
     raise CheckpointError(f"{path}: no weights found: it holds {keys}; expected {', '.join(WRAPPERS)} or tensors")
 
 
-def tensors_of(weights: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """The tensors of a state dict by key; its other members are no weights."""
-    return {key: value for key, value in weights.items() if isinstance(key, str) and isinstance(value, Tensor)}
+def tensors_of(path: Path, weights: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """The tensors of a state dict by key; its other members are no weights.
+
+    Raises:
+        CheckpointError: a tensor is sparse, quantised, complex or without values.
+    """
+    tensors = {key: value for key, value in weights.items() if isinstance(key, str) and isinstance(value, Tensor)}
+    for key, tensor in tensors.items():
+        kinds = {"sparse": tensor.layout != torch.strided, "quantized": tensor.is_quantized, "nested": tensor.is_nested}
+        kinds |= {"complex": tensor.is_complex(), "without values (meta)": tensor.is_meta}
+        if kind := next((kind for kind, holds in kinds.items() if holds), None):
+            raise CheckpointError(f"{path}: {quoted(key)} is {kind}: weights must be plain tensors (save them dense)")
+    return tensors
 
 
 def strip_prefixes(path: Path, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:

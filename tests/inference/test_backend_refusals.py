@@ -130,7 +130,9 @@ def test_what_fails_for_one_backend_is_not_tried_again_for_the_next(
 def test_what_torch_alone_computes(
     name: Backend, device: str, dtype: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "kernels_refusal", lambda: "the CPU kernels are not built: make kernels")
+    monkeypatch.setattr(
+        backend, "kernels_refusal", lambda: "the CPU kernels are not built: python -m milkweed.kernels.cpu.build"
+    )
     with pytest.raises(BackendError, match=f"^backend {name}: {words}"):
         find_candidates(name, dtype, DEVICES[device])
     found, refused = find_candidates("auto", dtype, DEVICES[device])

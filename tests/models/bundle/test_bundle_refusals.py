@@ -207,7 +207,7 @@ def test_no_value_of_a_config_is_anything_but_taken_or_refused(tiny_bundle: Path
         (lambda d: d.update(arch_args=[]), "arch_args [] must be an object"),
         (lambda d: d["arch_args"].update(num_classes=6), "5 labels, the model has 6 classes"),
         (lambda d: d["arch_args"].update(checkpoint_path="x"), "takes no argument 'checkpoint_path'"),
-        (lambda d: d["arch_args"].update(depths=[0, 10**6]), "must be between 0 and 256"),
+        (lambda d: d["arch_args"].update(depths=[0, 10**6]), "must be a whole number between 0 and 256"),
         (lambda d: d["arch_args"].update(num_heads=[0, 0]), "cannot build 'vitae_basic'"),
         (lambda d: d["arch_args"].update(depths=[0, 3]), "is missing"),
         (lambda d: d.update(structure={"head": {"kind": "lowrank"}}), "structure: layer 'head': "),

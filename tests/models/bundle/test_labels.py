@@ -49,7 +49,8 @@ def test_label_files_without_ids_use_the_index(tmp_path: Path, name: str, text: 
         ("x.tsv", "", "0 labels"),
         ("x.txt", "", "no labels"),
         ("x.txt", "a\n\nb\n", "line 2: label must be 1 to 1000 characters, not ''"),
-        ("x.json", "{}", "labels must be a list"),
+        ("x.json", "{}", "0 labels, but none for index 0"),
+        ("x.json", "[]", "labels must be a list"),
         ("x.json", "[", "not JSON"),
         ("x.json", '[{"id": "a"}]', "entry 0 must be"),
         ("x.json", '["' + "x" * 1001 + '"]', "1 to 1000 characters"),
@@ -75,3 +76,83 @@ def test_default_labels_round_trip() -> None:
     labels = default_labels(18)
     assert labels[17] == Label("17", "class 17")
     assert parse_labels(json.loads(json.dumps(labels_document(labels)))) == labels
+
+
+IDS = (Label("n01440764", "tench"), Label("n01443537", "shark, great white"))
+PLAIN = (Label("0", "tench"), Label("1", "shark, great white"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "labels"),
+    [
+        ("x.json", '{"0": ["n01440764", "tench"], "1": ["n01443537", "shark, great white"]}', IDS),  # Keras, TorchServe
+        ("x.json", '{"1": "shark, great white", "0": "tench"}', PLAIN),
+        ("x.json", '{"tench": 0, "shark, great white": 1}', PLAIN),
+        ("x.json", '\ufeff{"id2label": {"0": "tench", "1": "shark, great white"}, "model_type": "vit"}', PLAIN),
+        ("x.json", '{"label2id": {"shark, great white": 1, "tench": 0}, "layers": [1]}', PLAIN),
+        ("x.txt", "{0: 'tench',\n 1: 'shark, great white'}\n", PLAIN),
+        ("x.txt", '["tench", "shark, great white"]', PLAIN),
+        ("x.csv", '0,tench\r\n1,"shark, great white"\r\n', PLAIN),
+        ("x.csv", 'label,index\n"shark, great white",1\ntench,0\n', PLAIN),
+        ("x.csv", 'Class_ID,class_name\n0,tench\n1,"shark, great white"\n', PLAIN),
+        ("x.csv", "nummer;name\n1;shark, great white\n0;tench\n", PLAIN),
+        ("x.csv", 'label\ntench\n"shark, great white"\n', PLAIN),
+        ("x.csv", 'n01440764,tench\nn01443537,"shark, great white"\n', IDS),
+        ("x.tsv", "index\tid\tlabel\n1\tn01443537\tshark, great white\n0\tn01440764\ttench\n", IDS),
+        ("x.txt", "0 tench\n1 shark, great white\n", PLAIN),
+        ("x.txt", "1: shark, great white\n0: tench\n", PLAIN),
+        ("x.txt", "n01440764 tench\nn01443537 shark, great white\n", IDS),  # synset_words.txt
+        ("x.txt", "0\tn01440764\ttench\n1\tn01443537\tshark, great white", IDS),
+        ("x.names", "tench\r\nshark, great white\r\n", PLAIN),
+        ("x.txt", "n01440764\nn01443537", tuple(Label(label.id, label.id) for label in IDS)),
+    ],
+)
+def test_label_files_of_other_programs_are_read(
+    tmp_path: Path, name: str, text: str, labels: tuple[Label, ...]
+) -> None:
+    assert read_labels(written(tmp_path, name, text)) == labels
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["great white shark, man-eater", "jack-o'-lantern", "potter's wheel", "\u00dcberm\u00fctiger Kr\u00e4he"],
+        ["class 0", "class 1", "class 2"],
+        ["7 up", "coca-cola", "12 monkeys"],
+        ["0", "1", "2"],
+        ["1st class", "2nd class"],
+        ["rock 'n'", "O'Hara's", "a: b, c"],
+        ["T-shirt/top", "C++", "C#", "(other)"],
+    ],
+)
+def test_lines_that_look_odd_are_labels(tmp_path: Path, lines: list[str]) -> None:
+    labels = read_labels(written(tmp_path, "x.txt", "\n".join(lines)))
+    assert labels == tuple(Label(str(index), line) for index, line in enumerate(lines))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.json", '{"0": "a", "2": "b"}', "2 labels, but none for index 1"),
+        ("x.json", '{"1": "a", "2": "b"}', "2 labels, but none for index 0"),
+        ("x.json", '{"a": 0, "b": 0}', "index 0 appears twice"),
+        ("x.json", '{"0": "a", "0": "b"}', "key '0' appears twice"),
+        ("x.json", '{"n01440764": "tench"}', "labels are expected by index, 'n01440764' is none"),
+        ("x.json", '{"0": ["a", "b", "c"]}', "label must be 1 to 1000 characters"),
+        ("x.txt", "{0: 'a', 0: 'b'}", "a key of the Python dict appears twice"),
+        ("x.txt", "{0: open('/etc/passwd')}", "begins as JSON or as a Python dict, and is neither"),
+        ("x.txt", "1 a\n2 b", "2 labels, but none for index 0"),
+        ("x.txt", "0: 'a',\n1: 'b',", "line 1 is of another format, no label"),
+        ("x.txt", '"a",\n"b",', "line 1 is of another format, no label"),
+        ("x.txt", "names:\n  0: a", "line 1 is of another format, no label"),
+        ("x.txt", "- a\n- b", "line 1 is of another format, no label"),
+        ("x.txt", "item {\n  id: 1\n}", "line 1 is of another format, no label"),
+        ("x.txt", "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 3", "a Git LFS pointer"),
+        ("x.yaml", "names: [a, b]", ".yaml is not read"),
+        ("x.csv", "0,a\n1,b,c", "line 2 must be index, id and label"),
+        ("x.csv", "0,a,b,c\n1,d,e,f", "line 1 must be index, id and label"),
+        ("x.csv", '0,"a\n1,b', "not CSV"),
+    ],
+)
+def test_other_formats_are_never_labels(tmp_path: Path, name: str, text: str, message: str) -> None:
+    test_wrong_files_are_refused_by_line(tmp_path, name, text, message)

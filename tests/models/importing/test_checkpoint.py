@@ -97,12 +97,18 @@ def test_a_whole_pickled_model_and_a_plain_pickle_are_refused(tmp_path: Path) ->
     assert not (tmp_path / "pwned").exists()
 
 
-def test_missing_files_and_other_formats_are_refused(tmp_path: Path) -> None:
+def test_missing_files_and_other_formats_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(tmp_path / "nowhere.pth", "no such file")
-    refuse(tmp_path / "deit_tiny", "no such file; the weights that timm publishes are fetched as timm:deit_tiny")
+    monkeypatch.chdir(tmp_path)
+    name = "deit_tiny_patch16_224"
+    refuse(Path(name), f"no such file; the weights that timm publishes are fetched as timm:{name}")
+    with pytest.raises(CheckpointError, match=r"deit_tiny: no such file$"):
+        read_checkpoint("deit_tiny")
     refuse(tmp_path, "a folder with none of model.safetensors, model.safetensors.index.json, pytorch_model.bin, ")
     (tmp_path / "x.pth").write_bytes(b"<html>quota exceeded</html>")
-    refuse(tmp_path / "x.pth", "not a checkpoint: neither a torch file nor safetensors (begins with b'<html>qu')")
+    refuse(tmp_path / "x.pth", "an HTML page, not the file")
+    (tmp_path / "t.pth").write_bytes(b"some text")
+    refuse(tmp_path / "t.pth", "not a checkpoint: neither a torch file nor safetensors (begins with b'some tex')")
     (tmp_path / "e.pth").write_bytes(b"")
     refuse(tmp_path / "e.pth", "not a checkpoint")
     with zipfile.ZipFile(tmp_path / "z.pth", "w") as archive:
