@@ -23,17 +23,14 @@ class ExportError(ValueError):
     """A model cannot be exported, or the exported model cannot run or computes something else."""
 
 
-_STAND_INS = (
-    (b"version https://git-lfs", "a Git LFS pointer, not the file: git lfs pull fetches it"),
-    (b"/annex/objects/", "a git-annex pointer, not the file: git annex get fetches it"),
-    (b"<!DOCTYPE html", "an HTML page, not the file: the download went wrong"),
-    (b"<html", "an HTML page, not the file: the download went wrong"),
-)
-
-
 def stand_in(head: bytes) -> str | None:
     """What lies in the place of a file that was not fetched, by its first bytes; None where it may be the file."""
-    return next((what for magic, what in _STAND_INS if head[:64].lower().startswith(magic.lower())), None)
+    if head.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer, not the file: git lfs pull fetches it"
+    if head.startswith(b"/annex/objects/"):
+        return "a git-annex pointer, not the file: git annex get fetches it"
+    html = head[:14].lower().startswith((b"<!doctype html", b"<html"))
+    return "an HTML page, not the file: the download went wrong" if html else None
 
 
 def quoted(value: object, limit: int = 80) -> str:

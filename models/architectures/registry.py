@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -14,13 +14,11 @@ from .arch_args import check_arch_args
 from .t2t_vit import T2T_VARIANTS, T2TViT
 from .timm_models import (
     ARCH_ARGS,
-    LEFT_OUT,
     create_timm_model,
     has_timm_model,
     is_left_out,
     list_timm_models,
     timm_classifier,
-    timm_key_filter,
     timm_preprocess,
 )
 from .token_blocks import apply_token_plan
@@ -122,11 +120,6 @@ def own_architectures() -> list[str]:
     return list(_OWN)
 
 
-def key_filter(arch: str) -> Callable[[dict[str, Any], nn.Module], dict[str, Any]] | None:
-    """The conversion of keys of an architecture's original code to ours, where timm has one."""
-    return None if arch in _OWN else timm_key_filter(arch)
-
-
 def classifier_layers(arch: str) -> tuple[str, ...]:
     """Names of the layers whose outputs are the logits; several where heads are averaged.
 
@@ -157,8 +150,10 @@ def _create_own(arch: str, num_classes: int, arch_args: dict[str, Any]) -> nn.Mo
 def _check_known(arch: str) -> None:
     if is_model(arch):
         return
-    if is_left_out(arch):
-        raise ValueError(f"architecture {quoted(arch)} of timm is not supported: {LEFT_OUT}; see `milkweed models`")
     near = difflib.get_close_matches(arch.lower(), list_models(), n=3)
     hint = f"did you mean {', '.join(near)}?" if near else "see `milkweed models` for the names"
+    if is_left_out(arch.partition(".")[0]):
+        hint = (
+            "timm has it, but without linear layers that could be replaced outside its classifier: it is not supported"
+        )
     raise ValueError(f"unknown architecture {quoted(arch)}: {hint}")

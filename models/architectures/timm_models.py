@@ -107,14 +107,9 @@ def has_timm_model(arch: str) -> bool:
     return _published(arch) is not None if "." in arch else bool(_timm().models.is_model(arch))
 
 
-LEFT_OUT = "it has no linear layers outside its classifier, or none that could be replaced"
-"""Why most names of timm are not recorded; the record counts all reasons."""
-
-
 def is_left_out(arch: str) -> bool:
-    """Whether timm has a model of that name, with a tag or without, that is not recorded."""
-    name = arch.partition(".")[0]
-    return name not in recorded_timm_models() and bool(_timm().models.is_model(name))
+    """Whether timm has a model of that name that is not recorded."""
+    return arch not in recorded_timm_models() and bool(_timm().models.is_model(arch))
 
 
 def create_timm_model(arch: str, num_classes: int, arch_args: dict[str, Any]) -> nn.Module:
@@ -152,15 +147,13 @@ def timm_classifier(arch: str) -> tuple[str, ...]:
 
 
 def timm_key_filter(arch: str) -> Callable[[dict[str, Any], nn.Module], dict[str, Any]] | None:
-    """timm's own conversion of the keys of an architecture's original code; None where it has none.
-
-    It takes the tensors by key and a model, which may be on the meta device, and may raise anything.
-    """
+    """timm's conversion of the keys of an architecture's original code, which may raise anything; None without one."""
+    if not has_timm_model(arch):
+        return None
     module = sys.modules[_timm().models.model_entrypoint(arch.partition(".")[0]).__module__]
     convert = getattr(module, "checkpoint_filter_fn", None)
-    if convert is not None and "adapt_layer_scale" in inspect.signature(convert).parameters:
-        return partial(convert, adapt_layer_scale=True)
-    return convert
+    scales = convert is not None and "adapt_layer_scale" in inspect.signature(convert).parameters
+    return partial(convert, adapt_layer_scale=True) if scales else convert
 
 
 def timm_weights_repository(arch: str) -> str | None:

@@ -73,7 +73,7 @@ class Misfit:
     def _verdict(self, arch: str, family: Family) -> str:
         if self.common and not (self.unexpected or self.reshaped or family.name == "vitdet"):
             return f"a part of {arch}: what it holds fits, the rest is missing"
-        if family.fits(arch):
+        if family.fits(arch) or (family.name != "vitdet" and not family.candidates and 2 * self.common > self.expected):
             return f"does not fit {arch}, though it looks like it"
         return f"this looks like {family.looks_like}; you asked for {arch}"
 

@@ -131,7 +131,7 @@ def _mixer(state: Mapping[str, Tensor]) -> Family | None:
 def _vitdet(state: Mapping[str, Tensor]) -> Family | None:
     """Detection and pose models: `blocks.*` with relative positions or a convolution branch, or a whole detector."""
     parts = r"(\w+\.)*(neck|fpn|rpn\w*|(roi|bbox|mask|keypoint|decode|auxiliary)_heads?|\w*simfp_\d+|bbox_embed)\."
-    signs = (parts, r"(\w+\.)*blocks\.\d+\.(attn\.rel_pos_|PCM\.)")
+    signs = (parts, r"(backbone\.)?blocks\.\d+\.(attn\.rel_pos_|PCM\.)")
     sign = next((key for key in state if any(re.match(pattern, key) for pattern in signs)), None)
     return Family("vitdet", f"a detection, segmentation or pose model (it has {sign!r})") if sign else None
 
@@ -154,8 +154,8 @@ def _vit(state: Mapping[str, Tensor]) -> Family | None:
     found = () if "reg_token" in state else _built_by_timm(*(f"{stem}{image}" for stem in stems))
     near = next((name for stem in stems for name in list_models() if re.fullmatch(rf"{stem}\d+", name)), None)
     looks_like = f"a ViT of width {width}, depth {depth}, patch {patch}, image {image}"
-    if near is not None:
-        looks_like = f"{near} with --arch-args '{json.dumps(shown_args(state))}'"
+    if near is not None and (shown := shown_args(state)):
+        looks_like = f"{near} with --arch-args '{json.dumps(shown)}'"
     preprocess = {**IMAGENET_PREPROCESS, "size": image} if _is_flys(state) else {}
     return Family(name, " or ".join(found) or looks_like, found, args, preprocess)
 

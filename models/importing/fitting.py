@@ -84,7 +84,10 @@ def fit_checkpoint(
     misfit = Misfit.of(model.state_dict(), state, own_keys)
     if misfit is not None:
         hint = arguments_hint(arch, state, {"num_classes": classes, **arch_args})
-        raise misfit.error(source, arch, looks if looks.name == "vitdet" else family, hint)
+        shown = looks if looks.name == "vitdet" else family
+        if detect_family(model.state_dict()).name == "vitdet":  # relative positions are this architecture's own
+            shown = Family("unknown", "another model")
+        raise misfit.error(source, arch, shown, hint)
     state, dtypes = _as_expected(source, model, state)
     model.load_state_dict(state, strict=True, assign=True)
     preprocess = family.preprocess if arch in family.candidates else {}

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from torch import Tensor, nn
 
-from ..architectures.registry import key_filter
+from ..architectures.timm_models import timm_key_filter
 from ..errors import CheckpointError, quoted
 from .families import original_keys
 
@@ -74,7 +74,7 @@ def model_state(source: str, arch: str, model: nn.Module, state: Mapping[str, Te
 def _renamed(arch: str, model: nn.Module, state: State) -> tuple[State, list[str]]:
     """The state under the keys of the model, as far as fly's or timm's conversion of an original code makes them so."""
     own, notes = original_keys(state)
-    convert, expected = key_filter(arch), model.state_dict()
+    convert, expected = timm_key_filter(arch), model.state_dict()
     if convert is None or not _strays(own, expected):
         return own, notes
     try:

@@ -48,17 +48,12 @@ def unwrap(path: Path, document: Any) -> tuple[Mapping[Any, Any], str]:
 
 
 def tensors_of(path: Path, weights: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """The tensors of a state dict by key; its other members are no weights.
-
-    Raises:
-        CheckpointError: a tensor is sparse, quantised, complex or without values.
-    """
+    """The tensors of a state dict by key; its other members are no weights. CheckpointError where one is not plain."""
     tensors = {key: value for key, value in weights.items() if isinstance(key, str) and isinstance(value, Tensor)}
-    for key, tensor in tensors.items():
-        kinds = {"sparse": tensor.layout != torch.strided, "quantized": tensor.is_quantized, "nested": tensor.is_nested}
-        kinds |= {"complex": tensor.is_complex(), "without values (meta)": tensor.is_meta}
-        if kind := next((kind for kind, holds in kinds.items() if holds), None):
-            raise CheckpointError(f"{path}: {quoted(key)} is {kind}: weights must be plain tensors (save them dense)")
+    for key, each in tensors.items():
+        if each.layout != torch.strided or each.is_quantized or each.is_nested or each.is_complex() or each.is_meta:
+            kind = f"{each.layout}, {each.dtype} on {each.device}".replace("torch.", "")
+            raise CheckpointError(f"{path}: {quoted(key)} is {kind}: weights must be dense, real and have values")
     return tensors
 
 

@@ -149,6 +149,23 @@ def test_a_missing_demo_model_is_named(refused: Refused, tmp_path: Path, monkeyp
     assert refused("serve") == refused("inspect") == refused("classify", "a.png") == want
 
 
+def test_demo_is_the_demo_model_where_nothing_here_has_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert bundles.bundle_path("demo") == bundles.demo_bundle()
+    assert bundles.named_bundles(["demo", "x=demo"]) == {"demo": bundles.demo_bundle(), "x": bundles.demo_bundle()}
+    assert bundles.bundle_path("./demo") == Path("demo")
+    (tmp_path / "demo").mkdir()
+    assert bundles.bundle_path("demo") == Path("demo")
+
+
+def test_evaluate_and_inspect_take_demo(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refused("evaluate", "demo", "nowhere") == "DATA nowhere: no such folder"
+    assert main(["inspect", "demo"]) == 0
+
+
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
@@ -196,6 +213,12 @@ def test_debug_may_stand_anywhere(monkeypatch: pytest.MonkeyPatch, capfd: pytest
         (CommandError("two\nlines", 2), "two lines", 2),
         (FileNotFoundError(2, "No such file", "x.json"), "x.json: No such file", 1),
         (BundleError("bundle x: bad"), "bundle x: bad", 1),
+        (
+            FileNotFoundError(2, "No usable temporary directory found in ['/tmp', '/']"),
+            "No usable temporary directory found in ['/tmp', '/']: PyTorch needs a writable one, as /tmp, or the one "
+            "that TMPDIR names",
+            1,
+        ),
         (CheckpointError("bad", ("more",)), "bad (--debug says more)", 1),
         (ImportError("needs timm"), "needs timm", 1),
         (KeyError("k"), "internal error, KeyError: 'k' (--debug shows the traceback)", 1),

@@ -3,6 +3,7 @@
 import struct
 import time
 import zlib
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -10,6 +11,7 @@ from PIL import Image
 from milkweed.loaders import CODES, FORMATS, InputError, Limits, validate
 from milkweed.loaders.headers.exif import orientation
 from milkweed.loaders.headers.info import OPT_IN_FORMATS, SANDBOXED
+from milkweed.loaders.headers.sniff import images_among
 
 EVERY = Limits(formats=FORMATS + OPT_IN_FORMATS)
 
@@ -201,3 +203,33 @@ def test_hostile_headers_cost_little(picture, encoded):
             spent.append(time.process_time() - start)
             assert error.code == "undecodable", name
         assert min(spent) < 0.3, f"{name}: {min(spent):.2f} s"
+
+
+def test_a_pointer_in_the_place_of_an_image_is_called_one() -> None:
+    with pytest.raises(
+        InputError, match=r"a Git LFS pointer \(git lfs pull fetches the image\) is not accepted"
+    ) as caught:
+        validate(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d4d\nsize 22883204\n")
+    assert caught.value.code == "unsupported_format"
+
+
+def test_images_are_told_by_name_or_first_bytes_and_others_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("0a1b2c", "photo.MPO", "b.jpg"):
+        (tmp_path / name).write_bytes(jpeg_header(8, 8))
+    (tmp_path / "torn.PNG").write_bytes(b"")
+    for name in ("1.HEIC", "2.heic", "notes", "pointer.mpo"):
+        (tmp_path / name).write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    found = images_among(tmp_path.iterdir())
+    assert [path.name for path in found] == ["0a1b2c", "b.jpg", "photo.MPO", "torn.PNG"]
+    (line,) = caplog.messages
+    assert line.startswith("4 files are no images of a format that is read, and left out: 2 .heic, ")
+    assert "1 without a suffix" in line
+    assert "1 .mpo" in line
+
+
+def test_nothing_is_said_where_all_are_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.png").write_bytes(png(8, 8))
+    assert images_among([tmp_path / "a.png"]) == [tmp_path / "a.png"]
+    assert not caplog.messages

@@ -237,3 +237,9 @@ def test_a_symlinked_bundle_loads(tiny_bundle: Path, tmp_path: Path) -> None:
     assert load_bundle(linked)[1].version == read_config(tiny_bundle).version
     shutil.rmtree(tiny_bundle)
     refuse(linked, "config.json: no such file")
+
+
+@pytest.mark.parametrize("name", ["config.json", "labels.json", "model.safetensors"])
+def test_a_pointer_in_the_place_of_a_file_is_called_one(tiny_bundle: Path, name: str) -> None:
+    (tiny_bundle / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d4d\nsize 22883204\n")
+    refuse(tiny_bundle, f"{name}: a Git LFS pointer, not the file: git lfs pull fetches it")

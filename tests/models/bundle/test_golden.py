@@ -105,3 +105,9 @@ def test_bundles_without_golden_answers_load(bundle: Path):
 def test_bad_golden_records_are_refused(bundle: Path, golden: dict[str, object]):
     edit_config(bundle, lambda document: document.update(golden=golden))
     refuse(bundle, "config.json: golden")
+
+
+def test_a_model_that_cannot_compute_its_images_is_one_line() -> None:
+    model = create_model("deit_tiny_patch16_224", num_classes=2, img_size=32, embed_dim=12, depth=1, num_heads=2)
+    with pytest.raises(BundleError, match=r"^the model cannot compute an image of 48 px: [^\n]+$"):
+        golden_record(model, 48)

@@ -156,3 +156,23 @@ def test_facts_are_small_and_can_be_written_as_json(tmp_path: Path) -> None:
     _, info = read_checkpoint(saved(tmp_path / "x.pth", {"state_dict": WEIGHTS, "note": "x" * 9999, **plain, **odd}))
     assert info.facts == {"note": "x" * 200, **plain}
     json.dumps(info.facts, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.eye(3).to_sparse(),
+        torch.zeros(3, dtype=torch.complex64),
+        torch.zeros(3, device="meta"),
+    ],
+)
+def test_a_tensor_that_is_not_plain_is_refused(tmp_path: Path, tensor: Tensor) -> None:
+    refuse(saved(tmp_path / "x.pth", {"a.weight": tensor, "b": torch.zeros(1)}), "'a.weight' is ")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "x.pth", "pytorch_model.bin"])
+def test_a_pointer_in_the_place_of_weights_is_called_one(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d4d\nsize 22883204\n")
+    refuse(tmp_path / name, "a Git LFS pointer, not the file: git lfs pull fetches it")
+    (tmp_path / name).write_text("/annex/objects/SHA256E-s1--4d.pth")
+    refuse(tmp_path / name, "a git-annex pointer")
