@@ -33,7 +33,7 @@ def ask(path: str, lag: float = 0.0, draining: bool = False, started: Callable[[
     )
     said = []
     app = with_probes(lambda environ, start: [b"metrics"], service)
-    body = b"".join(app({"PATH_INFO": path}, lambda status, headers: said.append(status)))
+    body = b"".join(app({"PATH_INFO": path, "REQUEST_METHOD": "GET"}, lambda status, headers: said.append(status)))
     return (said or [""])[0], body
 
 
