@@ -42,6 +42,8 @@ class ParserThreads:
             except asyncio.CancelledError:
                 await asyncio.wait((thread,))  # it still has the body, which the caller's lease counts until we return
                 raise
+            finally:
+                del thread  # its error's frames have this one among them
 
 
 def start_thread(work: Callable[[], T], name: str) -> "asyncio.Future[T]":
@@ -52,20 +54,22 @@ def start_thread(work: Callable[[], T], name: str) -> "asyncio.Future[T]":
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
-
-    def run() -> None:
-        try:
-            tell = partial(future.set_result, work())
-        except BaseException as error:
-            tell = partial(future.set_exception, error)
-        while not loop.is_closed():
-            with contextlib.suppress(MemoryError, RuntimeError):  # or whoever waits would wait for ever
-                loop.call_soon_threadsafe(tell)
-                return
-            time.sleep(0.05)
-
     try:
-        threading.Thread(target=run, name=name, daemon=True).start()
+        threading.Thread(target=_run, args=(work, future, loop), name=name, daemon=True).start()
     except RuntimeError:
         raise ServiceError("overloaded", "the system gives no thread for this", retry_after_seconds=1) from None
     return future
+
+
+def _run(work: Callable[[], T], future: "asyncio.Future[T]", loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        tell = partial(future.set_result, work())
+    except BaseException as error:
+        tell = partial(future.set_exception, error)
+    del work, future  # an error has this frame among its own, in which it would hold itself and what was worked on
+    while not loop.is_closed():
+        with contextlib.suppress(MemoryError, RuntimeError):  # or whoever waits would wait for ever
+            loop.call_soon_threadsafe(tell)
+            break
+        time.sleep(0.05)
+    del tell

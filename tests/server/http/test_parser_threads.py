@@ -1,7 +1,11 @@
 """Work on threads: its end is always heard of, and whoever leaves takes neither place nor bytes from it."""
 
 import asyncio
+import contextlib
+import gc
 import threading
+import weakref
+from functools import partial
 
 import pytest
 
@@ -83,3 +87,26 @@ async def test_who_leaves_a_parser_waits_until_it_has_let_go() -> None:
     assert all(task.cancelled() for task in tasks)
     assert await late == 7
     assert sorted(ran) == list(range(THREADS))
+
+
+async def test_what_was_worked_on_is_gone_with_the_error() -> None:
+    """No cycle keeps a refused body until Python's collector runs."""
+
+    class Body:
+        pass
+
+    def refuse(body: Body) -> None:
+        raise ValueError(f"no {body}")
+
+    body, parsers = Body(), ParserThreads()
+    left = weakref.ref(body)
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            await parsers.run(partial(refuse, body), LARGE)
+        del body
+        async with asyncio.timeout(10):
+            while left() is not None:  # the thread is in its last lines
+                await asyncio.sleep(0.001)
+    finally:
+        gc.enable()
