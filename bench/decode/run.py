@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ...loaders import InputError, Loader, validate
-from ...loaders.decode.turbo import check_jpeg, decode_jpeg
+from ...loaders.decode.turbo import decode_jpeg, sound_jpeg
 from ..machine import machine, quiet_stderr, torch_threads
 from ..turns import Spent, in_turns
 from .methods import MAX_BATCH, REFERENCE, SPEC, Load, dali, made, methods, our_loaders
@@ -41,7 +41,7 @@ KINDS: dict[str, Callable[[np.random.Generator, bytes], bytes]] = {
 
 READS: dict[str, Callable[[bytes], object]] = {
     "decode": lambda body: decode_jpeg(body, validate(body)),
-    "check": lambda body: check_jpeg(body, validate(body)),
+    "check": lambda body: sound_jpeg(body, validate(body)),
 }
 
 Report = dict[str, Any]

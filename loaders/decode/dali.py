@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Literal
 
@@ -30,7 +30,7 @@ from .dali_graph import DEFAULT_DALI, LARGE_PIXELS, DaliError, DaliGraph, DaliOp
 from .dali_route import Slot, batches_of, slot_of, worth_it
 from .dali_rows import Rows
 from .quarantine import Quarantine
-from .turbo import check_jpeg
+from .turbo import sound_jpeg
 
 logger = logging.getLogger("milkweed.loaders.dali")
 
@@ -175,15 +175,15 @@ class DaliLoader:
         return self._beside.submit(self._cpu.load, [items[at] for at in indexes], [known[at] for at in indexes])
 
     def _checked(self, slots: list[Slot], rows: Rows, watch: Stopwatch) -> list[Slot]:
-        """Return the JPEGs whose coded data is whole; the errors of the others go to `rows`."""
+        """Return the JPEGs whose coded data is whole, without junk; the errors of the others go to `rows`."""
         if not self.options.strict:
             return slots
-        found = self._cpu.spread(_damage, slots)
+        found = self._cpu.spread(_sound, slots)
         watch.add("check", sum(seconds for _, seconds in found))
-        rows.errors.update(
-            {slot.index: error for slot, (error, _) in zip(slots, found, strict=True) if error is not None}
-        )
-        return [slot for slot, (error, _) in zip(slots, found, strict=True) if error is None]
+        rows.errors |= {
+            slot.index: made for slot, (made, _) in zip(slots, found, strict=True) if isinstance(made, InputError)
+        }
+        return [made for made, _ in found if isinstance(made, Slot)]
 
     def _through_dali(self, slots: list[Slot], rows: Rows, watch: Stopwatch) -> list[list[Slot]]:
         """Decode with DALI into `rows`, and return the batches that it lost."""
@@ -226,15 +226,15 @@ class DaliLoader:
             rows.add_loaded(indexes, found, watch)
 
 
-def _damage(slot: Slot) -> tuple[InputError | None, float]:
-    """Return what is wrong with a JPEG's coded data, and the CPU seconds that this took to find."""
+def _sound(slot: Slot) -> tuple[Slot | InputError, float]:
+    """Return the JPEG, or what is wrong with its coded data, and the CPU seconds that this took to find."""
     start = time.thread_time()
-    error = None
+    made: Slot | InputError
     try:
-        check_jpeg(slot.body, slot.info)
-    except InputError as found:
-        error = found
-    return error, time.thread_time() - start
+        made = replace(slot, body=sound_jpeg(slot.body, slot.info))
+    except InputError as error:
+        made = error
+    return made, time.thread_time() - start
 
 
 def _made_jpeg(width: int, height: int) -> bytes:

@@ -15,7 +15,7 @@ MAX_SEGMENTS = 1024  # of 64 KiB each they are more than a 20 MiB body can hold
 MAX_JUNK_BYTES = 4096  # padding and garbage between segments
 MAX_SCANS = 1000  # a progressive photograph has about 10
 
-_SOI, _EOI, _SOS, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
+_SOI, _EOI, _SOS, _DRI, _APP1 = 0xD8, 0xD9, 0xDA, 0xDD, 0xE1
 _JPEG_LS_SOF = 0xF7
 _BASELINE, _PROGRESSIVE, _LOSSLESS = (0xC0, 0xC1), (0xC2,), (0xC3,)
 _FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -72,19 +72,41 @@ def segments_without_metadata(data: bytes) -> bytes:
 
     A decoder parses the header that is left in no time. The data must have passed `read_jpeg`.
     """
-    kept, start, walk = [], 0, _Walk()
-    while True:
-        begin = walk.position
-        marker = _next_marker(data, walk)
-        if marker == _SOS:
-            break
-        end = walk.position + _length(data, walk.position)
+    scan = first_scan(data)
+    return scan.header + scan.coded
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The first scan of a JPEG.
+
+    Args:
+        header: all segments that a decoder needs up to the coded data, without what lies between them.
+        coded: the coded data and what follows.
+        frame_at: where the frame header's body begins in `header`.
+        restart_interval: MCUs between two restart markers; 0 stands for none.
+    """
+
+    header: bytes
+    coded: bytes
+    frame_at: int = 0
+    restart_interval: int = 0
+
+
+def first_scan(data: bytes) -> Scan:
+    """Return the first scan of a body that has passed `read_jpeg`."""
+    header, walk, frame_at, restart_interval, marker = bytearray(b"\xff\xd8"), _Walk(), 0, 0, 0
+    while marker != _SOS:
+        marker, begin = _next_marker(data, walk), walk.position
+        walk.position += _length(data, begin)
         if marker == 0xFE or (0xE1 <= marker <= 0xEF and marker != 0xEE):
-            kept.append(data[start:begin])
-            start = end
-        walk.position = end
-    kept.append(data[start:])
-    return b"".join(kept)
+            continue
+        header += bytes((0xFF, marker)) + data[begin : walk.position]
+        if marker in _FRAME_MARKERS:
+            frame_at = len(header) - (walk.position - begin) + 2
+        elif marker == _DRI:
+            restart_interval = int.from_bytes(data[begin + 2 : begin + 4], "big")
+    return Scan(bytes(header), data[walk.position :], frame_at, restart_interval)
 
 
 def has_whole_scan(data: bytes) -> bool:
