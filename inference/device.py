@@ -149,10 +149,7 @@ def computes_in_bfloat16(device: "Device | torch.device") -> bool:
 
 def cpu_flags() -> frozenset[str]:
     """The CPU's features as Linux names them; none where it does not tell."""
-    try:
-        lines = _CPU_INFO.read_text().splitlines()
-    except OSError:
-        return frozenset()
+    lines = read_text(_CPU_INFO).splitlines()
     return frozenset(next((line for line in lines if line.startswith(("flags", "Features"))), "").split()[2:])
 
 
@@ -197,7 +194,6 @@ def read_text(file: Path) -> str:
 
 def processor_name() -> str:
     """The processor's name as the system tells it: what figures of speed belong to."""
-    info = _CPU_INFO
-    lines = info.read_text().splitlines() if info.exists() else []
+    lines = read_text(_CPU_INFO).splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine()

@@ -12,15 +12,13 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from ..headers.info import ImageInfo
-from ..headers.jpeg import Scan, first_scan
+from ..headers.jpeg import first_scan
 
-MAX_JUNK_BYTES = 32
-"""In one place; more of them are no webcam's."""
-MAX_INTERVALS, MAX_PIXELS = 2048, 8_300_000
-"""What is looked at: an interval with junk is decoded up to twelve times. A frame of 4K has so many pixels."""
-
+MAX_JUNK_BYTES, MAX_INTERVALS, MAX_PIXELS = 32, 2048, 8_300_000
+"""What is looked at, since an interval with junk is decoded up to twelve times. A frame of 4K has so many pixels."""
 EIGHTH: Any = {"colorspace": "GRAY", "fastdct": True, "fastupsample": True, "min_height": 1, "min_width": 1}
 """With these options all coded data is read, but an eighth of the size is made."""
+
 _END = b"\xff\xd9"
 _ZEROS = re.compile(rb"(?<!\xff)\x00+(?=\xff[^\x00])")  # before a marker
 _RESTART = re.compile(rb"(\xff+[\xd0-\xd7])")
@@ -32,48 +30,46 @@ def without_junk(data: bytes, info: ImageInfo) -> bytes:
 
     Metadata go too. In JPEGs of several scans only zeros are taken out.
     """
-    scan = first_scan(data)
-    header = re.sub(rb"(?<=^\xff\xd8\xff\xe0..JFIF\0).", b"\1", scan.header, flags=re.DOTALL)  # an unknown revision
+    header, coded, at, interval = first_scan(data)
+    header = re.sub(rb"(?<=^\xff\xd8\xff\xe0..JFIF\0).", b"\1", header, flags=re.DOTALL)  # an unknown revision
     if info.progressive:
-        return header + _ZEROS.sub(b"", scan.coded)
+        return header + _ZEROS.sub(b"", coded)
     header = header[:-3] + b"\0\x3f\0"  # the only values of a sequential scan, which some do not write
-    coded, end, _ = scan.coded.partition(_END)
-    intervals, shorter, doubtful = _RESTART.split(coded), 0, 0
-    for place, (width, height) in enumerate(_interval_sizes(scan, info, len(intervals) // 2 + 1)):
-        size = height.to_bytes(2, "big") + width.to_bytes(2, "big")
-        alone = header[: scan.frame_at + 1] + size + header[scan.frame_at + 5 :]
-        interval = intervals[2 * place]
-        intervals[2 * place] = exact = interval[: _exact_end(alone, interval)]
-        if exact != interval:
+    coded, end, _ = coded.partition(_END)
+    parts, shorter, doubtful = _RESTART.split(coded), 0, 0
+    across, down = _mcu_size(header[at + 5 :])
+    columns, mcus = -(-info.width // across), -(-info.width // across) * -(-info.height // down)
+    if len(parts) > 2 * MAX_INTERVALS or info.pixels > MAX_PIXELS:
+        return data
+    for place in range(0, len(parts), 2):
+        count = min(interval or mcus, mcus)
+        mcus -= count
+        width, height = (columns, count // columns) if count % columns == 0 else (count, 1)
+        size = (height * down).to_bytes(4, "big")[2:] + (width * across).to_bytes(4, "big")[2:]
+        alone = header[: at + 1] + size + header[at + 5 :]  # a picture of this interval
+        before, parts[place] = parts[place], _exact(alone, parts[place])
+        if parts[place] != before:
             shorter += 1
-            doubtful += not _is_filled_up(alone, exact)
-    return data if doubtful > shorter / 8 else header + b"".join(intervals) + end
+            doubtful += not _is_filled_up(alone, parts[place])
+    return data if doubtful > shorter / 8 else header + b"".join(parts) + end
 
 
-def _interval_sizes(scan: Scan, info: ImageInfo, count: int) -> list[tuple[int, int]]:
-    """Return the size, px, of a picture that has as many MCUs as each interval; none where that is too much."""
-    sampling = scan.header[scan.frame_at + 6 + 1 :: 3][: scan.header[scan.frame_at + 5]]
-    across, down = 8 * max(both >> 4 for both in sampling), 8 * max(both & 15 for both in sampling)
+def _mcu_size(components: bytes) -> tuple[int, int]:
+    """Return width and height of an MCU, px, from the frame header's last part: how many components, then each."""
+    sampling = components[2::3][: components[0]]
     if len(sampling) == 1:
-        across = down = 8  # a scan of one component is not interleaved: its MCU is one block
-    columns, rows = -(-info.width // across), -(-info.height // down)
-    interval = scan.restart_interval or columns * rows
-    last = columns * rows - interval * (count - 1)
-    if last < 1 or count > MAX_INTERVALS or info.pixels > MAX_PIXELS:
-        return []
-    wide = [columns if mcus % columns == 0 else mcus for mcus in (interval, last)]
-    sizes = [(each * across, mcus // each * down) for each, mcus in zip(wide, (interval, last), strict=True)]
-    return [sizes[0]] * (count - 1) + [sizes[1]] if max(wide) * across <= 65_500 else []
+        return 8, 8  # a scan of one component is not interleaved
+    return 8 * max(both >> 4 for both in sampling), 8 * max(both & 15 for both in sampling)
 
 
-def _exact_end(header: bytes, coded: bytes) -> int:
-    """Return where an interval's last MCU ends; its whole length where it is damaged, or more than junk follows."""
+def _exact(header: bytes, coded: bytes) -> bytes:
+    """Return an interval up to the end of its last MCU; as it is where it is damaged, or more than junk follows."""
     end = len(coded)
     if found := _EXTRANEOUS.search(str(_decoded(header, coded, EIGHTH))):
         end -= int(found[1])
     while not isinstance(_decoded(header, coded[: end - 1], EIGHTH), str):  # libjpeg reads ahead, and does not tell
         end -= 1
-    return end if len(coded) - end <= MAX_JUNK_BYTES else len(coded)
+    return coded[:end] if len(coded) - end <= MAX_JUNK_BYTES else coded
 
 
 def _is_filled_up(header: bytes, coded: bytes) -> bool:
@@ -81,16 +77,14 @@ def _is_filled_up(header: bytes, coded: bytes) -> bool:
 
     An interval that is damaged ends with any bits. One in 900 sound ones of high quality seems to.
     """
-    if coded.endswith(b"\xff\0"):
-        return True
     changed = coded[:-1] + bytes([(coded[-1] | coded[-1] + 1) & 0xFF])
-    return not np.array_equal(_decoded(header, changed, {}), _decoded(header, coded, {}))
+    same = np.array_equal(_decoded(header, changed, {}), _decoded(header, coded, {}))
+    return not same or coded.endswith(b"\xff\0")
 
 
 def _decoded(header: bytes, coded: bytes, options: Any) -> "NDArray[np.uint8] | str":
     """Return the pixels, or the first that libjpeg warns of."""
     try:
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(header + coded + _END, strict=True, **options)
+        return simplejpeg.decode_jpeg(header + coded + _END, strict=True, **options)
     except ValueError as error:
         return str(error)
-    return pixels

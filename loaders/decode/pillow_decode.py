@@ -13,7 +13,7 @@ from PIL import Image
 
 from ..errors import InputError, LoaderError, undecodable
 from ..headers.info import Format, ImageInfo
-from ..headers.jpeg import segments_without_metadata
+from ..headers.jpeg import first_scan
 from ..headers.png import pixel_chunks
 from .npy import picture_levels
 
@@ -71,7 +71,7 @@ def decoding_errors(what: str) -> Iterator[None]:
 def _pixels_only(data: bytes, info: ImageInfo) -> bytes:
     """Return the body without the metadata that Pillow would parse in vain."""
     if info.format == "JPEG":
-        return segments_without_metadata(data)
+        return b"".join(first_scan(data)[:2])
     return pixel_chunks(data) if info.format == "PNG" else data
 
 

@@ -6,6 +6,7 @@ Pillow's reader steps through padding byte by byte and parses every metadata seg
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import undecodable, unsupported
 from .exif import orientation as exif_orientation
@@ -67,30 +68,16 @@ def read_jpeg(data: bytes) -> ImageInfo:
     )
 
 
-def segments_without_metadata(data: bytes) -> bytes:
-    """Return the same picture without comments, EXIF, ICC and the like; JFIF and Adobe stay: they tell the colours.
+class Scan(NamedTuple):
+    """The first scan of a JPEG, without comments, EXIF, ICC and the like; JFIF and Adobe stay: they tell the colours.
 
-    A decoder parses the header that is left in no time. The data must have passed `read_jpeg`.
-    """
-    scan = first_scan(data)
-    return scan.header + scan.coded
-
-
-@dataclass(frozen=True)
-class Scan:
-    """The first scan of a JPEG.
-
-    Args:
-        header: all segments that a decoder needs up to the coded data, without what lies between them.
-        coded: the coded data and what follows.
-        frame_at: where the frame header's body begins in `header`.
-        restart_interval: MCUs between two restart markers; 0 stands for none.
+    A decoder parses the header that is left in no time.
     """
 
-    header: bytes
-    coded: bytes
-    frame_at: int = 0
-    restart_interval: int = 0
+    header: bytes  # up to the coded data, without what lies between segments
+    coded: bytes  # and what follows
+    frame_at: int  # where the frame header's body begins in `header`
+    restart_interval: int  # MCUs between two restart markers; 0: none
 
 
 def first_scan(data: bytes) -> Scan:

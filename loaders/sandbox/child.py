@@ -48,8 +48,7 @@ It says whether the image was decoded, and how many bytes of RGB levels follow.
 
 NOTHING, WHOLE, CROP = range(3)
 
-FILTER_REFUSED = 3
-"""The exit status of a child that the kernel gives no filter of system calls."""
+FILTER_REFUSED = 3  # as the exit status
 
 _ORIENTATION_TAG = 0x0112
 _SPARE_BYTES = 24 << 20
@@ -58,10 +57,7 @@ _BYTES_A_PIXEL = {"TIFF": 18, "AVIF": 24, "JPEG2000": 28}
 
 
 def memory_for(format: str, body_bytes: int, pixels: int = 0) -> int:
-    """Return what decoding may take, bytes: the body, a picture of so many pixels and some, whatever the body claims.
-
-    A tile, strip, frame or table that is larger than that is not allocated.
-    """
+    """Return what decoding may take, bytes, whatever tiles, strips, frames or tables a body claims."""
     return _SPARE_BYTES + 2 * body_bytes + _BYTES_A_PIXEL.get(format, 12) * pixels
 
 
@@ -80,9 +76,7 @@ def load_plugins() -> None:
 
 
 def limit(memory_bytes: int) -> int:
-    """Forbid this process to map more memory, to grow files, and all system calls that decoding does not need.
-
-    What the filter of system calls refuses (files, sockets, processes) is limited by amounts too.
+    """Forbid this process to map more memory, files and processes, and all system calls that decoding does not need.
 
     Args:
         memory_bytes: what may be mapped beyond what is mapped already.
@@ -91,7 +85,7 @@ def limit(memory_bytes: int) -> int:
         A descriptor that `limit_memory` reads from.
 
     Raises:
-        OSError: the kernel gives no filter.
+        OSError: the kernel gives no filter of system calls.
     """
     statm = os.open("/proc/self/statm", os.O_RDONLY)
     os.nice(10)

@@ -142,20 +142,18 @@ class Sandbox:
 
     def _begin_here(self) -> None:
         self._owner, self._lock, self._turn = os.getpid(), threading.Lock(), threading.Lock()
-        self._freed, self._taken_bytes = threading.Condition(), 0
+        self._megabytes = threading.Semaphore(self.memory_bytes >> 20)
 
     @contextmanager
-    def _memory(self, taken_bytes: int) -> Iterator[None]:
+    def _memory(self, megabytes: int) -> Iterator[None]:
         """Wait until the pictures under way leave so much of `memory_bytes`; each of them has a deadline."""
-        with self._turn, self._freed:  # one alone waits for memory, so that small pictures do not pass a large one
-            self._freed.wait_for(lambda: self._taken_bytes + taken_bytes <= self.memory_bytes)
-            self._taken_bytes += taken_bytes
+        with self._turn:  # small pictures do not pass a large one
+            for _ in range(megabytes):
+                self._megabytes.acquire()
         try:
             yield
         finally:
-            with self._freed:
-                self._taken_bytes -= taken_bytes
-                self._freed.notify()
+            self._megabytes.release(megabytes)
 
     def _child(self) -> Child:
         """Take a child that waits, or start one."""
@@ -189,7 +187,7 @@ class Sandbox:
         crop = Crop(orientation) if whole else pillow_crop(spec, width, height, orientation)
         shape = (height, width, 3) if whole else (spec.size, spec.size, 3)
         most = min(self.memory_bytes, memory_for(found.format, len(data), found.pixels))
-        with self._memory(most):
+        with self._memory(most >> 20):
             child.deadline = time.monotonic() + self.answer_seconds
             child.send(WANT.pack(WHOLE if whole else CROP, *crop))
             made, size = MADE.unpack(child.receive(MADE.size))

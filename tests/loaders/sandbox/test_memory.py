@@ -115,10 +115,10 @@ def test_a_child_gets_the_same_memory_after_a_large_picture(sandbox: Sandbox, bo
 
 def test_large_pictures_take_turns(sandbox: Sandbox, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     first, waits, released, order = crop(sandbox, body), threading.Event(), [], []
-    wait_for, send = sandbox._freed.wait_for, Child.send
-    monkeypatch.setattr(sandbox._freed, "wait_for", lambda fits: waits.set() or wait_for(fits))
+    acquire, send = sandbox._megabytes.acquire, Child.send
+    monkeypatch.setattr(sandbox._megabytes, "acquire", lambda: waits.set() or acquire())
     with ThreadPoolExecutor(1) as pool:
-        with sandbox._memory(MEMORY_BYTES - (1 << 20)):
+        with sandbox._memory((MEMORY_BYTES >> 20) - 1):
             waits.clear()
             monkeypatch.setattr(Child, "send", lambda *a: order.append(bool(released)) or send(*a))
             asked = pool.submit(crop, sandbox, body)
@@ -126,4 +126,5 @@ def test_large_pictures_take_turns(sandbox: Sandbox, body: bytes, monkeypatch: p
             released.append(True)
         assert asked.result(60) == first
     assert order == [False, True]  # the body before, what is wanted of it after the memory was free
-    assert sandbox._taken_bytes == 0
+    with sandbox._memory(MEMORY_BYTES >> 20):  # all was given back
+        pass
