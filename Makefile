@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 CPU_KERNELS := kernels/_native/libmilkweed_cpu.so
 
-.PHONY: serve test test-deploy check docs audit bench kernels image lock clean
+.PHONY: serve test test-deploy test-floors check docs audit bench kernels image lock clean
 
 serve: $(CPU_KERNELS)
 	$(BIN)/milkweed serve --port $(PORT)
@@ -26,6 +26,18 @@ test: .venv/.installed-test $(CPU_KERNELS)
 # without one its tests are skipped and say so. And the slower commands of the documentation.
 test-deploy: .venv/.installed-test
 	MILKWEED_TEST_DEPLOY=1 $(BIN)/python -m pytest tests/deploy tests/docs --durations=10
+
+# The lowest versions that pyproject.toml declares, all at once, in an environment of their own: what is declared is tried.
+# Warnings of old packages about newer ones are no errors here.
+FLOORS := .venv-floors/bin
+test-floors: $(CPU_KERNELS)
+	$(PYTHON) -m venv --clear .venv-floors
+	$(FLOORS)/python -m pip install --quiet --disable-pip-version-check "uv>=0.5,<1"
+	$(FLOORS)/uv pip install --quiet --python $(FLOORS)/python --resolution lowest-direct \
+		--editable '.[serve,grpc,nvml,onnx,otel,quantize,train]' $$(grep -oE '"(pytest|hypothesis|pyyaml)>=[0-9.]+' pyproject.toml | tr -d '"')
+	$(FLOORS)/python -m pytest -o filterwarnings= -p no:cacheprovider tests/cli/test_help.py tests/cli/test_process.py \
+		tests/models/importing/test_timm_folders.py tests/models/onnx/test_plain.py tests/models/onnx/test_openvino_session.py::test_any_batch_where_none_is_told \
+		tests/server/telemetry/test_tracer.py tests/server/oip/test_grpc.py tests/e2e/test_serving.py
 
 check: .venv/.installed-check $(CPU_KERNELS)
 	$(BIN)/ruff check .
@@ -91,4 +103,4 @@ lock: .venv/.installed-test .venv/.installed-check .venv/.installed-bench
 	$(COMPILE) deploy/image/nvcc.in --no-emit-package nvidia-cuda-runtime --output-file deploy/image/nvcc.txt
 
 clean:
-	rm -rf .venv build dist site *.egg-info kernels/_native
+	rm -rf .venv .venv-floors build dist site *.egg-info kernels/_native

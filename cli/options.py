@@ -40,9 +40,9 @@ def check_plot(plot: Path | None) -> None:
     require("matplotlib")
 
 
-def text_option(metavar: str, help: str, *flag: str) -> Any:
+def text_option(metavar: str, help: str, *flag: str, parser: Callable[[str], object] | None = None) -> Any:
     """Make an option that takes text or a path. `flag`: where it is not the parameter's own name."""
-    return typer.Option(*flag, metavar=metavar, help=help)
+    return typer.Option(*flag, metavar=metavar, help=help, parser=parser)
 
 
 def number_option(*flag_and_help: str, least: float = 1, kind: type[int] | type[float] = int) -> Any:

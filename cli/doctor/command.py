@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...models.errors import printable
-from ..bundle_args import installed_demo
+from ..bundle_args import bundle_path, installed_demo
 from ..errors import FAILED
 from ..options import Json, text_option
 from ..output import print_json, print_rich
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from .finding import Finding
 
 MaybeBundle = Annotated[
-    Path | None, text_option("BUNDLE", "Folder of what is to be served; the demo model if not given.")
+    Path | None,
+    text_option("BUNDLE", "Folder of what is to be served; the demo model if not given.", parser=bundle_path),
 ]
 
 COLOURS = {"ok": "green", "warning": "yellow", "missing": "cyan", "broken": "bold red"}

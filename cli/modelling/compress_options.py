@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..bundle_args import bundle_path
 from ..options import (
     Device,
     Force,
@@ -30,6 +31,7 @@ Model = Annotated[
         metavar="MODEL",
         help="Folder of a bundle; with --images also a checkpoint or timm:NAME, as `milkweed import` takes it.",
         show_default=False,
+        parser=bundle_path,
     ),
 ]
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..bundle_args import bundle_path
 from ..options import (
     Force,
     Gating,
@@ -70,13 +71,17 @@ class TrainOptions:
     ] = 0.7
     start_bundle: Annotated[
         Path | None,
-        text_option("BUNDLE", "Train on from this bundle; with --structure its layers are projected first.", "--from"),
+        text_option(
+            *("BUNDLE", "Train on from this bundle; with --structure its layers are projected first.", "--from"),
+            parser=bundle_path,
+        ),
     ] = None
     new_head: Annotated[
         bool, typer.Option("--new-head", help="With --from: a new classifier, for the classes of --data.")
     ] = False
     distill: Annotated[
-        Path | None, text_option("BUNDLE", "Bundle of a teacher whose answers are learnt too (distillation).")
+        Path | None,
+        text_option("BUNDLE", "Bundle of a teacher whose answers are learnt too (distillation).", parser=bundle_path),
     ] = None
     temperature: Annotated[float, decimal_option("With --distill: above 1 softens both answers.")] = 1.0
     hard_share: Annotated[float, decimal_option("With --distill: weight of the true classes, 0 to 1.")] = 0.5

@@ -47,22 +47,17 @@ def images_among(files: Iterable[Path]) -> list[Path]:
     """Sort out the images: by their names' suffixes, else by their first bytes; how many others there are is logged."""
     images, others = [], Counter[str]()
     for path in files:
-        if path.suffix.lower() in IMAGE_SUFFIXES or _is_image(path):
+        try:
+            if path.suffix.lower() not in IMAGE_SUFFIXES:
+                with open(path, "rb") as file:
+                    sniff(file.read(64))
             images.append(path)
-        else:
+        except (OSError, InputError):
             others[path.suffix.lower() or "without a suffix"] += 1
     if others:
         kinds = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(5))
         logger.warning("%d files are no images of a format that is read, and left out: %s", others.total(), kinds)
     return sorted(images)
-
-
-def _is_image(path: Path) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return bool(sniff(file.read(64)))
-    except (OSError, InputError):
-        return False
 
 
 def _raster(head: bytes) -> Format | None:

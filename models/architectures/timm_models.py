@@ -152,8 +152,9 @@ def timm_key_filter(arch: str) -> Callable[[dict[str, Any], nn.Module], dict[str
         return None
     module = sys.modules[_timm().models.model_entrypoint(arch.partition(".")[0]).__module__]
     convert = getattr(module, "checkpoint_filter_fn", None)
-    scales = convert is not None and "adapt_layer_scale" in inspect.signature(convert).parameters
-    return partial(convert, adapt_layer_scale=True) if scales else convert
+    if convert is not None and "adapt_layer_scale" in inspect.signature(convert).parameters:
+        convert = partial(convert, adapt_layer_scale=True)
+    return convert
 
 
 def timm_weights_repository(arch: str) -> str | None:

@@ -140,11 +140,9 @@ def _from_document(document: Any) -> tuple[Label, ...]:
         document = next((document[name] for name in _MEMBERS if isinstance(document.get(name), dict)), document)
     if not isinstance(document, dict):
         return parse_labels(document)
-    if document and all(type(index) is int for index in document.values()):
-        document = [(str(index), label) for label, index in document.items()]
-    else:
-        document = document.items()
-    return _in_order([(quoted(index), index, _identified(index, label)) for index, label in document])
+    indices = bool(document) and all(type(index) is int for index in document.values())
+    pairs = [(str(index), label) for label, index in document.items()] if indices else document.items()
+    return _in_order([(quoted(index), index, _identified(index, label)) for index, label in pairs])
 
 
 def _from_text(lines: list[str]) -> tuple[Label, ...]:
@@ -191,11 +189,7 @@ def _from_rows(rows: list[list[str]], least: int = 2) -> tuple[Label, ...]:
 
 
 def _in_order(found: Sequence[tuple[str, str, Label]]) -> tuple[Label, ...]:
-    """The labels by index, which must be 0, 1, 2 and so on, in any order.
-
-    Args:
-        found: where each was found, its index and the label.
-    """
+    """The labels of places in the file, indices and labels; the indices must be 0, 1, 2 and so on, in any order."""
     by_index: dict[int, Label] = {}
     for where, index, label in found:
         if not (index.isascii() and index.isdecimal()):

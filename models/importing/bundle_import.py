@@ -66,18 +66,20 @@ def import_checkpoint(
     start = time.perf_counter()
     state, info, arch = _read(str(path), arch)
     _check_no_scales(path, state)
-    card, unused = _card_of(info, arch)
+    card = _card_of(info, arch)
     wanted_args = {**card.arch_args, **dict(arch_args or {})}
     fitted = fit_checkpoint(
         str(path), state, arch or card.arch or None, num_classes, wanted_args, named=info.facts.get("arch")
     )
-    taken, ignored = _labels(path, labels, card, fitted.arch_args["num_classes"])
-    notes = (*info.notes, *card.notes, *unused, *fitted.notes, *ignored)
+    classes = fitted.arch_args["num_classes"]
+    notes = (*info.notes, *card.notes, *fitted.notes)
+    if labels is None and len(card.labels or ()) not in (0, classes):
+        notes += (f"left out the {len(card.labels or ())} labels of its config: it has {classes} classes",)
     config = BundleConfig(
         arch=fitted.arch,
         arch_args=fitted.arch_args,
         structure=fitted.layer_specs,
-        labels=taken,
+        labels=_labels(path, labels, card, classes),
         preprocess=_preprocess(fitted, card) | dict(preprocess or {}),
         provenance=add_step(
             {"source": _source(info, notes)},
@@ -110,28 +112,22 @@ def _check_no_scales(path: str | Path, state: Mapping[str, Tensor]) -> None:
         )
 
 
-def _card_of(info: CheckpointInfo, arch: str | None) -> tuple[ModelCard, tuple[str, ...]]:
-    """The card of a config.json; an empty one, and why, where there is none or another architecture was asked for."""
-    card = info.card
-    if card is None:
-        return ModelCard(""), ()
-    if arch is None or arch.partition(".")[0] == card.arch.partition(".")[0]:
-        return card, ()
-    return ModelCard(""), (f"its config.json was not used: it describes {quoted(card.arch)}",)
+def _card_of(info: CheckpointInfo, arch: str | None) -> ModelCard:
+    """The card of a config.json; an empty one where there is none, or where another architecture was asked for."""
+    card = info.card or ModelCard("")
+    if arch is None or not card.arch or arch.partition(".")[0] == card.arch.partition(".")[0]:
+        return card
+    return ModelCard("", notes=(f"its config.json was not used: it describes {quoted(card.arch)}",))
 
 
-def _labels(
-    path: str | Path, given: Sequence[Label] | None, card: ModelCard, classes: int
-) -> tuple[tuple[Label, ...], tuple[str, ...]]:
-    """The labels given, those of the card where it has one for each class, or numbers; and what was left out."""
+def _labels(path: str | Path, given: Sequence[Label] | None, card: ModelCard, classes: int) -> tuple[Label, ...]:
+    """The labels given, those of the card where it has one for each class, or numbers."""
     if given is not None and len(given) != classes:
         hint = classes_hint(classes)
         raise CheckpointError(f"{path}: {len(given)} labels given, the checkpoint has {classes} classes{hint}")
-    if given is not None or card.labels is None:
-        return tuple(given or default_labels(classes)), ()
-    if len(card.labels) == classes:
-        return card.labels, ()
-    return default_labels(classes), (f"left out the {len(card.labels)} labels of its config: it has {classes} classes",)
+    if given is None:
+        given = card.labels if card.labels is not None and len(card.labels) == classes else default_labels(classes)
+    return tuple(given)
 
 
 def _preprocess(fitted: Fitted, card: ModelCard) -> dict[str, Any]:

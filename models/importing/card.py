@@ -11,9 +11,7 @@ from ..bundle.labels import Label, parse_labels
 from ..errors import CheckpointError, quoted
 from .source import read_json
 
-_WITHOUT_EFFECT = (
-    *("num_classes", "dynamic_img_size", "dynamic_img_pad", "strict_img_size", "weight_init", "fix_init"),
-)
+_WITHOUT_EFFECT = {"num_classes", "dynamic_img_size", "dynamic_img_pad", "strict_img_size", "weight_init", "fix_init"}
 """Arguments that change no answer of weights that are there, where all images are of one size."""
 
 

@@ -98,11 +98,7 @@ class Misfit:
 
 
 def arguments_hint(arch: str, state: Mapping[str, Tensor], arch_args: Mapping[str, Any]) -> str:
-    """A hint at the arguments with which the architecture has the tensors, which was tried; "" where none are known.
-
-    Args:
-        arch_args: the arguments that it was built with, num_classes included.
-    """
+    """A hint at the arguments with which the architecture has the tensors, tried; "" where no such are known."""
     shapes = {key: tensor.shape for key, tensor in state.items()}
 
     def fits(args: Mapping[str, Any]) -> bool:

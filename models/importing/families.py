@@ -191,28 +191,29 @@ def _built_by_timm(*names: str) -> tuple[str, ...]:
 
 
 def shown_args(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Arguments of a ViT that its tensors show: image size, register tokens, what of its tokens have positions."""
-    position, registers = state.get("pos_embed"), state.get("reg_token")
-    size = _image_size(state)
-    if position is None or not size:
+    """Arguments of a ViT that its tensors show: image size, register tokens, which tokens have positions."""
+    size, registers = _image_size(state), _registers(state)
+    if not size:
         return {}
-    grid = (size // _patch(state, "patch_embed.proj.weight")) ** 2
+    all_of_image = state["pos_embed"].shape[1] == (size // _patch(state, "patch_embed.proj.weight")) ** 2
     return {
         "img_size": size,
-        **({"reg_tokens": registers.shape[1]} if registers is not None and registers.dim() == 3 else {}),
-        **({"no_embed_class": True} if position.shape[1] == grid and "cls_token" in state else {}),
+        **({"reg_tokens": registers} if registers else {}),
+        **({"no_embed_class": True} if all_of_image and "cls_token" in state else {}),
         **({"global_pool": "avg"} if "fc_norm.weight" in state else {}),
     }
+
+
+def _registers(state: Mapping[str, Tensor]) -> int:
+    token = state.get("reg_token")
+    return int(token.shape[1]) if token is not None and token.dim() == 3 else 0
 
 
 def _image_size(state: Mapping[str, Tensor]) -> int:
     position, patch = state.get("pos_embed"), _patch(state, "patch_embed.proj.weight")
     if position is None or position.dim() != 3:
         return 0
-    tokens = position.shape[1]
-    registers = state.get("reg_token")
-    first = int("cls_token" in state) + int("dist_token" in state)
-    first += registers.shape[1] if registers is not None and registers.dim() == 3 else 0
+    tokens, first = position.shape[1], ("cls_token" in state) + ("dist_token" in state) + _registers(state)
     for extra in (first, 0):  # tokens before those of the image, which need not have positions
         side = math.isqrt(max(tokens - extra, 0))
         if side and side * side == tokens - extra:

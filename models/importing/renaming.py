@@ -10,24 +10,14 @@ from ..architectures.timm_models import timm_key_filter
 from ..errors import CheckpointError, quoted
 from .families import original_keys
 
-UNUSED = (
-    *("num_batches_tracked", "relative_position_index", "relative_coords_table", "attn_mask"),
-    *("mask_token", "n_averaged"),
-)
+UNUSED = ("num_batches_tracked", "n_averaged", "relative_position_index", "_coords_table", "attn_mask", "mask_token")
 """Ends of keys that no answer depends on: counters, tables that are computed again, the token of masked training."""
 
 State = dict[str, Tensor]
 
 
 def best_prefix(source: str, state: Mapping[str, Tensor], score: Callable[[State], int]) -> str:
-    """The prefix behind which most of the model lies; "" where none is better than none.
-
-    Args:
-        score: how much of the model the tensors behind a prefix are.
-
-    Raises:
-        CheckpointError: two prefixes are equally good, as those of a student and a teacher.
-    """
+    """The prefix behind which most of the model lies, by a score; "" where none is better. Two may not be equal."""
     counts = Counter(prefix for key in state for prefix in accumulate(f"{part}." for part in key.split(".")[:-1]))
     likely = ["", *(prefix for prefix, count in counts.items() if 4 * count >= len(state))]
     scores = {prefix: score(behind(state, prefix)) for prefix in likely}
@@ -45,14 +35,7 @@ def behind(state: Mapping[str, Tensor], prefix: str) -> State:
 
 
 def model_state(source: str, arch: str, model: nn.Module, state: Mapping[str, Tensor]) -> tuple[State, list[str], str]:
-    """The tensors under the keys of an architecture, notes for a person on what was renamed, and the prefix.
-
-    Args:
-        model: the architecture, on the meta device, with any number of classes.
-
-    Raises:
-        CheckpointError: two prefixes fit alike.
-    """
+    """The tensors under the keys of an architecture's model, notes for a person on what was renamed, and the prefix."""
     expected = model.state_dict()
 
     def score(part: State) -> int:
@@ -87,9 +70,10 @@ def _renamed(arch: str, model: nn.Module, state: State) -> tuple[State, list[str
         key in own and tensor.numel() != own[key].numel() and tensor.untyped_storage().data_ptr() not in storages
         for key, tensor in converted.items()
     )
-    if resized or _strays(converted, expected) >= _strays(own, expected):
-        return own, notes
-    return converted, [*notes, f"renamed keys of the original code as timm does for {arch}"]
+    better = not resized and _strays(converted, expected) < _strays(own, expected)
+    return (
+        (converted, [*notes, f"renamed keys of the original code as timm does for {arch}"]) if better else (own, notes)
+    )
 
 
 def _strays(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> int:

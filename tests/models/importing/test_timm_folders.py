@@ -21,7 +21,9 @@ NAMES = {"label_names": ["n1", "n2", "n3"], "label_descriptions": {"n1": "cat", 
 def written(folder: Path, arch: str, args: dict[str, Any], safe: bool = True, **config: Any) -> torch.nn.Module:
     torch.manual_seed(0)
     model = timm.create_model(arch, **args).eval()
-    save_for_hf(model, str(folder), model_config=config, safe_serialization=safe)
+    # timm before 1.0.31 writes only those arguments that it is given.
+    given = {name: value for name, value in args.items() if name not in ("num_classes", "drop_path_rate")}
+    save_for_hf(model, str(folder), model_config=config, model_args=given, safe_serialization=safe)
     return model
 
 

@@ -79,7 +79,7 @@ async def refused(status: str, *words: str) -> AsyncIterator[SimpleNamespace]:
         yield caught
     failure = error.value
     assert failure.code() == getattr(grpc.StatusCode, status), failure
-    caught.metadata = dict(failure.trailing_metadata())
+    caught.metadata = dict(tuple(failure.trailing_metadata()))
     for word in words:
         assert word in failure.details()
     assert "\n" not in failure.details()

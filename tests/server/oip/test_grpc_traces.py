@@ -30,7 +30,7 @@ async def test_a_call_is_a_span_with_its_stages(running: Start, spans: InMemoryS
     async with running(settings=settings()) as app, calling(app) as client:
         call = client.start("ModelInfer", client.infer(encoded()), metadata=(("traceparent", f"00-{TRACE}-{SPAN}-01"),))
         await call
-        trailing = dict(await call.trailing_metadata())
+        trailing = dict(tuple(await call.trailing_metadata()))
         unsampled = (("traceparent", f"00-{TRACE}-{SPAN}-00"),)
         await client.start("ServerLive", client.messages.ServerLiveRequest(), metadata=unsampled)
     finished = spans.get_finished_spans()
