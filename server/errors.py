@@ -81,8 +81,9 @@ def no_such(kind: str, name: str, known: Sequence[str]) -> ServiceError:
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """The end of a message about an unknown name: the nearest that exists, or nothing."""
-    near = difflib.get_close_matches(name[:80].lower(), known, 1, 0.7)
-    return f"; did you mean {near[0]}?" if near else ""
+    spelled = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name[:80].lower(), spelled, 1, 0.7)
+    return f"; did you mean {spelled[near[0]]}?" if near else ""
 
 
 def internal_error() -> ServiceError:

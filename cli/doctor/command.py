@@ -49,8 +49,8 @@ def doctor(bundle: MaybeBundle = None, config: ConfigFile = None, json: Json = F
 def _examine(flags: dict[str, Any], file: Path | None, bundle: Path | None) -> "list[Finding]":
     """Make all rows; where the settings are wrong, those of the machine are for the default settings."""
     from ...server.config.settings import OFF, Settings
-    from ...server.config.sources import SettingsError, load_settings, origins
-    from ..serving.config import unknown_variables, wrong_files
+    from ...server.config.sources import SettingsError, environment_warnings, load_settings, origins
+    from ..serving.config import wrong_files
     from .finding import Finding
     from .gpu import gpu_findings
     from .host import machine_findings
@@ -69,7 +69,7 @@ def _examine(flags: dict[str, Any], file: Path | None, bundle: Path | None) -> "
     findings = [*machine_findings(facts, used), *gpu_findings(facts), *package_findings(facts, used)]
     check = f"milkweed config check {file}" if file else "milkweed config check"
     findings += [Finding("settings", "settings", "broken", line, check) for line in wrong]
-    findings += [Finding("settings", "variable", "warning", line, "unset it") for line in unknown_variables()]
+    findings += [Finding("settings", "variable", "warning", line, "unset it") for line in environment_warnings(loaded)]
     if loaded is None:
         return findings
     places = origins(flags, file)

@@ -10,13 +10,10 @@ from ..errors import FAILED, one_line
 from ..help import page
 from ..options import Json
 from ..output import print_json, print_table
-from .serve import ConfigFile, with_settings
+from .serve import ConfigFile, warn_of_environment, with_settings
 
 if TYPE_CHECKING:
     from ...server.config.settings import Settings
-
-OTHER_VARIABLES = frozenset(("api_key", "kernels", "pdl", "quarantine", "shared"))
-"""Other variables named MILKWEED_...: the client's key, those of the kernels (docs/kernels.md), the tests' data."""
 
 Toml = Annotated[bool, typer.Option("--toml", help="Print the settings as a file for --config.")]
 CheckedFile = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Settings as TOML.", show_default=False)]
@@ -75,12 +72,13 @@ def check(file: CheckedFile = None, config: ConfigFile = None, **settings: str |
     """
     from ...server.config.sources import SettingsError, load_settings
 
-    for warning in unknown_variables():
-        typer.echo(f"milkweed: warning: {warning}", err=True)
+    loaded = None
     try:
-        errors = wrong_files(load_settings(settings, file or config))
+        loaded = load_settings(settings, file or config)
+        errors = wrong_files(loaded)
     except SettingsError as error:
         errors = list(error.lines)
+    warn_of_environment(loaded)
     for line in errors:
         typer.echo(f"milkweed: error: {one_line(line)}", err=True)
     if errors:
@@ -117,15 +115,6 @@ def toml_value(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{toml_value(key)} = {toml_value(inner)}" for key, inner in value.items()) + "}"
     return json_text.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
-
-
-def unknown_variables() -> list[str]:
-    """Name each variable MILKWEED_... that is no setting, a line each."""
-    from ...server.config.settings import Settings
-    from ...server.config.sources import settings_environment, variable_of
-
-    names = settings_environment().keys() - Settings.model_fields.keys() - OTHER_VARIABLES
-    return [f"{variable_of(name)}: there is no such setting; it has no effect" for name in sorted(names)]
 
 
 def wrong_files(settings: "Settings") -> list[str]:

@@ -5,12 +5,15 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
 from ..bundle_args import named_bundles
 from ..options import text_option
+
+if TYPE_CHECKING:
+    from ...server.config.settings import Settings
 
 Models = Annotated[
     list[str] | None,
@@ -52,6 +55,7 @@ def serve(models: Models = None, config: ConfigFile = None, **settings: str | No
     from ...server.config.sources import load_settings
 
     loaded = load_settings(settings, config)
+    warn_of_environment(loaded)
     # The demo model is served only where no bundle and no repository is named.
     bundles = named_bundles(models or []) if models or loaded.repository == OFF else {}
     # Read before the heavy imports and the port, so that faults in a bundle's small files are reported at once.
@@ -67,6 +71,14 @@ def serve(models: Models = None, config: ConfigFile = None, **settings: str | No
     gc.enable()
     # Everything is closed by now; unloading thousands of modules would delay a restart by a second and more.
     exit_now(run_server(loaded, bundles))
+
+
+def warn_of_environment(settings: "Settings | None") -> None:
+    """Say on stderr which MILKWEED_* variables have no effect."""
+    from ...server.config.sources import environment_warnings
+
+    for line in environment_warnings(settings):
+        typer.echo(f"milkweed: warning: {line}", err=True)
 
 
 def with_settings(command: Callable[..., None], *, hidden: bool = False) -> Callable[..., None]:

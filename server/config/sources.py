@@ -1,6 +1,7 @@
 """Loads settings from flags, environment (MILKWEED_*) and a file, with errors that name the source."""
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,9 +9,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .settings import Settings
+from ..errors import did_you_mean
+from .settings import OFF, Settings
 
 ENV_PREFIX = "MILKWEED_"
+
+OTHER_VARIABLES = frozenset(("api_key", "kernels", "max_cpu_isa", "pdl", "quarantine", "shared"))
+"""Other variables named MILKWEED_...: the client's key, those of the kernels (docs/kernels.md), the tests' data."""
+
+# What Kubernetes sets in every pod beside a Service that is called milkweed, or milkweed-SOMETHING, as NAME=value.
+_OF_SERVICE = re.compile(
+    r"\w+=(tcp|udp|sctp)://.*|(\w+_)?(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?=.*", re.S
+)
 
 
 class SettingsError(ValueError):
@@ -69,11 +79,31 @@ def variable_of(name: str) -> str:
 
 
 def settings_environment() -> dict[str, str]:
-    """The MILKWEED_* variables by the name of the setting, also of settings that do not exist."""
+    """The MILKWEED_* variables by the name of the setting, also of settings that do not exist; none of a Service."""
+    return {name.lower(): value for name, value in _variables().items() if not _OF_SERVICE.match(f"{name}={value}")}
+
+
+def environment_warnings(settings: Settings | None) -> list[str]:
+    """Name the MILKWEED_* variables that have no effect, a line each. Values may be secret, and are not in it."""
+    environment, fields = settings_environment(), list(Settings.model_fields)
+    lines = [
+        f"{variable_of(name)}: there is no such setting; it has no effect" + did_you_mean(name, fields)
+        for name in sorted(environment.keys() - fields - OTHER_VARIABLES)
+    ]
+    if of_services := ", ".join(sorted(variable_of(name) for name in _variables() if name.lower() not in environment)):
+        lines.append(
+            f"{of_services}: from Kubernetes, for a Service; no effect; enableServiceLinks: false leaves them out"
+        )
+    if settings is not None and settings.api_keys == OFF and "api_key" in environment:
+        lines.append(
+            "MILKWEED_API_KEY: a client's key; this server asks for none: MILKWEED_API_KEYS names a file of them"
+        )
+    return lines
+
+
+def _variables() -> dict[str, str]:
     upper = {name.upper(): value for name, value in os.environ.items()}
-    return {
-        name.removeprefix(ENV_PREFIX).lower(): value for name, value in upper.items() if name.startswith(ENV_PREFIX)
-    }
+    return {name.removeprefix(ENV_PREFIX): value for name, value in upper.items() if name.startswith(ENV_PREFIX)}
 
 
 def read_settings_file(file: Path) -> dict[str, Any]:
@@ -106,7 +136,7 @@ def _line(
     else:
         source, value = variable_of(name), settings_environment().get(name, seen)
     if name not in Settings.model_fields:
-        return f"{source} = {value!r}: there is no such setting"
+        return f"{source} = {value!r}: there is no such setting{did_you_mean(name, list(Settings.model_fields))}"
     if inner:  # a key of a table
         source, value = ".".join((source, *inner)), seen
     return f"{source} = {value!r}: {message[0].lower()}{message[1:]} ({Settings.model_fields[name].description})"

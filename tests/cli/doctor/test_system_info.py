@@ -12,11 +12,10 @@ from milkweed.bench.process import free_port
 from milkweed.cli.doctor import system_info as module
 from milkweed.cli.doctor.plan import plan_findings
 from milkweed.cli.doctor.system_info import gather
-from milkweed.cli.serving.config import unknown_variables
 from milkweed.inference import backend as backends
 from milkweed.models.serving.fused import device_kernels as fused
 from milkweed.server.config.settings import Settings
-from milkweed.server.config.sources import origins
+from milkweed.server.config.sources import environment_warnings, origins
 from milkweed.server.telemetry import nvml
 from milkweed.server.telemetry.system_metrics import container_memory
 
@@ -180,7 +179,7 @@ def test_quarantined_kernels_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> N
     found = plan(device="cpu")["quarantine"]
     assert (found.status, found.fix) == ("warning", "unset MILKWEED_QUARANTINE")
     assert found.text == "native_mlp:3, triton: MILKWEED_QUARANTINE keeps these kernels of a GPU from running"
-    assert not [line for line in unknown_variables() if "QUARANTINE" in line]
+    assert not [line for line in environment_warnings(None) if "QUARANTINE" in line]
     monkeypatch.setenv("MILKWEED_QUARANTINE", "native_mpl")
     found = plan(device="cpu")["quarantine"]
     assert found.text.startswith(

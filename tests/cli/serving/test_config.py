@@ -92,7 +92,8 @@ def test_check_accepts_what_is_right(
     monkeypatch.setenv("MILKWEED_PDL", "0")  # no setting either, but the kernels read it
     ran = milkweed("config", "check", file, "--api-keys", keys)
     assert (ran.code, ran.out) == (0, "the settings are right\n")
-    assert ran.err == "milkweed: warning: MILKWEED_TOPK: there is no such setting; it has no effect\n"
+    warning = "MILKWEED_TOPK: there is no such setting; it has no effect; did you mean top_k?"
+    assert ran.err == f"milkweed: warning: {warning}\n"
 
 
 def test_what_files_hold_is_never_shown(milkweed: Milkweed, tmp_path: Path) -> None:
