@@ -6,9 +6,11 @@ from functools import partial
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
+from ..config.settings import OFF, Settings
 from ..http.middleware import RequestMiddleware
 from ..http.responses import error_response
 from ..http.routing import Routing, routing_error, without_slash
@@ -56,13 +58,24 @@ def http_app(service: Service, auth: Authenticator, *, tracer: Tracer | None, li
         access_log=AccessLog.of(service.settings),
         tracer=tracer,
     )
-    app.classify = around(classify)
+    app.classify = cors(service.settings, around(classify))
     app.add_middleware(Routing, routes=routes)
     app.add_middleware(around)
-    app.add_middleware(ErrorFormat)  # around all others
+    app.add_middleware(ErrorFormat)  # around all those
+    app.add_middleware(partial(cors, service.settings))  # a preflight has no key
     app.add_exception_handler(HTTPException, partial(_unrouted, routes))
     app.openapi = lambda: openapi_document(app, service.settings, auth)  # type: ignore[method-assign]
     return app
+
+
+def cors(settings: Settings, app: ASGIApp) -> ASGIApp:
+    """Let pages of other origins ask, where the settings name some."""
+    if settings.cors_origins == OFF:
+        return app
+    exposed = ("X-Request-ID", "Server-Timing", "Retry-After", "X-Cache", "Inference-Header-Content-Length")
+    origins = settings.cors_origins.split(",")
+    methods = ("GET", "HEAD", "POST")
+    return CORSMiddleware(app, origins, methods, allow_headers=("*",), expose_headers=exposed)
 
 
 class _App(FastAPI):

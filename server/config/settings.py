@@ -164,6 +164,11 @@ class Settings(BaseModel):
     body_timeout_ms: int = _number(15_000, 1, 3_600_000, "milliseconds a body may take, see body_min_bytes_per_second")
     body_min_bytes_per_second: Bytes = _number(16_384, 1, 1 << 40, "so many bytes of a body give it a second more")
     api_keys: str = _named(OFF, "TOML file of who may ask; off = anybody")
+    cors_origins: str = Field(
+        default=OFF,
+        pattern=r"^(off|\*|https?://[a-z0-9.:\[\]-]+(,https?://[a-z0-9.:\[\]-]+)*)$",
+        description="origins whose pages may ask from browsers: https://a.example,https://b.example; * = all",
+    )
     page: bool = Field(default=True, description="serve a page for people at /, to try and watch the service with")
     metrics_without_key: bool = Field(
         default=False, description="with API keys: /metrics on the service's port needs none"
