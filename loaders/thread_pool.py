@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -12,20 +13,14 @@ class ThreadPool(Executor):
     """At most so many threads for each process: one that is forked has none of its parent's, and starts its own."""
 
     def __init__(self, max_workers: int, name: str) -> None:
-        self._max_workers, self._name = max_workers, name
+        self._make = partial(ThreadPoolExecutor, max_workers, name)
         self._of_process: dict[int, ThreadPoolExecutor] = {}
 
     def submit(self, run: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
-        """Call `run` on a thread."""
         return self._threads().submit(run, *args, **options)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End this process's threads."""
-        self._threads().shutdown(wait, cancel_futures=cancel_futures)
+    def shutdown(self, *args: Any, **options: Any) -> None:
+        self._threads().shutdown(*args, **options)
 
-    def _threads(self) -> ThreadPoolExecutor:
-        # No lock: a thread of the parent might hold it at the fork. An executor without work has no threads.
-        pid = os.getpid()
-        return self._of_process.get(pid) or self._of_process.setdefault(
-            pid, ThreadPoolExecutor(self._max_workers, self._name)
-        )
+    def _threads(self) -> ThreadPoolExecutor:  # without a lock, which a thread of the parent might hold at the fork
+        return self._of_process.get(os.getpid()) or self._of_process.setdefault(os.getpid(), self._make())

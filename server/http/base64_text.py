@@ -10,7 +10,7 @@ _DATA_URI = re.compile(rb"\s*data:[^,]{0,200}?(;base64)?,", re.IGNORECASE)
 _ODD = re.compile(rb"[^A-Za-z0-9+/_=\s-]")
 
 # What JSON may escape of it. The longer ones, which some encoders write without need, escape nothing else.
-_SHORT_ESCAPES = ((rb"\/", b"/"), (rb"\n", b"\n"), (rb"\r", b"\r"), (rb"\t", b"\t"))
+_ESCAPES = ((rb"\/", b"/"), (rb"\n", b"\n"), (rb"\r", b"\r"), (rb"\t", b"\t"))
 _LONG_ESCAPE = re.compile(rb"\\u00(0[9aAdD]|2[0bBdDfF]|3[dD]|5[fF])")
 
 
@@ -29,18 +29,17 @@ def from_base64(text: bytes | Raw) -> bytes:
 
 
 def _unescaped(text: bytes) -> bytes:
-    for escape, character in _SHORT_ESCAPES:
+    for escape, character in _ESCAPES:
         text = text.replace(escape, character)
-    return _LONG_ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), text) if b"\\" in text else text
+    return _LONG_ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), text)
 
 
 def _lenient(text: bytes) -> bytes:
     uri = _DATA_URI.match(text)
-    if uri is not None and uri[1] is None:
+    start = uri.end() if uri else 0
+    if uri and not uri[1]:
         raise ValueError("a data URI without ;base64")
-    start = 0 if uri is None else uri.end()
-    odd = _ODD.search(text, start)
-    if odd is not None:
+    if odd := _ODD.search(text, start):
         raise ValueError(f"byte 0x{text[odd.start()]:02x} at {odd.start()}")
     text = text[start:].translate(_URL_SAFE, b" \t\r\n\f\v")
     return binascii.a2b_base64(text + b"=" * (-len(text) % 4), strict_mode=True)

@@ -60,15 +60,9 @@ def is_array(data: Raw) -> bool:
 
 
 def without(text: bytes | Raw, large: Raw, what: str) -> bytes:
-    """Some JSON, with null in the place of a value of it that may be large.
-
-    Args:
-        large: a view of the text, or any other JSON where the text has no such value.
-        what: begins the message of an error.
-
-    Raises:
-        ServiceError: `bad_request` where the rest is long, or an object in it has two members of one name.
-    """
+    """Some JSON, with null in the place of `large`, which is a view of it (or other JSON, where it has no such value).
+    `what`: begins the message of an error. Raises ServiceError `bad_request` where the rest is long, or an object in it
+    has two members of one name."""
     view, size = memoryview(text), len(memoryview(large))
     start = np.frombuffer(large, np.uint8).ctypes.data - np.frombuffer(text, np.uint8).ctypes.data
     if not 0 <= start < len(view):
@@ -86,10 +80,11 @@ def without(text: bytes | Raw, large: Raw, what: str) -> bytes:
 
 def _members(pairs: list[tuple[str, Any]]) -> None:
     """Refuse what JSON's readers disagree on: of two members of one name, most take the last."""
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
             raise ServiceError("bad_request", f"member {name[:40]!r} is given twice")
+        seen.add(name)
 
 
 @cache

@@ -6,11 +6,10 @@ parser that looks at each byte costs as much as decoding a small photograph.
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from ...inference.yielding import give_way
 from ..errors import ServiceError
-from .parameters import MAX_VALUE_BYTES, PARAMETERS
+from .parameters import PARAMETERS
 
 MAX_PART_HEADER_BYTES = 16_384
 
@@ -18,21 +17,14 @@ MAX_PART_HEADER_BYTES = 16_384
 SEARCHED_BYTES = 1 << 20
 
 MAX_FIELDS = 64
-"""So many parts of a body may be something other than files."""
+"""So many parts of a body may be something other than files, and have MAX_VALUE_BYTES each."""
 
-MAX_FILES = 4096
-"""No setting allows more images of a request."""
+MAX_VALUE_BYTES = 1024
+MAX_FILES = 4096  # no setting allows more images of a request
 
 _BOUNDARY = re.compile(rb';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70})(?=[\s;]|$))', re.IGNORECASE)
 _PARAMETER = re.compile(rb';\s*([\w*]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*)')
 _FILE_TYPES = (b"image/", b"application/octet-stream", b"application/x-npy")
-
-
-class FormParts(NamedTuple):
-    """Where the files of a form lie in its body, up to one more than `MAX_FILES`, and its other parts by name."""
-
-    files: list[slice]
-    fields: list[tuple[str, str]]
 
 
 def boundary_of(content_type: bytes) -> bytes:
@@ -43,18 +35,17 @@ def boundary_of(content_type: bytes) -> bytes:
     return match[1] or match[2]
 
 
-def form_parts(body: bytes, boundary: bytes) -> FormParts:
-    """Find the parts of a form. Those with a filename, or with a type that is not text, are files. Raises ServiceError
-    `bad_request` for a body that is broken off, malformed, or has more than `MAX_FIELDS` other parts."""
+def form_parts(body: bytes, boundary: bytes) -> tuple[list[slice], list[tuple[str, str]]]:
+    """Where the files of a form lie, those with a filename or a type that is not text, up to one more than `MAX_FILES`;
+    and its other parts by name. Raises ServiceError `bad_request` for a body that is broken off or malformed."""
     files: list[slice] = []
     fields: list[tuple[str, str]] = []
     for place, (start, end) in enumerate(_spans(body, b"--" + boundary)):
         if place - len(files) > MAX_FIELDS:
             raise _broken(f"more than {MAX_FIELDS} parts are no files")
-        if end < start:
+        if end <= start:
             continue  # an empty part
-        bare = body.startswith(b"\r\n", start)  # without headers
-        header_end = start - 2 if bare else body.find(b"\r\n\r\n", start, min(end, start + MAX_PART_HEADER_BYTES))
+        header_end = body.find(b"\r\n\r\n", start - 2, min(end, start + MAX_PART_HEADER_BYTES))
         if header_end < 0:
             raise _broken(f"part {place} has no end of headers within {MAX_PART_HEADER_BYTES} bytes")
         name, is_file = _name(body[start:header_end])
@@ -64,11 +55,10 @@ def form_parts(body: bytes, boundary: bytes) -> FormParts:
             if len(files) > MAX_FILES:
                 break
         elif is_file or end - data.start > MAX_VALUE_BYTES:
-            wrong = f"field {name[:40]!r} is a file or has over {MAX_VALUE_BYTES} bytes: expected text"
-            raise ServiceError("bad_request", wrong)
+            raise _broken(f"field {name[:40]!r} is a file or has over {MAX_VALUE_BYTES} bytes")
         elif name or data.start < end:
             fields.append((name, body[data].decode("utf-8", "replace")))
-    return FormParts(files, fields)
+    return files, fields
 
 
 def _spans(body: bytes, delimiter: bytes) -> Iterator[tuple[int, int]]:
@@ -104,17 +94,13 @@ def _find(body: bytes, wanted: bytes, start: int) -> int:
 
 def _name(headers: bytes) -> tuple[str, bool]:
     """The name of a part, and whether it is a file."""
-    disposition: dict[bytes, bytes] = {}
-    content_type = b""
-    for line in headers.split(b"\r\n"):
-        header, _, value = line.partition(b":")
-        header = header.strip().lower()
-        if header == b"content-disposition":
-            disposition = {key.lower(): text for key, text in _PARAMETER.findall(value)}
-        elif header == b"content-type":
-            content_type = value.strip().lower()
-    is_file = not disposition.keys().isdisjoint((b"filename", b"filename*")) or content_type.startswith(_FILE_TYPES)
-    return disposition.get(b"name", b"").strip(b' \t"').decode("utf-8", "replace"), is_file
+    values = {
+        name.strip().lower(): value for name, _, value in (line.partition(b":") for line in headers.split(b"\r\n"))
+    }
+    parameters = {key.lower(): text for key, text in _PARAMETER.findall(values.get(b"content-disposition", b""))}
+    is_file = values.get(b"content-type", b"").strip().lower().startswith(_FILE_TYPES)
+    name = parameters.get(b"name", b"").strip(b' \t"').decode("utf-8", "replace")
+    return name, is_file or b"filename" in parameters or b"filename*" in parameters
 
 
 def _broken(what: str) -> ServiceError:

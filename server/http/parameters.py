@@ -7,14 +7,9 @@ from ..errors import ServiceError, no_such
 
 PARAMETERS = ("model", "top_k")
 
-MAX_VALUE_BYTES = 1024
-"""Bytes that the value of a parameter in a form may have."""
-
 
 def read_query(query: bytes) -> dict[str, str]:
     """The parameters in a URL. Raises ServiceError `bad_request`."""
-    if not query:
-        return {}
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=16)
     except ValueError:
@@ -23,12 +18,8 @@ def read_query(query: bytes) -> dict[str, str]:
 
 
 def read_pairs(pairs: Sequence[tuple[str, str]], kind: str, known: Sequence[str] = PARAMETERS) -> dict[str, str]:
-    """The values by name. Raises ServiceError `bad_request` for a name that does not exist or is given twice.
-
-    Args:
-        kind: what the request calls them, in the message of an error.
-        known: the names that exist here.
-    """
+    """The values by name. `kind`: what the request calls them, for a message. Raises ServiceError `bad_request` for a
+    name that does not exist or is given twice."""
     values: dict[str, str] = {}
     for name, value in pairs:
         if name not in known:

@@ -26,11 +26,8 @@ _RAW_TYPES = frozenset({b"", b"application/octet-stream", b"application/x-www-fo
 _ACCEPTED = "image/*, application/octet-stream, application/x-npy, multipart/form-data or application/json"
 
 
-_JSON = '{"images": ["<base64>", ...]}'
-
-
 class _JsonBody(Struct):
-    """The part of `_JSON` that may be large, undecoded."""
+    """The part of JSON that may be large, undecoded."""
 
     images: Raw
 
@@ -88,9 +85,10 @@ def read_payload(body: bytes, form: Form, content_type: bytes) -> Payload:
         return Payload(body, form, files, read_pairs(fields, "text field (without a filename)"))
     if form != "json":
         return Payload(body, form, [slice(None)], {})
-    images = decoded(body, _JsonBody, f"the body, which must be {_JSON}").images
+    images = decoded(body, _JsonBody, 'the body, which must be {"images": ["<base64>", ...]}').images
     rest = decoded(without(body, images, "the body"), dict[str, Any], "the body")
-    asked = [(name, _text(value)) for name, value in rest.items() if value is not None]
+    said = {name: value for name, value in rest.items() if value is not None}
+    asked = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in said.items()]
     return Payload(body, form, images, read_pairs(asked, "member", ("images", *PARAMETERS)))
 
 
@@ -103,10 +101,6 @@ def _one_each(images: list[Encoded], max_images: int) -> list[Encoded]:
     for image in images:
         ones += split_images(image) if isinstance(image, bytes) else [image]
     return ones
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _from_base64(image: Raw, place: int) -> Encoded:

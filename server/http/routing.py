@@ -10,16 +10,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import ServiceError, did_you_mean
 
-SERVER_METHODS = "GET, HEAD, OPTIONS, POST"
-"""The answer to `OPTIONS *`, which asks what the server as a whole takes."""
+SERVER_METHODS = "GET, HEAD, OPTIONS, POST"  # `OPTIONS *` asks what the server as a whole takes
 
 
 class Routing:
-    """An ASGI layer around a router. HEAD is answered as GET (the server leaves the body out), and OPTIONS by Allow.
-
-    Args:
-        routes: all that the router has.
-    """
+    """An ASGI layer around a router, which has `routes`: HEAD is GET (the server omits the body), OPTIONS is Allow."""
 
     def __init__(self, app: ASGIApp, *, routes: Sequence[BaseRoute]) -> None:
         self._app, self._routes = app, routes
@@ -48,9 +43,7 @@ def allowed(routes: Sequence[BaseRoute], path: str) -> str:
     asked = {"type": "http", "path": path, "method": ""}
     here = [route for route in routes if isinstance(route, Route) and route.matches(asked)[0] is not Match.NONE]
     methods = {"OPTIONS"}.union(*(route.methods or () for route in here))
-    if "GET" in methods:
-        methods.add("HEAD")
-    return ", ".join(sorted(methods)) if here else ""
+    return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods)) if here else ""
 
 
 def routing_error(routes: Sequence[BaseRoute], request: Request, exception: Exception) -> ServiceError:

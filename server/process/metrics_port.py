@@ -151,10 +151,8 @@ def with_probes(metrics: WsgiApp, service: Service) -> WsgiApp:
         status, text = HTTPStatus.OK, "ok"
         if path and path not in there:
             status, text = HTTPStatus.NOT_FOUND, f"there are: {', '.join(there)}{did_you_mean(path, there)}"
-        elif method == "OPTIONS":
-            text = ""
         elif method != "GET":
-            status, text = HTTPStatus.METHOD_NOT_ALLOWED, "this port has other methods, see Allow"
+            status, text = HTTPStatus.OK if method == "OPTIONS" else HTTPStatus.METHOD_NOT_ALLOWED, "see Allow"
         elif path not in checks:
             return metrics(environ, start_response)
         else:
@@ -166,7 +164,7 @@ def with_probes(metrics: WsgiApp, service: Service) -> WsgiApp:
                 status, text = HTTPStatus.SERVICE_UNAVAILABLE, error.message
         headers = [("Content-Type", "text/plain; charset=utf-8"), ("Allow", "GET, HEAD, OPTIONS")]
         start_response(f"{status.value} {status.phrase}", headers)
-        return [text.encode() + b"\n" if text else b""]
+        return [text.encode() + b"\n"]
 
     return app
 

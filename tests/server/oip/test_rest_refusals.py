@@ -205,7 +205,7 @@ async def test_errors_of_router_and_service_have_the_form_of_the_protocol(
         async with one_reason(app, "method_not_allowed"):
             wrong = await app.client.get(oip.URL)
         oip.check_refusal(wrong, 405)
-        assert wrong.headers["allow"] == "POST"
+        assert wrong.headers["allow"] == "OPTIONS, POST"
         other = await app.client.get("/v2x")
         assert other.json()["error"]["code"] == "not_found"  # not ours: the service's own form
         app.model.failure = RuntimeError("secret detail")
