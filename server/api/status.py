@@ -67,8 +67,6 @@ def _add_probes(router: APIRouter, service: Service) -> None:
     @router.get("/startupz", response_model=Health, responses=_NOT_YET, tags=["health"])
     async def startupz(request: Request) -> Response:
         """Fails until every model is loaded and warm, then never again."""
-        try:
-            service.check_started()
-        except ServiceError as error:
-            return error_response(request, error)
-        return JSONResponse({"status": "ok"})
+        if service.models:
+            return JSONResponse({"status": "ok"})
+        return error_response(request, ServiceError("not_ready", "the models are loading", retry_after_seconds=1))

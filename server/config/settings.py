@@ -156,7 +156,7 @@ class Settings(BaseModel):
     max_timeout_ms: int = _number(300_000, 1, 3_600_000, "milliseconds X-Request-Timeout-Ms may ask for")
     keep_alive_seconds: int = _number(75, 1, 3600, "seconds an idle connection is kept")
     max_connections: int = _number(
-        4096, 1, 1_000_000, "connections open at most; beyond it who owes bytes for longest makes room"
+        4096, 1, 1_000_000, "connections open at most, gRPC's too; beyond it who owes bytes for longest makes room"
     )
     max_headers: int = _number(100, 8, 10_000, "headers of one request at most; beyond it 431")
     max_header_bytes: Bytes = _number(32_768, 1024, 1 << 20, "bytes of a request's target and headers at most")

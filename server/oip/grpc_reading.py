@@ -39,9 +39,15 @@ class MessageReading:
         self._ended: set[asyncio.Task[Any]] = set()  # those that were ended to make room
 
     async def message(self, rpc: Any) -> bytes:
-        """Wait for the message of a call. `rpc`: gRPC's context of a call that is handled as `stream_unary`, which
-        leaves it to us when to ask. Raises ServiceError `overloaded`, `request_timeout`; `bad_request` where there is
-        no message."""
+        """Wait for the message of a call. Raises ServiceError as `next`, and `bad_request` where there is none."""
+        message = await self.next(rpc)
+        if message is None:
+            raise ServiceError("bad_request", "the call has no message")
+        return message
+
+    async def next(self, rpc: Any) -> bytes | None:
+        """Wait for the next message of a call, if there is one. `rpc`: gRPC's context of a call that is handled as a
+        stream, which leaves it to us when to ask. Raises ServiceError `overloaded`, `request_timeout`."""
         if self._waiting >= MAX_WAITING:
             raise _overloaded(f"{MAX_WAITING} calls wait for their messages")
         self._waiting += 1
@@ -52,9 +58,7 @@ class MessageReading:
             raise ServiceError("request_timeout", f"the message did not come within {self._seconds:g} s") from None
         finally:
             self._waiting -= 1
-        if message is self._end_of_file:
-            raise ServiceError("bad_request", "the call has no message")
-        return bytes(message)
+        return None if message is self._end_of_file else bytes(message)
 
     async def _read(self, rpc: Any) -> Any:
         loop = asyncio.get_running_loop()

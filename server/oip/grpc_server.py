@@ -5,7 +5,8 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from typing import Any
 
 from prometheus_client import Histogram
@@ -24,7 +25,7 @@ from ..telemetry.metrics import SECONDS_BUCKETS
 from ..telemetry.trace_context import current_span
 from ..telemetry.tracer import Tracer
 from .grpc_reading import SLOW_PLACES, MessageReading
-from .grpc_service import PROBES, Call, GrpcService, Method
+from .grpc_service import EMPTY, HEALTH, PROBES, REFLECTION, Call, GrpcHealth, GrpcService, Method, Read
 
 logger = logging.getLogger("milkweed.grpc")
 
@@ -76,8 +77,9 @@ class GrpcServer:
             import grpc.aio
 
             self._calls = GrpcService(service, auth)
+            self._health = GrpcHealth(service, [SERVICE_NAME, HEALTH, REFLECTION])
         except ImportError as error:
-            raise GrpcError(f"grpc_port needs grpcio and protobuf: pip install 'milkweed[grpc]' ({error})") from None
+            raise GrpcError(f"grpc_port needs grpcio, protobuf: pip install 'milkweed[grpc]' ({error})") from None
         self._grpc: Any = grpc
         self._service, self._auth, self._tracer = service, auth, tracer
         self._server: Any = None
@@ -101,10 +103,15 @@ class GrpcServer:
         handlers = {
             # Declared as a stream of one message: then it is we who ask for it, once we know who calls.
             name: grpc.stream_unary_rpc_method_handler(self._handler(name, method))
-            for name, method in self._calls.methods.items()
+            for name, method in (*self._calls.methods.items(), ("Check", self._health.check))
         }
         self._server = grpc.aio.server(options=_options(settings))
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+        watch, reflect = map(self._stream, (self._health.watch, self._health.reflect))
+        services = {SERVICE_NAME: handlers, HEALTH: {"Check": handlers.pop("Check"), "Watch": watch}}
+        services[REFLECTION] = {"ServerReflectionInfo": reflect}
+        self._server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(name, methods) for name, methods in services.items()]
+        )
         address = f"unix-abstract:{self._port.library}"
         if self._credentials is None:
             self._server.add_insecure_port(address)
@@ -120,6 +127,7 @@ class GrpcServer:
         """Take no new calls and wait for those in flight; those that outlast the grace are cancelled."""
         if self._server is not None:
             self._port.close()
+            self._health.ending.set()
             await self._server.stop(grace_seconds)
 
     def _handler(self, name: str, method: Method) -> Any:
@@ -140,7 +148,7 @@ class GrpcServer:
                 call = self._call(name, context, rpc, connection, lease)
                 if name not in PROBES:
                     lease.take(CALL_BYTES)
-                payload = [b""] if name in PROBES else [await self._reading.message(rpc)]
+                payload = [b""] if name in EMPTY else [await self._reading.message(rpc)]
                 context.body_bytes = len(payload[0])
                 with connection.answering():
                     answer = (await method(payload.pop(), call)).SerializeToString()
@@ -164,6 +172,25 @@ class GrpcServer:
 
         return handle
 
+    def _stream(self, method: Callable[[Read], AsyncIterator[Any]]) -> Any:
+        """Make what gRPC calls for a stream of answers; each has to be read in time."""
+
+        async def handle(_: Any, rpc: Any) -> None:
+            try:
+                connection = self._connection("Check", rpc)
+                async for answer in method(partial(self._reading.next, rpc)):
+                    unread = asyncio.create_task(connection.end_unless_read())
+                    await rpc.write(answer.SerializeToString())
+                    unread.cancel()
+            except ServiceError as error:
+                await rpc.abort(self._status(error), error.message)
+
+        return self._grpc.stream_stream_rpc_method_handler(handle)
+
+    def _status(self, error: ServiceError) -> Any:
+        status = "RESOURCE_EXHAUSTED" if error.code == "overloaded" else _STATUSES.get(error.status, "UNKNOWN")
+        return getattr(self._grpc.StatusCode, status)
+
     def _connection(self, name: str, rpc: Any) -> RelayedConnection:
         """Find a call's connection. Raises ServiceError `overloaded`; `unauthorized` where it came past the port."""
         connection = self._port.connections.get(rpc.peer().rpartition(":")[2])
@@ -177,7 +204,8 @@ class GrpcServer:
         self, name: str, context: RequestContext, rpc: Any, connection: RelayedConnection, lease: BudgetLease
     ) -> Call:
         """Find out who calls and until when. Raises ServiceError `unauthorized`, `rate_limited`."""
-        account = self._auth.identify(context.headers) if self._auth.needs_key and name not in PROBES else None
+        open_to_all = name in PROBES or not self._auth.needs_key
+        account = None if open_to_all else self._auth.identify(context.headers)
         context.caller = account.name if account is not None else connection.client
         return Call(context, account, rpc.time_remaining(), lease)
 
@@ -185,14 +213,17 @@ class GrpcServer:
         self, name: str, error: ServiceError, context: RequestContext, rpc: Any, metadata: tuple[tuple[str, str], ...]
     ) -> None:
         """End a call with an error; does not return."""
-        status = "RESOURCE_EXHAUSTED" if error.code == "overloaded" else _STATUSES.get(error.status, "UNKNOWN")
+        status = self._status(error)
         self._service.metrics.rejected[error.code].inc()
         context.code = error.code
-        self._count(name, status, context)
+        self._count(name, status.name, context)
         metadata = (*metadata, ("milkweed-code", error.code))
         if error.retry_after_seconds is not None:
             metadata = (*metadata, ("retry-after", str(error.retry_after_seconds)))
-        await rpc.abort(getattr(self._grpc.StatusCode, status), error.message, metadata)
+        try:
+            await rpc.abort(status, error.message, metadata)
+        except self._grpc.aio.InternalError:  # gRPC has ended the call itself, and would log that we did too
+            raise asyncio.CancelledError from None
 
     def _count(self, name: str, status: str, context: RequestContext) -> None:
         end = time.perf_counter()

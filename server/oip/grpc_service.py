@@ -1,6 +1,8 @@
-"""Answers the calls of `inference.GRPCInferenceService`: each method turns the bytes of a request into a response."""
+"""Answers the calls of `inference.GRPCInferenceService`, gRPC's health and reflection: bytes become a response."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,8 +21,22 @@ from .grpc_convert import infer_response, parsed_bytes, read_infer_message
 from .infer import Inference, find_version, prepare
 from .tensors import InferRequest
 
-PROBES = frozenset({"ServerLive", "ServerReady"})
+EMPTY = frozenset({"ServerLive", "ServerReady"})
+"""Calls whose messages say nothing, so that they are not read."""
+
+PROBES = EMPTY | {"Check"}
 """Calls that need no key: whoever starts, routes to or restarts the process makes them."""
+
+
+HEALTH = "grpc.health.v1.Health"
+REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
+
+LOOK_SECONDS = 1.0
+"""How often a watch looks: an engine that hangs tells nobody."""
+
+MAX_WATCHES = 128
+
+Read = Callable[[], Awaitable[bytes | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +113,10 @@ class GrpcService:
         return replace(params, timeout_seconds=min(most, call.seconds_left)), True
 
     async def _server_live(self, payload: bytes, call: Call) -> Any:
-        return self._messages.ServerLiveResponse(live=_passes(self._service.check_alive))
+        return self._messages.ServerLiveResponse(live=passes(self._service.check_alive))
 
     async def _server_ready(self, payload: bytes, call: Call) -> Any:
-        return self._messages.ServerReadyResponse(ready=_passes(self._service.check_ready))
+        return self._messages.ServerReadyResponse(ready=passes(self._service.check_ready))
 
     async def _model_ready(self, payload: bytes, call: Call) -> Any:
         request = self._read("ModelReadyRequest", payload)
@@ -109,7 +125,7 @@ class GrpcService:
             find_version(self._service, request.name, request.version)
             self._service.check_ready()
 
-        return self._messages.ModelReadyResponse(ready=_passes(check))
+        return self._messages.ModelReadyResponse(ready=passes(check))
 
     async def _server_metadata(self, payload: bytes, call: Call) -> Any:
         return self._messages.ServerMetadataResponse(**describe.server_metadata())
@@ -140,15 +156,80 @@ class GrpcService:
         return self._messages.RepositoryIndexResponse(models=index)
 
     def _read(self, name: str, payload: bytes) -> Any:
-        from google.protobuf.message import DecodeError
+        return read_message(getattr(self._messages, name), payload)
 
+
+class GrpcHealth:
+    """Tells whether the server is ready, by the names "", `readyz` and each of `services`, and by `livez` whether it is
+    alive. Reflection lists `services`. Raises ImportError where the packages are missing."""
+
+    def __init__(self, service: Service, services: list[str]) -> None:
+        from google.protobuf.descriptor_pool import DescriptorPool
+        from grpc_health.v1 import health_pb2
+        from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+        from . import grpc_service_pb2
+
+        pool: Any = DescriptorPool()
+        for messages in (grpc_service_pb2, health_pb2, reflection_pb2):
+            pool.AddSerializedFile(messages.DESCRIPTOR.serialized_pb)
+        self._messages, self._reflected = health_pb2, reflection_pb2.ServerReflectionRequest
+        self._reflection = reflection.aio.ReflectionServicer(services, pool)
+        self._checks = dict.fromkeys(("", "readyz", *services), service.check_ready) | {"livez": service.check_alive}
+        self._watches = 0
+        self.ending = asyncio.Event()
+        """Set when watches shall end."""
+
+    async def check(self, payload: bytes, call: Call) -> Any:
+        """Answer Check. Raises ServiceError `not_found`, `bad_request`."""
+        name = read_message(self._messages.HealthCheckRequest, payload).service
+        if name not in self._checks:
+            raise ServiceError("not_found", f"no service {name[:40]!r}; there are: {', '.join(self._checks)}")
+        return self._answer(name)
+
+    async def watch(self, read: Read) -> AsyncIterator[Any]:
+        """Answer Watch whenever there is something new. Raises ServiceError `overloaded`, `bad_request`."""
+        name, last = read_message(self._messages.HealthCheckRequest, await read() or b"").service, None
+        if self._watches >= MAX_WATCHES:
+            raise ServiceError("overloaded", f"{MAX_WATCHES} calls watch already")
+        self._watches += 1
         try:
-            return getattr(self._messages, name).FromString(payload)
-        except DecodeError:
-            raise ServiceError("bad_request", f"the message is no {name}") from None
+            while not self.ending.is_set():
+                if (answer := self._answer(name)) != last:
+                    yield (last := answer)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.ending.wait(), LOOK_SECONDS)
+        finally:
+            self._watches -= 1
+
+    async def reflect(self, read: Read) -> AsyncIterator[Any]:
+        """Answer ServerReflectionInfo. Raises ServiceError `bad_request`."""
+
+        async def requests() -> AsyncIterator[Any]:
+            while (payload := await read()) is not None:
+                yield read_message(self._reflected, payload)
+
+        async for answer in self._reflection.ServerReflectionInfo(requests(), None):
+            yield answer
+
+    def _answer(self, name: str) -> Any:
+        check = self._checks.get(name)
+        status = "SERVICE_UNKNOWN" if check is None else "SERVING" if passes(check) else "NOT_SERVING"
+        return self._messages.HealthCheckResponse(status=status)
 
 
-def _passes(check: Callable[[], None]) -> bool:
+def read_message(kind: Any, payload: bytes) -> Any:
+    """Parse a message of that kind. Raises ServiceError `bad_request`."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        return kind.FromString(payload)
+    except DecodeError:
+        raise ServiceError("bad_request", f"the message is no {kind.DESCRIPTOR.name}") from None
+
+
+def passes(check: Callable[[], None]) -> bool:
+    """Whether a check of the service raises nothing."""
     try:
         check()
     except ServiceError:

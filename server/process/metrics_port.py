@@ -34,9 +34,6 @@ POLL_SECONDS = 0.2
 # A new connection waits for so long until the one that it displaces is gone.
 ROOM_SECONDS = 1.0
 
-# A probe fails where the event loop is later than this: on the service's own port it would wait as long.
-MOST_LAG_SECONDS = 3.0
-
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
@@ -142,8 +139,8 @@ def _cut(request: socket.socket) -> None:
 
 
 def with_probes(metrics: WsgiApp, service: Service) -> WsgiApp:
-    """Put the probes before the app of /metrics, also at /; the service is only read."""
-    checks = {"/livez": service.check_alive, "/readyz": service.check_ready, "/startupz": service.check_started}
+    """Put /livez and /readyz before the app of /metrics, also at /; the service is only read."""
+    checks = {"/livez": service.check_alive, "/readyz": service.check_ready}
     there = (*checks, "/metrics")
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -158,8 +155,6 @@ def with_probes(metrics: WsgiApp, service: Service) -> WsgiApp:
         else:
             try:
                 checks[path]()
-                if service.lag.seconds() > MOST_LAG_SECONDS and not service.draining:
-                    raise ServiceError("internal", f"the event loop is {service.lag.seconds():.0f} s late")
             except ServiceError as error:
                 status, text = HTTPStatus.SERVICE_UNAVAILABLE, error.message
         headers = [("Content-Type", "text/plain; charset=utf-8"), ("Allow", "GET, HEAD, OPTIONS")]

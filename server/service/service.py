@@ -148,15 +148,11 @@ class Service(EngineEvents):
         """Raises ServiceError `not_ready` or `draining` where a request cannot be taken."""
         if not self._accepting:
             raise ServiceError("draining", "the server is shutting down", retry_after_seconds=1, close=True)
-        self.check_started()
-        if self.engines.ended:
-            raise ServiceError("not_ready", "the engine has ended", retry_after_seconds=5)
-
-    def check_started(self) -> None:
-        """Raises ServiceError `not_ready` until every model is loaded and warm, then never again."""
         if not self.models:
             why = "no model could be loaded" if self.prepared.done() else "the models are loading"
             raise ServiceError("not_ready", why, retry_after_seconds=1)
+        if self.engines.ended:
+            raise ServiceError("not_ready", "the engine has ended", retry_after_seconds=5)
 
     def check_ready(self) -> None:
         """Raises ServiceError where no new traffic should be routed here."""

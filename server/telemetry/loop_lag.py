@@ -1,7 +1,6 @@
 """Measures how late the event loop runs its timers; a request waits as long to be read, and again to be answered."""
 
 import asyncio
-import time
 
 from prometheus_client import Histogram
 
@@ -28,8 +27,8 @@ class LoopLag:
             self._timer.cancel()
 
     def seconds(self) -> float:
-        """How late the loop is now; other threads may ask, when it hangs too, so its own time is not asked for."""
-        overdue = time.monotonic() - self._due if self._due else 0.0
+        """How late the loop is now."""
+        overdue = self._loop.time() - self._due if self._loop is not None and self._due else 0.0
         return max(self._lag, overdue)
 
     def _tick(self, due: float) -> None:

@@ -48,7 +48,7 @@ class RelayPort:
             copying = [asyncio.create_task(way) for way in ways]
             await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait(copying, timeout=NOT_READING_SECONDS)
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # cancelled: the process ends
             end.close()
         connection.abort()
         self.connections.pop(name, None)

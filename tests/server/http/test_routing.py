@@ -135,11 +135,11 @@ def metrics_port(app: Running, method: str, path: str) -> tuple[int, dict[str, s
 
 async def test_the_metrics_port_does_the_same(running: Start) -> None:
     async with running() as app:
-        for path in ("/livez", "/readyz", "/startupz", "/metrics", "/", "/livez/", "/metrics/"):
+        for path in ("/livez", "/readyz", "/metrics", "/", "/livez/", "/metrics/"):
             get, head, options, wrong = (metrics_port(app, each, path) for each in ("GET", "HEAD", "OPTIONS", "POST"))
             assert get[0] == head[0] == options[0] == 200
             assert (head[1]["Content-Type"], head[2]) == (get[1]["Content-Type"], b"")
             assert head[1]["Content-Length"] == str(len(get[2]))
             assert (wrong[0], wrong[1]["Allow"], options[1]["Allow"]) == (405, *["GET, HEAD, OPTIONS"] * 2)
         status, _, body = metrics_port(app, "GET", "/ready")  # a misspelt probe got the metrics, and 200
-        assert (status, body) == (404, b"there are: /livez, /readyz, /startupz, /metrics; did you mean /readyz?\n")
+        assert (status, body) == (404, b"there are: /livez, /readyz, /metrics; did you mean /readyz?\n")

@@ -1,8 +1,9 @@
 """A client of the gRPC service, with the generated messages."""
 
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,9 @@ SERVICE = "/inference.GRPCInferenceService/"
 
 
 class Client:
-    """Calls by name, on one channel."""
+    """Calls by name, on one channel. `stop`: stops the server."""
+
+    stop: Callable[[], Awaitable[None]]
 
     def __init__(self, port: int, table: ConnectionTable) -> None:
         self.table = table
@@ -53,6 +56,7 @@ async def calling(app: Any) -> AsyncIterator[Client]:
     table = ConnectionTable(service.settings, service.settings.max_connections, service.metrics)
     server = GrpcServer(service, app.app.state.auth, table, app.app.state.tracer)
     client = Client(await server.start(), table)
+    client.stop = partial(server.stop, 30)
     try:
         yield client
     finally:
