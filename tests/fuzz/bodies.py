@@ -8,8 +8,7 @@ from typing import Any
 
 from milkweed.server.config.settings import Settings
 from milkweed.server.errors import ServiceError
-from milkweed.server.http.multipart import boundary_of, file_parts
-from milkweed.server.http.payload import encoded_images
+from milkweed.server.http.payload import read_payload
 from milkweed.server.oip.images import decoded_bytes, images_of
 from milkweed.server.oip.options import read_options
 from milkweed.server.oip.rest_request import json_length, read_infer_request
@@ -32,25 +31,29 @@ FORMS = (
 
 def multipart(draw: random.Random) -> None:
     content_type = mutated(draw, draw.choice(TYPES), 1) if draw.random() < 0.2 else draw.choice(TYPES)
-    body, parts = one_of(draw, FORMS), list[bytes]()
+    body, images = one_of(draw, FORMS), list[Any]()
     attempt(
-        lambda: parts.extend(file_parts(body, boundary_of(content_type), max_parts=MOST_IMAGES)),
+        lambda: images.extend(read_payload(body, "multipart", content_type).images(MOST_IMAGES)),
         content_type + b"\r\n\r\n" + body,
         ServiceError,
     )
-    if sum(map(len, parts)) > len(body) or len(parts) > MOST_IMAGES:
-        raise Finding(f"{len(parts)} parts of {sum(map(len, parts))} bytes in a body of {len(body)}", body)
+    size = sum(len(image) for image in images if isinstance(image, bytes))
+    if size > len(body) or len(images) > MOST_IMAGES:
+        raise Finding(f"{len(images)} images of {size} bytes in a body of {len(body)}", body)
 
 
 BODIES = tuple(
     json.dumps(each).encode()
-    for each in ({"images": ["AAAA", "/9j/4AAQ"]}, {"images": ["\\/9j\\/", 3, None, [], {}], "x": {"images": []}})
+    for each in (
+        {"images": ["AAAA", "data:image/jpeg;base64,/9j/4AAQ"], "model": "m", "top_k": 3},
+        {"images": ["\\/9j\\/", 3, None, [], {}], "x": {"images": []}},
+    )
 )
 
 
 def client_json(draw: random.Random) -> None:
     body = one_of(draw, BODIES)
-    attempt(lambda: encoded_images(body, "json", b"application/json", max_images=MOST_IMAGES), body, ServiceError)
+    attempt(lambda: read_payload(body, "json", b"application/json").images(MOST_IMAGES), body, ServiceError)
 
 
 PIXELS = [[[[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [1, 2, 255]]]]
@@ -77,7 +80,7 @@ def oip_rest(draw: random.Random) -> None:
     said = draw.choice((None, len(document), len(body), 0, draw.randrange(len(body) + 2)))
 
     def read() -> None:
-        request = read_infer_request(body, json_length(body, None if said is None else b"%d" % said))
+        request = read_infer_request(body, json_length(body, None if said is None else b"%d" % said), ("m",), ("1",))
         for tensor in request.inputs:
             decoded_bytes(tensor)
         read_options(request, MODEL, SETTINGS)

@@ -9,7 +9,7 @@ from PIL import Image
 from milkweed.bench.attacks import payloads
 from milkweed.bench.attacks.hostile import ATTACKS, Target
 from milkweed.bench.load.requests import MULTIPART
-from milkweed.server.http.multipart import boundary_of, file_parts
+from milkweed.server.http.payload import read_payload
 
 from ...support.fake_server import OK, Fake, fake_server
 
@@ -23,7 +23,8 @@ def target_of(fake: Fake) -> Target:
 
 
 def test_a_slow_tiff_is_a_picture_of_many_scans() -> None:
-    first, second = file_parts(payloads.slow_tiffs(2, side=64, scans=5), boundary_of(MULTIPART.encode()), max_parts=9)
+    first, second = read_payload(payloads.slow_tiffs(2, side=64, scans=5), "multipart", MULTIPART.encode()).images(9)
+    assert isinstance(first, bytes)
     assert first == second
     assert first.count(b"\xff\xda") == payloads.slow_tiffs(1, side=64, scans=0).count(b"\xff\xda") + 5
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(first))), np.full((64, 64), 128))
