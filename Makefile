@@ -64,7 +64,7 @@ bench: .venv/.installed-bench
 
 # The CPU kernels, for all instruction sets: needs a C++ compiler. Without them, as on a CPU that is no x86-64, PyTorch or OpenVINO
 # computes.
-$(CPU_KERNELS): .venv/.installed $(wildcard kernels/cpu/csrc/*) kernels/images/resize.h kernels/cpu/instruction_sets.py kernels/cpu/sources.py
+$(CPU_KERNELS): .venv/.installed $(wildcard kernels/cpu/csrc/*) kernels/images/resize.h kernels/cpu/instruction_sets.py
 	-$(BIN)/python -m milkweed.kernels.cpu.build
 
 # And the CUDA kernels: needs nvcc, no GPU. ARCH="90a" builds for one kind of GPU in a fraction of the time.

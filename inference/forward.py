@@ -11,7 +11,7 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -233,14 +233,20 @@ class Forward:
         order = np.argsort(-scores, 1, kind="stable")
         return np.take_along_axis(few, order, 1).tolist(), np.take_along_axis(scores, order, 1)
 
-    def check_golden(self, record: Mapping[str, Any], bound: str | None = None) -> None:
+    def check_golden(
+        self,
+        record: Mapping[str, Any],
+        bound: str | None = None,
+        check: Callable[[Mapping[str, Any], NDArray[np.float32], str], None] = check_golden,
+    ) -> None:
         """Compare the answers with those that a bundle recorded for its golden images; raises BundleError.
 
         Args:
             bound: the number type whose tolerance holds, where it is not the forward's: int8 for a quantised graph.
+            check: what compares them.
         """
         if record:
-            check_golden(record, self._on_host(self.run(golden_images(self.size)).probabilities), bound or self.dtype)
+            check(record, self._on_host(self.run(golden_images(self.size)).probabilities), bound or self.dtype)
 
     def close(self) -> None:
         """End the helper threads."""

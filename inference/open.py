@@ -17,7 +17,7 @@ from ..loaders.headers.limits import DEFAULT_LIMITS, Limits
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..loaders.select import create_loader
 from ..models.bundle.config import BundleConfig
-from ..models.bundle.golden import golden_record
+from ..models.bundle.golden import check_divergence, golden_record
 from ..models.bundle.graph import load_graph
 from ..models.bundle.program_record import OPERATORS, ProgramRecord
 from ..models.bundle.reading import naming, read_config
@@ -198,6 +198,8 @@ class _Forwards:
         if record is None:
             golden = self._golden_answers() if len(self.candidates) > 1 else self.config.golden
             return lambda forward: forward.check_golden(golden)
+        if isinstance(record, ProgramRecord):
+            return lambda forward: forward.check_golden(record.golden, record.precision, check_divergence)
         bound = "int8" if record.precision == "int8" else None
         return lambda forward: forward.check_golden(record.golden, bound)
 

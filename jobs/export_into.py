@@ -49,7 +49,7 @@ def export_into(bundle: Path, *, overwrite: bool = False) -> BundleConfig:
         extras=extras,
         storage=config.storage,
         graph=graph,
-        program=config.program,
+        program=None if program is None else program.record(int(config.preprocess["size"])),
         activations=None if program is None else program.tensors or None,
         operators=None if program is None else program.operators(int(config.preprocess["size"])),
     )

@@ -2,16 +2,10 @@
 
 import shutil
 from collections.abc import Mapping
-from contextlib import closing
 from typing import Any
 
-import numpy as np
-
 from ...inference.device import processor_name, usable_cores
-from ...inference.program import program_forward
 from ...models import BundleConfig, save_bundle
-from ...models.bundle.golden import golden_images, recorded
-from ...models.bundle.program_record import ProgramRecord
 from ...models.bundle.provenance import made_from
 from ...models.progress import SILENT, Progress
 from ...models.report import check_report_packages, write_report
@@ -21,7 +15,7 @@ from .front import speedup
 from .job import SearchJob
 from .narrower import widths_of
 from .report import run_report
-from .runs import FEWEST, OURS
+from .runs import OURS
 from .search import Found, Search
 
 
@@ -62,13 +56,10 @@ def _contents(search: Search, found: Found) -> dict[str, Any]:
     runs, chosen = search.runs, found.chosen
     if chosen.candidate.backend == OURS:
         program, size = runs.program(chosen), search.subject.size
-        with closing(program_forward(program.loaded, runs.plan, size, program.activations)) as forward:
-            answers = recorded(np.log(np.maximum(forward.run(golden_images(size)).probabilities, FEWEST)))
-        record = ProgramRecord(precision=program.precision, golden=answers)
         return {
             "model": program.model,
             "storage": program.storage,
-            "program": record,
+            "program": program.record(size),
             "activations": program.tensors or None,
             "operators": program.operators(size),
         }

@@ -1,7 +1,7 @@
 """Assembles a program for an instruction set: orders of channels, packed weights, buffers, steps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,17 @@ from . import structs
 from .grids import Grids, tile_rows
 from .packing import LANES, InstructionSet
 from .program import Attention, Branch, Embed, Factor, Grid, Merge, Norm, Operator, Performer, Places, Program, Pyramid
+from .shape_inference import State, infer_shapes
 from .stages import Stages, TileStep, check_lanes
-from .structs import LEAST_ROWS, Fields
-from .vectors import Rows, Vector, inputs_of, kept_outputs, qkv_order, stream_order, vector
+from .structs import LEAST_ROWS, Fields, from_row
+from .vectors import Rows, Vector, by_heads, inputs_of, kept_outputs, qkv_order, stream_order, vector
 
 TILE_ROWS = 256
 """The rows of a tile. With fewer, all weights come from the third cache several times an image (ViT-B with 64 took a
 third longer); with more, what lies between the stages leaves the second."""
+
+ARENA_BYTES, ARENA_OF_WEIGHTS = 1 << 26, 16
+"""An arena has at most so many bytes, and so many more for each of the weights: each thread needs one."""
 
 OnRows = Norm | Factor | Grid | Pyramid
 
@@ -55,53 +59,57 @@ class _Assembly:
     """What has been assembled so far.
 
     Args:
-        tokens, width, order, stream: of the stream: rows of an image, channels, their order, and where it lies.
-        sizes: of the tokens, once some are merged.
+        states: before the first operator, and behind each.
+        state: what there is where the next step begins.
+        order, stream: of the stream: the order of its channels, and where it lies.
+        sizes, keys: of the tokens, once some are merged; queries, keys and values of the last attention.
     """
 
-    tokens: int
-    width: int
     order: Places
     stream: Fields
-    sizes: Fields | None = None
+    sizes: Fields
+    keys: Rows
 
     def __init__(self, program: Program, isa: InstructionSet) -> None:
-        self.program, self.isa = program, isa
+        self.states = infer_shapes(program)
+        self.state = self.states[0]
+        self.program, self.isa = replace(program, operators=by_heads(program.operators)), isa
         self.tables = structs.Tables()
         self.stages = Stages(self.tables.constants, isa)
         self.grids = Grids(self.tables, self.stages)
 
     def run(self) -> Assembled:
         self._begin()
-        between, given, qkv = list[OnRows](), None, None
+        between, given, read = list[OnRows](), None, None
         for place, operator in enumerate(self.program.operators):
-            behind = self.program.operators[place + 1 :]
-            if isinstance(operator, Pyramid):
-                self._between(between, given, [operator, *behind])
-                given, between = None, [operator]
-            elif isinstance(operator, OnRows):
+            if isinstance(operator, Norm | Factor | Grid):
                 between.append(operator)
+                continue
+            if between:
+                read = self._between(between, given, self.program.operators[place:])
+                between, given = [], None
+            before, self.state = self.state, self.states[place + 1]
+            if isinstance(operator, Pyramid):
+                between = [operator]
             elif isinstance(operator, Branch):
-                if between:
-                    self._between(between, given, [operator, *behind])
-                    given, between = None, []
                 self.grids.branch(operator, self.stream, self.order)
-            elif isinstance(operator, Attention | Performer):
-                qkv = self._between(between, given, [operator, *behind])
-                given, between = self._attended(operator, qkv, behind), []
+            elif isinstance(operator, Merge):
+                self._merge(operator, before)
             else:
-                self._between(between, given, [operator, *behind])
-                given, between = None, []
-                self._merge(operator, qkv)
+                assert read is not None, "infer_shapes lets no attention follow anything but a factor"
+                given = self._attended(operator, read, before, _factor(self.program.operators[place:]))
         self._between(between, given, [])
-        logits = self._head()
+        logits, constants = self._head(), self.tables.constants.memory()
+        arena, limit = self.tables.arena.size, ARENA_BYTES + ARENA_OF_WEIGHTS * len(constants)
+        if arena > limit:
+            raise ValueError(f"{arena} bytes of memory a thread: at most {limit} beside {len(constants)} of weights")
         return Assembled(
             self.isa,
             structs.table(self.tables.steps, structs.STEP),
             structs.table(self.tables.stages, structs.STAGE),
             structs.table(self.tables.buffers, structs.BUFFER),
-            self.tables.constants.memory(),
-            self.tables.arena.size,
+            constants,
+            arena,
             logits["offset"],
             self.program.head.classifier.width,
             self.program.embed.size,
@@ -115,22 +123,23 @@ class _Assembly:
             self.grids.pixels(self.program.embed, self.program.operators)
 
     def _embed(self, embed: Embed) -> None:
-        self.tokens, self.width = embed.start.shape
-        check_lanes(self.width)
-        self.order = stream_order(self.program.operators, self.width)
-        self.stream = self.tables.rows("stream", 4 * self.width, self.tokens)
-        width, channels, patch, _ = embed.weight.shape
+        tokens, width = embed.start.shape
+        check_lanes(width)
+        self.order = stream_order(self.program.operators, width)
+        self.stream = self.tables.rows("stream", 4 * width, tokens)
+        _, channels, patch, _ = embed.weight.shape
         pixels, patches = vector(np.arange(channels * patch * patch)), (embed.size // patch) ** 2
         start = embed.start[:, self.order].astype(np.float32)
         rows = self.tables.rows("patches", pixels.row_bytes, patches)
         step = {"side": embed.size, "patch": patch, "start": self.stages.floats(start), "start_bytes": start.nbytes}
-        self.tables.step(structs.PATCHES, [rows, self.stream], **step)
+        takes = [(patches, 6 * patch**2), (tokens, start.nbytes // tokens)]
+        self.tables.step(structs.PATCHES, [rows, self.stream], takes=takes, **step)
         places = np.arange(max(width, len(pixels.order)))
         inputs, outputs = places[None, : len(pixels.order)], places[None, :width]
         factor = Factor(embed.weight.reshape(1, width, -1), inputs, outputs, width, embed.bias, adds=True)
-        behind = {**self.stream, "offset": self.stream["offset"] + (self.tokens - patches) * self.stream["row_bytes"]}
         stage = {**self.stages.factor(factor, pixels, self.order, None), "from": 0, "to": 1}
-        self.tables.step(structs.ROWS, [rows, behind], [stage], rows=patches, tile=TILE_ROWS)
+        buffers = [rows, from_row(self.stream, tokens - patches)]
+        self.tables.step(structs.ROWS, buffers, [stage], rows=patches, tile=TILE_ROWS)
 
     def _between(self, operators: Sequence[OnRows], given: Rows | None, behind: Sequence[Operator]) -> Rows | None:
         """One step of the operators from an attention, a merge or a pyramid to the next; what an attention then reads.
@@ -146,12 +155,12 @@ class _Assembly:
             if isinstance(operator, Pyramid):
                 self._pyramid(step, operator, rest)
             elif isinstance(operator, Grid):
-                self.grids.cast(step, self.order, self.tokens, operator.prefix, rest)
+                self.grids.cast(step, self.order, self.state.tokens, operator.prefix, rest)
             else:
                 self._on_rows(step, operator, rest)
         rows = tile_rows(operators[0].convolutions) if isinstance(operators[0], Pyramid) else TILE_ROWS
         buffers = step.placed(self.tables, rows)
-        self.tables.step(structs.ROWS, buffers, step.stages, rows=self.tokens, tile=rows)
+        self.tables.step(structs.ROWS, buffers, step.stages, rows=self.state.tokens, tile=rows)
         return step.result
 
     def _on_rows(self, step: TileStep, operator: Norm | Factor, behind: Sequence[Operator]) -> None:
@@ -165,7 +174,7 @@ class _Assembly:
             stage, read = self.stages.factor(operator, step.given, out.order, out), step.at
         if isinstance(behind[0], Factor):
             return step.add(stage, read, step.gives(out, out))
-        step.result = Rows(out, self.tables.rows("attention's inputs", out.row_bytes, self.tokens))
+        step.result = Rows(out, self.tables.rows("attention's inputs", out.row_bytes, self.state.tokens))
         return step.add(stage, read, step.gives(step.result.buffer, out))
 
     def _read_by(self, operator: Norm | Factor, behind: Sequence[Operator]) -> Vector:
@@ -184,68 +193,67 @@ class _Assembly:
 
     def _pyramid(self, step: TileStep, pyramid: Pyramid, behind: Sequence[Operator]) -> None:
         """The stages of a pyramid. What it gives stays in the tile where a performer starts the stream anew."""
-        self.tokens = pyramid.convolutions[0].across ** 2
-        self.width = sum(each.factor.width for each in pyramid.convolutions)
-        check_lanes(self.width)
-        self.order = stream_order(behind, self.width)
+        check_lanes(self.state.width)
+        self.order = stream_order(behind, self.state.width)
         out = Vector(self.order, None, structs.F32)
         if isinstance(next((each for each in behind if not isinstance(each, Norm | Factor)), None), Performer):
             step.buffers.append(out)
         else:
-            self.stream = self.tables.rows("stream", out.row_bytes, self.tokens)
+            self.stream = self.tables.rows("stream", out.row_bytes, self.state.tokens)
             step.buffers.append(self.stream)
         self.grids.pyramid(step, pyramid, self.order, out)
 
-    def _attended(self, operator: Attention | Performer, given: Rows | None, behind: Sequence[Operator]) -> Rows:
-        if given is None:
-            raise ValueError("an attention behind no factor that gives its queries, keys and values")
+    def _attended(self, operator: Attention | Performer, given: Rows, before: State, reader: Factor) -> Rows:
         if isinstance(operator, Performer):
-            return self._performer(operator, given, _factor(behind))
-        return self._attention(operator, given, _factor(behind))
+            return self._performer(operator, given, reader)
+        self.keys = given
+        return self._attention(operator, given, before, reader)
 
-    def _attention(self, attention: Attention, given: Rows, reader: Factor) -> Rows:
+    def _attention(self, attention: Attention, given: Rows, before: State, reader: Factor) -> Rows:
         if attention.head_dim % LANES:
             raise ValueError(f"heads of {attention.head_dim} channels: the kernels take multiples of {LANES}")
-        inner, queries = attention.heads * attention.head_dim, 1 if attention.first else self.tokens
+        inner, queries = attention.heads * attention.head_dim, self.state.tokens
         out = vector(given.vector.order[2 * inner :] - 2 * inner, reader.quantiser)
         to = self.tables.rows(f"attention's outputs {out.kind}", out.row_bytes, queries)
         values: dict[str, Any] = {"to_type": out.kind, "queries": queries}
         if out.quantiser is not None:
             values["scale"], values["bias"] = self.stages.to_type(out.order, out)
-        size = structs.attention_bytes(self.tokens, attention.head_dim)
+        size = structs.attention_bytes(before.tokens, attention.head_dim)
+        weighted = [(before.tokens, 4)] * before.sized
         self.tables.step(
             structs.ATTENTION,
-            [given.buffer, to, *([] if self.sizes is None else [self.sizes])],
-            rows=self.tokens,
+            [given.buffer, to, *([self.sizes] if weighted else [])],
+            takes=[(before.tokens, 6 * inner), (queries, inner * structs.ITEM_BYTES[out.kind]), *weighted],
+            rows=before.tokens,
             heads=attention.heads,
             width=attention.head_dim,
-            weighted=self.sizes is not None,
+            weighted=before.sized,
             scratch=self.tables.place(("scratch", size), size),
             **values,
         )
-        if attention.first:  # the stream is then its first row
-            self.tokens = 1
         return Rows(out, to)
 
     def _performer(self, performer: Performer, given: Rows, reader: Factor) -> Rows:
         """A performer; its values are the stream from now on."""
-        features, self.width = performer.w.shape
-        check_lanes(self.width, "a performer of ")
-        self.order = np.arange(self.width)
+        features, width = performer.w.shape
+        check_lanes(width, "a performer of ")
+        self.order = np.arange(width)
         values = Vector(self.order, None, structs.F32)
-        self.stream = self.tables.rows("stream", values.row_bytes, self.tokens)
+        self.stream = self.tables.rows("stream", values.row_bytes, self.state.tokens)
         out = inputs_of(reader, self.isa, [self.order])
-        to = self.tables.rows(f"attention's outputs {out.kind}", out.row_bytes, self.tokens)
+        to = self.tables.rows(f"attention's outputs {out.kind}", out.row_bytes, self.state.tokens)
         padded = -(-features // LANES) * LANES
-        w, gain = np.zeros((self.width, padded)), np.zeros((1, padded))
+        w, gain = np.zeros((width, padded)), np.zeros((1, padded))
         w[:, :features], gain[:, :features] = performer.w.T * np.log2(np.e), features**-0.5
         scale, bias = self.stages.to_type(self.order, out)
-        size = structs.performer_bytes(self.width, padded)
+        columns = self.stages.columns(self.order, out)
+        size = structs.performer_bytes(width, padded)
         self.tables.step(
             structs.PERFORMER,
             [given.buffer, self.stream, to],
-            rows=self.tokens,
-            width=self.width,
+            takes=[(self.state.tokens, each) for each in (12 * width, 4 * width, columns["writes"])],
+            rows=self.state.tokens,
+            width=width,
             features=padded,
             epsilon=performer.eps,
             to_type=out.kind,
@@ -253,34 +261,31 @@ class _Assembly:
             scale=scale,
             bias=bias,
             scratch=self.tables.place(("performer", size), size),
-            **self.stages.columns(self.order, out),
+            **columns,
         )
         return Rows(out, to)
 
-    def _merge(self, merge: Merge, qkv: Rows | None) -> None:
+    def _merge(self, merge: Merge, before: State) -> None:
         """Merge tokens of the stream into a new one, by the keys of the attention before."""
-        assert qkv is not None
-        before, sizes, rows = self.stream, self.sizes, self.tokens
-        self.tokens -= merge.count
-        self.stream = self.tables.rows("stream", 4 * self.width, self.tokens)
-        self.sizes = self.tables.rows("sizes", 4, self.tokens)
-        patches = rows - merge.prefix
-        if not 0 < merge.count <= (patches - 1) // 2:
-            raise ValueError(f"{merge.count} of {patches} tokens are to be merged: at most {(patches - 1) // 2} can be")
+        old, rows, left, stream = self.stream, before.tokens, self.state.tokens, 4 * self.state.width
+        self.stream, sizes = self.tables.rows("stream", stream, left), self.tables.rows("sizes", 4, left)
+        weights, many = (self.sizes, rows) if before.sized else (sizes, left)
         size = structs.merge_bytes(rows, merge.head_dim)
         self.tables.step(
             structs.MERGE,
-            [qkv.buffer, before, self.stream, self.sizes, sizes or self.sizes],
+            [self.keys.buffer, old, self.stream, sizes, weights],
+            takes=[(rows, 6 * merge.heads * merge.head_dim), (rows, stream), (left, stream), (left, 4), (many, 4)],
             rows=rows,
             heads=merge.heads,
             width=merge.head_dim,
             prefix=merge.prefix,
             merged=merge.count,
-            channels=self.width,
+            channels=self.state.width,
             protect=merge.protect,
-            weighted=sizes is not None,
+            weighted=before.sized,
             scratch=self.tables.place(("merge", size), size),
         )
+        self.sizes = sizes
 
     def _head(self) -> Fields:
         head = self.program.head
@@ -300,9 +305,11 @@ class _Assembly:
         """What is classified: the first token, or the mean of those from one on."""
         if first is None:
             return self.stream
-        behind = {**self.stream, "offset": self.stream["offset"] + first * self.stream["row_bytes"]}
-        mean = self.tables.rows("mean", 4 * self.width, 1)
-        self.tables.step(structs.MEAN, [behind, mean], rows=self.tokens - first, channels=self.width)
+        width = self.state.width
+        mean = self.tables.rows("mean", 4 * width, 1)
+        rows = self.state.tokens - first
+        buffers, takes = [from_row(self.stream, first), mean], [(rows, 4 * width), (1, 4 * width)]
+        self.tables.step(structs.MEAN, buffers, takes=takes, rows=rows, channels=width)
         return mean
 
 

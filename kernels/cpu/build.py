@@ -12,9 +12,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .instruction_sets import SETS
+from .instruction_sets import OPTIONS, SETS, SOURCES, source_hash
 from .library import LIBRARY, CpuLibraryError, sources_of
-from .sources import OPTIONS, SOURCES, source_hash
 
 
 def build(library: Path = LIBRARY) -> bool:

@@ -8,7 +8,7 @@ from . import structs
 from .packing import LANES
 from .program import Attention, Branch, Convolution, Factor, Norm, Operator, Pixels, Places, Pyramid, Quantiser
 from .stages import Stages, TileStep, grouped_order
-from .structs import Fields, Tables
+from .structs import Fields, Tables, from_row
 from .vectors import Rows, Vector, vector
 
 PLACES = 2
@@ -36,10 +36,12 @@ class Grids:
 
     def pixels(self, pixels: Pixels, behind: Sequence[Operator]) -> None:
         """The step that makes the images the grid."""
-        rows = self._rows("pixels", vector(np.arange(3), _first(behind).factor.quantiser), pixels.size**2)
+        rows = self._rows("pixels", vector(np.arange(3), _quantiser(_first(behind), 3)), pixels.size**2)
         scale, bias = self.stages.to_type(np.arange(3), rows.vector)
         kind = rows.vector.kind
-        self.tables.step(structs.PIXELS, [rows.buffer], side=pixels.size, to_type=kind, scale=scale, bias=bias)
+        takes = [(pixels.size**2, 3 * structs.ITEM_BYTES[kind])]
+        values = {"side": pixels.size, "to_type": kind, "scale": scale, "bias": bias}
+        self.tables.step(structs.PIXELS, [rows.buffer], takes=takes, **values)
         self.current = rows
 
     def cast(self, step: TileStep, order: Places, tokens: int, prefix: int, behind: Sequence[Operator]) -> None:
@@ -53,8 +55,7 @@ class Grids:
         channels = grouped_order(first) if self.in_lanes else np.arange(len(order))
         kept = vector(channels, _quantiser(first, len(order)))
         rows = self._rows(f"grid {self._casts % 2}", kept, tokens)
-        offset = rows.buffer["offset"] + prefix * rows.buffer["row_bytes"]
-        self.current = Rows(rows.vector, {**rows.buffer, "offset": offset})
+        self.current = Rows(rows.vector, from_row(rows.buffer, prefix))
         step.buffers.append(rows.buffer)
         step.add(self.stages.cast(order, rows.vector), 0, len(step.buffers) - 1)
 
@@ -64,6 +65,7 @@ class Grids:
         grid, first = len(step.buffers), 0
         step.buffers.append(self.current.buffer)
         for each in pyramid.convolutions:
+            self._require_own(each, self.current)
             taps = len(step.buffers)
             step.buffers.append(taps_of(each))
             step.add(self.stages.gather(each, self.current.vector), grid, taps)
@@ -72,10 +74,11 @@ class Grids:
 
     def branch(self, branch: Branch, stream: Fields, order: Places) -> None:
         """The steps of a branch, which adds to the stream, whose columns are in that order."""
-        behind = {**stream, "offset": stream["offset"] + branch.prefix * stream["row_bytes"]}
+        behind = from_row(stream, branch.prefix)
         if self.in_lanes or self.current is None:
             return self._by_groups(branch, behind, order)
         given = self.current
+        self._require_own(branch.convolutions[0], given)
         for place, each in enumerate(branch.convolutions[:-1]):
             channels = np.arange(each.factor.width)
             kept = vector(channels, _quantiser(branch.convolutions[place + 1], len(channels)))
@@ -83,6 +86,12 @@ class Grids:
             self._convolved(each, given, rows.buffer, channels, kept)
             given = rows
         return self._convolved(branch.convolutions[-1], given, behind, order, None)
+
+    def _require_own(self, convolution: Convolution, grid: Rows) -> None:
+        """Refuse a convolution whose grid was written in another one's 8 bits."""
+        own, written = _quantiser(convolution, len(grid.vector.order)), grid.vector.quantiser
+        if own and written and not np.array_equal([own.scale, own.zero], [written.scale, written.zero]):
+            raise ValueError(f"{convolution.factor.name}: its activations are not those of others that read its grid")
 
     def _convolved(self, convolution: Convolution, given: Rows, to: Fields, order: Places, out: Vector | None) -> None:
         """The step of one convolution; `out` is None where it adds to the stream."""
@@ -103,10 +112,15 @@ class Grids:
         channels = max(number for each in stages for number in (each["inputs"], each["outputs"]))
         places = (first.side + 2 * edge) * (first.side + 2 * edge + PLACES)
         size = 4 * LANES * (2 * places + PLACES) * channels
+        buffers, takes = [stream], [(first.side**2, stages[-1]["writes"])]
+        if self.current is not None:
+            buffers.append(self.current.buffer)
+            takes.append((first.side**2, stages[0]["inputs"] * 4 * LANES * -(-first.groups // LANES)))
         self.tables.step(
             structs.GROUPED,
-            [stream] if self.current is None else [stream, self.current.buffer],
+            buffers,
             stages,
+            takes,
             side=first.side,
             prefix=edge,
             channels=channels,

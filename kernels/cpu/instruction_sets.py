@@ -1,12 +1,19 @@
-"""The instruction sets that the library is built for, and those that this CPU has."""
+"""The instruction sets that the library is built for, those that this CPU has, and the hash of what is built."""
 
 import functools
+import hashlib
 import os
 from pathlib import Path
 
 from .packing import InstructionSet, Rounding
 
 CPUINFO = Path("/proc/cpuinfo")
+
+SOURCES = Path(__file__).parent / "csrc"
+RESIZE = Path(__file__).parents[1] / "images" / "resize.h"
+
+# Vectors of 16 floats are an ABI of their own only between files.
+OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wno-psabi")
 
 VARIABLE = "MILKWEED_MAX_CPU_ISA"
 """An environment variable: the fastest set that may be used, as ONEDNN_MAX_CPU_ISA is for OpenVINO and PyTorch."""
@@ -29,6 +36,15 @@ SETS: dict[InstructionSet, tuple[frozenset[str], tuple[str, ...]]] = {
     InstructionSet("plain", 1, (2, 3, 4)): (frozenset(), ()),
 }
 """Each set with the CPU's flags that it needs, as Linux names them, and the compiler's options; the fastest first."""
+
+
+@functools.cache
+def source_hash() -> str:
+    """Return the hash of all that the library is made of."""
+    digest = hashlib.sha256(repr((OPTIONS, sorted((each.name, flags) for each, (_, flags) in SETS.items()))).encode())
+    for path in (*sorted(SOURCES.iterdir()), RESIZE):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 @functools.cache

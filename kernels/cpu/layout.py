@@ -29,7 +29,7 @@ def order_for(inputs: Places, written: Sequence[Places], room: int = 0, multiple
         room: rows that a block of the writer may have, so that runs may be filled up.
         multiple: each block of the vector has a multiple of so many places.
     """
-    channels = max(inputs.max(), *(each.max() for each in written)) + 1
+    channels = max(inputs.max(), *(each.max(initial=0) for each in written)) + 1
     rank, writer = np.full(channels, inputs.size), np.full(channels, -1)
     rank[np.concatenate(list(written))] = np.arange(sum(map(len, written)))
     for block, given in enumerate(written):
@@ -46,7 +46,7 @@ def _filled(blocks: Sequence[Sequence[Places]], writer: Places, room: int) -> li
     rows = np.zeros(writer.max() + 2, np.int64)  # the last is of channels that nobody writes
     for run in (run for block in blocks for run in block):
         rows[writer[run[0]]] += _whole(run)
-    fill = rows[:-1].max() <= room
+    fill = rows[:-1].max(initial=0) <= room
     return [
         np.concatenate([np.pad(run, (0, fill * (_whole(run) - len(run))), constant_values=-1) for run in block])
         for block in blocks

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from . import structs
 from .assemble import Assembled
-from .instruction_sets import preferred_sets
+from .instruction_sets import preferred_sets, source_hash
 from .packing import InstructionSet
-from .sources import source_hash
 
 LIBRARY = Path(__file__).resolve().parents[1] / "_native" / "libmilkweed_cpu.so"
 

@@ -160,6 +160,9 @@ def ordered(factor: Factor, order: Places, isa: InstructionSet) -> tuple[NDArray
         if factor.quantiser is not None:
             zero = np.where(channels >= 0, factor.quantiser.zero[channels], 0.0)
             bias[block] -= scale[block] * (weight[block].astype(np.float64) @ zero)
+    # What is computed of outputs that are not kept may be added anywhere.
+    weight[factor.outputs >= factor.width] = 0
+    bias[factor.outputs >= factor.width] = 0
     return weight, scale, bias
 
 

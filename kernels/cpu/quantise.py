@@ -74,7 +74,11 @@ def calibrated(program: Program, batches: Iterable[Floats]) -> Maxima:
 
 def channels_of(program: Program) -> dict[str, int]:
     """Return the number of channels of the inputs of each factor that is quantised, by its name."""
-    return {each.factor.name: each.channels for each in _readers(program)}
+    readers = list(_readers(program))
+    channels = {each.factor.name: each.channels for each in readers}
+    if len(channels) < len(readers):
+        raise ValueError(f"{len(readers)} layers have {len(channels)} names: each needs its own for its activations")
+    return channels
 
 
 def quantised(program: Program, maxima: Maxima, rounding: Rounding = AS_USUAL) -> Program:
@@ -109,7 +113,7 @@ def _readers(program: Program) -> Iterator[_Reader]:
     for operator in program.operators:
         if isinstance(operator, Factor):
             yield _Reader(operator, channels, least)
-            channels, least = operator.width, GELU_LEAST if operator.gelu else 0.0
+            channels, least = operator.width, _least(operator)
         elif isinstance(operator, Norm):
             channels, least = len(operator.weight), 0.0
         elif isinstance(operator, Attention):
@@ -119,8 +123,15 @@ def _readers(program: Program) -> Iterator[_Reader]:
         elif isinstance(operator, Pyramid):
             yield from (_Reader(each.factor, each.channels, taps=each.kernel**2) for each in operator.convolutions)
         elif isinstance(operator, Branch):
-            for place, each in enumerate(operator.convolutions):
-                yield _Reader(each.factor, each.channels, SILU_LEAST if place else 0.0, each.kernel**2)
+            before = 0.0
+            for each in operator.convolutions:
+                yield _Reader(each.factor, each.channels, before, each.kernel**2)
+                before = _least(each.factor)
+
+
+def _least(factor: Factor) -> float:
+    """The negative of the least value that a factor's activation gives; 0 where it has none."""
+    return GELU_LEAST if factor.gelu else SILU_LEAST if factor.silu else 0.0
 
 
 def _quantised(reader: _Reader, most: Floats, rounding: Rounding) -> Factor:

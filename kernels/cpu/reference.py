@@ -21,6 +21,7 @@ from .program import (
     Program,
     Pyramid,
 )
+from .shape_inference import infer_shapes
 
 Observe = Callable[[Factor, Floats], None]
 
@@ -50,13 +51,12 @@ def evaluate(program: Program, images: Floats, observe: Observe = lambda factor,
     """
     stream = _embedded(program.embed, images) if isinstance(program.embed, Embed) else images
     x, qkv, grid, sizes = images, images, images.transpose(0, 2, 3, 1), np.ones(stream.shape[:2], images.dtype)
-    for operator in program.operators:
+    for operator, state in zip(program.operators, infer_shapes(program)[1:], strict=True):
         if isinstance(operator, Norm):
             x = _normed(operator, stream)
         elif isinstance(operator, Attention):
             qkv, x = x, _attended(operator, x, sizes)
-            if operator.first:
-                stream = stream[:, :1]
+            stream, sizes = stream[:, : state.tokens], sizes[:, : state.tokens]
         elif isinstance(operator, Performer):
             stream, x = x[..., 2 * operator.w.shape[1] :], _performed(operator, x)
         elif isinstance(operator, Grid):
@@ -89,7 +89,8 @@ def evaluate(program: Program, images: Floats, observe: Observe = lambda factor,
 def _embedded(embed: Embed, images: Floats) -> Floats:
     width, channels, patch, _ = embed.weight.shape
     across, count = embed.size // patch, len(images)
-    cut = images.reshape(count, channels, across, patch, across, patch).transpose(0, 2, 4, 1, 3, 5)
+    cut = images[..., : across * patch, : across * patch].reshape(count, channels, across, patch, across, patch)
+    cut = cut.transpose(0, 2, 4, 1, 3, 5)
     tokens = cut.reshape(count, across * across, -1) @ embed.weight.reshape(width, -1).T.astype(images.dtype)
     stream = np.repeat(embed.start[None].astype(images.dtype), count, axis=0)
     stream[:, -across * across :] += tokens + embed.bias.astype(images.dtype)

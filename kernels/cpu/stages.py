@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import structs
-from .layout import groups_of, positions
+from .layout import FILLED, groups_of, positions
 from .packing import LANES, InstructionSet, ordered, pack
 from .program import Convolution, Factor, Floats, Norm, Places, Quantiser, filters_of
 from .structs import Fields, Tables
@@ -26,19 +26,20 @@ class Stages:
         if out.quantiser is not None:
             weight, bias = weight / out.quantiser.scale, bias / out.quantiser.scale + out.quantiser.zero
         values = {"eps": norm.eps, "scale": self.floats(weight[order]), "bias": self.floats(bias[order])}
-        return {"action": structs.NORM, "type": out.kind, "inputs": len(order), **values, **self.columns(order, out)}
+        return {"action": structs.NORM, "inputs": len(order), **values, **self.columns(order, out)}
 
     def cast(self, order: Places, out: Vector) -> Fields:
         """A cast of columns in that order."""
         scale, bias = self.to_type(order, out)
-        stage = {"action": structs.CAST, "type": out.kind, "inputs": len(order), "scale": scale, "bias": bias}
+        stage = {"action": structs.CAST, "inputs": len(order), "scale": scale, "bias": bias}
         return {**stage, **self.columns(order, out)}
 
     def columns(self, order: Places, out: Vector) -> Fields:
-        """Where channels in that order are written."""
+        """Where channels in that order, of float32, are written."""
         group, places = groups_of(positions(out.order, len(order))[order])
         places = np.where(places < 0, len(out.order), places)
-        return {"group": group, "places": self.constants.add(places.astype(np.int32))}
+        takes = {"reads": 4 * len(order), "writes": _end(places, group, out.kind)}
+        return {"type": out.kind, "group": group, "places": self.constants.add(places.astype(np.int32)), **takes}
 
     def to_type(self, order: Places, out: Vector) -> tuple[int, int]:
         """What numbers in that order are multiplied by, and what is added, so that they are of the vector's type."""
@@ -51,10 +52,13 @@ class Stages:
         blocks, inputs = convolution.factor.inputs.shape
         outside = np.zeros(len(grid.order)) if grid.quantiser is None else np.rint(grid.quantiser.zero)
         geometry = ("side", "across", "kernel", "stride", "dilation", "padding")
+        taps, item = convolution.kernel**2, structs.ITEM_BYTES[grid.kind]
         return {
             "action": structs.GATHER,
             "blocks": blocks,
-            "inputs": inputs // convolution.kernel**2 * structs.ITEM_BYTES[grid.kind],
+            "inputs": inputs // taps * item,
+            "reads": blocks * (inputs // taps) * item,
+            "writes": blocks * inputs * item,
             **{name: getattr(convolution, name) for name in geometry},
             "outside": self.constants.add(outside.astype(np.uint16 if grid.quantiser is None else np.uint8)),
         }
@@ -70,6 +74,7 @@ class Stages:
         # What is added for a dropped output is 0, and may be added anywhere.
         dropped = 0 if factor.adds else len(order)
         free = np.arange(2 * len(order)) if factor.adds else np.flatnonzero(order < 0)
+        to_type = structs.F32 if out is None else out.kind
         packed = pack(factor, given.order, place, free, dropped, None if out is None else out.quantiser, self.isa)
         stage = {
             "action": structs.FACTOR,
@@ -79,8 +84,11 @@ class Stages:
             "outputs": packed.outputs,
             "nr": packed.nr,
             "epilogue": _epilogue(factor),
-            "to_type": structs.F32 if out is None else out.kind,
+            "to_type": to_type,
             "group": packed.group,
+            "reads": len(given.order) * structs.ITEM_BYTES[given.kind],
+            # What fills up a last run adds zeros to the next row.
+            "writes": _end(packed.places - factor.adds * (FILLED - 1), packed.group, to_type),
         }
         arrays: dict[str, NDArray[Any]] = {"weights": packed.panels, "scale": packed.scale, "bias": packed.bias}
         if packed.rests is not None:
@@ -122,7 +130,8 @@ class Stages:
             "outputs": outputs,
             "weights": self.floats(_in_lanes(filters.transpose(0, 3, 2, 1))),
             "bias": self.floats(_in_lanes(bias.reshape(-1, outputs))),
-            "places": self.constants.add(at[columns].astype(np.int32)),
+            "places": self.constants.add(np.maximum(at[columns], 0).astype(np.int32)),  # those of lanes left over too
+            "writes": _end(at[columns], 1),
         }
 
     def _grouped_bytes(self, filters: NDArray[Any], of_sums: Mapping[str, Floats], order: Places) -> dict[str, Any]:
@@ -142,6 +151,7 @@ class Stages:
             "group": group,
             # What is added for a dropped output is 0, and may be added anywhere.
             "places": self.constants.add(np.maximum(places, 0).astype(np.int32)),
+            "writes": _end(places, group),
         }
 
     def floats(self, values: NDArray[Any]) -> int:
@@ -216,6 +226,11 @@ def _in_lanes(by_group: NDArray[Any]) -> NDArray[Any]:
     full = np.pad(by_group, ((0, -len(by_group) % LANES), *((0, 0),) * (by_group.ndim - 1)))
     last = full.ndim - 1 if full.dtype == np.int8 else full.ndim
     return np.moveaxis(full.reshape(-1, LANES, *full.shape[1:]), 1, last)
+
+
+def _end(places: Places, group: int, kind: int = structs.F32) -> int:
+    """Bytes of a row that groups at those places are written to; negative ones are dropped or add 0 to the first."""
+    return (int(places.max()) + group) * structs.ITEM_BYTES[kind]
 
 
 def _epilogue(factor: Factor) -> int:

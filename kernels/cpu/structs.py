@@ -86,11 +86,11 @@ def aligned(size: int) -> NDArray[np.uint8]:
 
 
 def table(rows: Sequence[Mapping[str, Any]], kind: np.dtype[Any]) -> NDArray[Any]:
-    """Return structures in a row; fields that a row does not name are 0."""
+    """Return structures in a row; fields that a row does not name are 0, and what is no field of theirs is left out."""
     found = np.zeros(len(rows), kind)
     for place, row in enumerate(rows):
-        for name, value in row.items():
-            found[name][place] = value
+        for name in row.keys() & set(found.dtype.names or ()):
+            found[name][place] = row[name]
     return found
 
 
@@ -111,20 +111,49 @@ class Tables:
     def rows(self, use: str, row_bytes: int, rows: int) -> Fields:
         """A buffer with so many rows."""
         offset = self.place((use, row_bytes, rows), (rows + LEAST_ROWS) * row_bytes)
-        return {"offset": offset, "row_bytes": row_bytes, "in_arena": 1}
+        return {"offset": offset, "row_bytes": row_bytes, "in_arena": 1, "rows": rows}
 
     def tile(self, rows: int, place: int, kind: int, row_bytes: int) -> Fields:
         """A buffer for the rows of a tile; steps share them."""
         size = (rows + LEAST_ROWS) * row_bytes
         # Of one kind: what is read behind a row has to be a number.
-        return {"offset": self.place(("tile", place, kind, size), size), "row_bytes": row_bytes}
+        return {"offset": self.place(("tile", place, kind, size), size), "row_bytes": row_bytes, "rows": rows}
 
-    def step(self, kind: int, buffers: Sequence[Fields], stages: Sequence[Fields] = (), **values: Any) -> None:
-        """Add a step, its buffers and its stages."""
+    def step(
+        self,
+        kind: int,
+        buffers: Sequence[Fields],
+        stages: Sequence[Fields] = (),
+        takes: Sequence[tuple[int, int]] = (),
+        **values: Any,
+    ) -> None:
+        """Add a step, its buffers and its stages.
+
+        Args:
+            takes: how many rows of each buffer, and bytes of a row, it reads or writes; of ROWS its stages say so.
+
+        Raises:
+            ValueError: a row or column lies outside of its buffer.
+        """
+        checked = [(buffer, *each) for buffer, each in zip(buffers, takes, strict=True)] if takes else []
+        for stage in stages if kind == ROWS else ():
+            for end, row_bytes in (("from", stage["reads"]), ("to", stage["writes"])):
+                whole = buffers[stage[end]]
+                rows = values["rows"] if whole.get("in_arena") else min(values["rows"], values["tile"])
+                checked.append((whole, stage["side"] ** 2 if end == "from" and "side" in stage else rows, row_bytes))
+        for buffer, rows, row_bytes in checked:
+            if not (0 < rows <= buffer["rows"] and 0 < row_bytes <= buffer["row_bytes"]):
+                there = f"there are {buffer['rows']} of {buffer['row_bytes']}"
+                raise ValueError(f"step {len(self.steps)} takes {rows} rows of {row_bytes} bytes: {there}")
         places = {"first_buffer": len(self.buffers), "first_stage": len(self.stages), "stages": len(stages)}
         self.steps.append({"kind": kind, **places, **values})
         self.buffers += buffers
         self.stages += stages
+
+
+def from_row(buffer: Fields, first: int) -> Fields:
+    """Return the rows of a buffer from one on."""
+    return {**buffer, "offset": buffer["offset"] + first * buffer["row_bytes"], "rows": buffer["rows"] - first}
 
 
 def attention_bytes(tokens: int, width: int) -> int:

@@ -1,8 +1,9 @@
 """Vectors of channels as they lie in memory: their order, their number type, and the bytes of a row of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
+from typing import cast
 
 import numpy as np
 
@@ -104,3 +105,28 @@ def _blocks(channels: Places, count: int) -> Places:
     found = np.zeros(max(count, int(channels.max()) + 1), np.int64)
     found[channels] = np.arange(len(channels))[:, None]
     return found
+
+
+def by_heads(operators: Sequence[Operator]) -> list[Operator]:
+    """Return operators in which what reads an attention takes heads one behind the other, as the kernel writes them.
+
+    A factor whose blocks are of other channels, or filled up, becomes one block with zeros in it.
+    """
+    found = list(operators)
+    for place, each in enumerate(found):
+        if isinstance(each, Attention):
+            at = next(at for at in range(place, len(found)) if isinstance(found[at], Factor))
+            reader, heads = cast(Factor, found[at]), np.arange(each.heads * each.head_dim)
+            if not np.array_equal(np.sort(reader.inputs).ravel(), heads):
+                found[at] = _one_block(reader, heads)
+    return found
+
+
+def _one_block(factor: Factor, inputs: Places) -> Factor:
+    """A factor in one block that reads those channels."""
+    blocks, outputs, _ = factor.weight.shape
+    weight = np.zeros((blocks, outputs, factor.inputs.size), factor.weight.dtype)
+    np.put_along_axis(weight, factor.inputs[:, None], factor.weight, 2)
+    scale = None if factor.scale is None else factor.scale.reshape(1, -1)
+    weight = weight.reshape(1, blocks * outputs, -1)[..., inputs]
+    return replace(factor, weight=weight, scale=scale, inputs=inputs[None], outputs=factor.outputs.reshape(1, -1))

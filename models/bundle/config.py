@@ -53,7 +53,7 @@ class BundleConfig:
         golden: the answers of the torch model to its golden images (`golden.py`); empty in bundles of earlier versions
             and in those that hold their graph alone.
         graph: what the bundle's graph is, with its own golden answers; None where it holds none.
-        program: set where the CPU kernels are to compute the weights, with their own golden answers.
+        program: set where the CPU kernels are to compute the weights, with the golden answers that they are held to.
         files: sha256 of each file of the bundle except config.json, which holds them.
         labels: one for each class, in order.
         bytes_on_disk: size of the bundle's files together; 0 before it is saved.

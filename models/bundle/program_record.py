@@ -30,7 +30,7 @@ class ProgramRecord:
 
     Args:
         precision: one of PRECISIONS. int8 needs ACTIVATIONS.
-        golden: the kernels' own answers to the golden images (`golden.py`).
+        golden: the float model's answers to the golden images (`golden.py`); the kernels' own in older bundles.
         counts: COUNTS of the model, so that a server need not build it; empty where a bundle does not say them.
     """
 

@@ -115,8 +115,10 @@ def _program(arrays: Arrays) -> tuple[Program, bool]:
             raise ValueError(f"holds a {type(program).__name__}")
         int8, program = is_int8(program), expanded(program)
         check(program)
-    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"holds no program: {type(error).__name__}: {error}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        # A number's place may hold an array, whose text is long.
+        kind = "" if isinstance(error, ValueError) else f"holds no program: {type(error).__name__}: "
+        raise ValueError(kind + " ".join(str(error).split())[:200]) from None
     return program, int8
 
 

@@ -7,13 +7,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..bundle.program_record import ACTIVATIONS, read_activations
+from ..bundle.golden import check_divergence, golden_images, golden_record, softmax
+from ..bundle.program_record import ACTIVATIONS, ProgramRecord, read_activations
 from ..bundle.safetensors_file import write_tensors
 from ..bundle.storage import as_stored, storable_weights, stored_tensors
 from .compact import Activations
 from .file import stored
 from .from_model import program_of
-from .int8 import calibrate, int8_storage
+from .int8 import calibrate, int8_program, int8_storage
+from .session import ProgramSession
 
 CALIBRATING, BATCH = 128, 8
 """So many images are enough for the largest activations; so many are computed at a time."""
@@ -50,6 +52,20 @@ class StoredProgram:
     def operators(self, size: int) -> bytes:
         """The content of the bundle's file of the program itself, for images of this side, px."""
         return stored(program_of(self.loaded, size), int8=self.activations is not None)
+
+    def record(self, size: int) -> ProgramRecord:
+        """The record of the program, whose answers are near the model's in float32.
+
+        Raises:
+            BundleError: they are not: kernels compute something else, or this precision does not do for the model.
+            ExportError: the kernels cannot be used here.
+            NotFusable: they have no operator for a part of the model.
+        """
+        model, found = self.loaded, self.activations
+        golden = golden_record(model, size)
+        program = program_of(model, size) if found is None else int8_program(model, size, found)
+        check_divergence(golden, softmax(ProgramSession(program)(golden_images(size))), self.precision, 0.5)
+        return ProgramRecord(precision=self.precision, golden=golden)
 
     def file_bytes(self, size: int) -> int:
         """Bytes of the bundle's files together: weights and activations, and the program, which repeats the weights."""

@@ -13,8 +13,9 @@ namespace ISA {
 // The rows of one image that a merge reads, and what it keeps of them meanwhile.
 struct Merging {
   const char* qkv;
-  long ld;
-  const float *stream, *sizes;
+  long ld, ld_stream;
+  const char* stream;
+  const float* sizes;
   int patches, first, second, padded;  // tokens behind the prefix, of each set, of the second in whole vectors
   float* keys;                         // (width, padded) of the second set, each of length 1
   float* key;                          // one key
@@ -68,6 +69,7 @@ static void match(const Step& s, Merging& m) {
   for (int i = 0; i < m.first; i++) {
     mean_key(s, m.qkv + (s.prefix + 2 * i) * m.ld, m.key);
     m.similarity[i] = -2;
+    m.nearest[i] = 0;  // numbers that are not finite choose nothing
     for (int j = 0; j < m.second; j += kLanes) {
       f32x16 products{};
       for (int c = 0; c < s.width; c++) products = fma(all(m.key[c]), load<f32x16>(m.keys + (long)c * m.padded + j), products);
@@ -78,6 +80,7 @@ static void match(const Step& s, Merging& m) {
         }
     }
     m.similarity[i] -= m.taken[i];
+    if (!(m.similarity[i] >= -1e30f)) m.similarity[i] = -1e30f;  // or more tokens than were asked for would vanish
   }
 }
 
@@ -97,7 +100,7 @@ static void write_merged(const Step& s, const Merging& m, float* stream, float* 
   const auto size_of = [&](int token) { return s.weighted ? m.sizes[token] : 1.0f; };
   int to = 0;
   const auto keep = [&](int token) {
-    memcpy(stream + (long)to * n, m.stream + (long)token * n, 4L * n);
+    memcpy(stream + (long)to * n, m.stream + token * m.ld_stream, 4L * n);
     sizes[to++] = size_of(token);
   };
   for (int i = 0; i < s.prefix; i++) keep(i);
@@ -119,7 +122,7 @@ static void write_merged(const Step& s, const Merging& m, float* stream, float* 
     const f32x16 share = all(size_of(token) / sizes[into]);
     for (int c = 0; c < n; c += kLanes) {
       float* at = stream + (long)into * n + c;
-      store(at, fma(load<f32x16>(m.stream + (long)token * n + c), share, load<f32x16>(at)));
+      store(at, fma(load<f32x16>(m.stream + token * m.ld_stream + 4 * c), share, load<f32x16>(at)));
     }
   }
 }
@@ -140,7 +143,8 @@ static void run_merge(const Program& p, const Step& s, char* arena) {
   m.gone = m.nearest + m.first;
   const auto at = [&](int place) { return arena + b[place].offset; };
   m.qkv = at(0);
-  m.stream = (const float*)at(1);
+  m.stream = at(1);
+  m.ld_stream = b[1].row_bytes;
   m.sizes = (const float*)at(4);
   class_attention(s, m);
   match(s, m);

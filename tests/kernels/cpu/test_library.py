@@ -9,10 +9,16 @@ from pathlib import Path
 import pytest
 
 from milkweed.kernels.cpu import build as building
-from milkweed.kernels.cpu import library
-from milkweed.kernels.cpu.instruction_sets import SETS, VARIABLE, preferred_sets, supported_sets
+from milkweed.kernels.cpu import instruction_sets, library
+from milkweed.kernels.cpu.instruction_sets import (
+    SETS,
+    SOURCES,
+    VARIABLE,
+    preferred_sets,
+    source_hash,
+    supported_sets,
+)
 from milkweed.kernels.cpu.library import LIBRARY, CpuLibraryError, fastest_set, sources_of
-from milkweed.kernels.cpu.sources import SOURCES, source_hash
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernels are for x86-64")
 
@@ -34,16 +40,14 @@ def test_the_library_of_these_sources_is_not_built_again() -> None:
 
 
 def test_every_source_and_option_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from milkweed.kernels.cpu import sources
-
     shutil.copytree(SOURCES, tmp_path / "csrc")
-    monkeypatch.setattr(sources, "SOURCES", tmp_path / "csrc")
+    monkeypatch.setattr(instruction_sets, "SOURCES", tmp_path / "csrc")
     hashes = {source_hash.__wrapped__()}
     assert hashes == {source_hash()}
     for path in sorted((tmp_path / "csrc").iterdir()):
         path.write_text(path.read_text() + "\n")
         hashes.add(source_hash.__wrapped__())
-    monkeypatch.setattr(sources, "OPTIONS", ("-O2",))
+    monkeypatch.setattr(instruction_sets, "OPTIONS", ("-O2",))
     hashes.add(source_hash.__wrapped__())
     assert len(hashes) == 2 + len(list(SOURCES.iterdir()))
 
@@ -83,8 +87,6 @@ def test_another_processor_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_every_processor_has_a_set_and_amx_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from milkweed.kernels.cpu import instruction_sets
-
     monkeypatch.setattr(instruction_sets, "cpu_flags", frozenset)
     assert [each.name for each in supported_sets()] == ["plain"]
     monkeypatch.setattr(

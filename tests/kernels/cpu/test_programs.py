@@ -162,7 +162,9 @@ MISTAKES: dict[str, Callable[[Operator], Operator]] = {
     "GELU": lambda each: replace(each, gelu=False) if isinstance(each, Factor) else each,
     "an input": lambda each: replace(each, inputs=each.inputs[:, ::-1]) if isinstance(each, Factor) else each,
     "an output": lambda each: replace(each, outputs=each.outputs[::-1]) if isinstance(each, Factor) else each,
-    "a head": lambda each: replace(each, heads=2 * each.heads, head_dim=16) if isinstance(each, Attention) else each,
+    "a head": lambda each: (
+        replace(each, heads=2 * each.heads, head_dim=16) if isinstance(each, Attention | Merge) else each
+    ),
     "a merged token": lambda each: replace(each, count=each.count - 1) if isinstance(each, Merge) else each,
     "protection": lambda each: replace(each, protect=1.0) if isinstance(each, Merge) else each,
 }
