@@ -20,7 +20,6 @@ from typing import Any
 import grpc.aio
 
 from ...loaders.headers.info import FORMATS, OPT_IN_FORMATS
-from ..bodies import make_jpeg
 from ..load.requests import MULTIPART
 from . import payloads
 from .payloads import CLASSES, HEAD, MESSAGES, MIB, bmp
@@ -106,10 +105,17 @@ def _post(
         return Counter(pool.map(lambda _: target.ask("POST", path, body, headers), range(times)))
 
 
-def _crowd(target: Target, data: bytes, port: str, count: int, image: bytes) -> Counter[str]:
+def _crowd(
+    target: Target, data: bytes, count: int, port: str = "port", image: Callable[[], bytes] = payloads.photograph
+) -> Counter[str]:
     """Open connections to a port and send the same on each; then others ask."""
     with target.crowd(getattr(target, port), count, data):
-        return target.others(image)
+        return target.others(image())
+
+
+def _waiting(target: Target, count: int, behind: bytes = b"") -> Counter[str]:
+    """Open connections that all wait for the sandbox, with more that is sent behind each request."""
+    return _crowd(target, HEAD % len(bmp()) + bmp() + behind, count, image=bmp)
 
 
 def _beside(target: Target, slow: bytes, meanwhile: Callable[[Target], Counter[str]]) -> Counter[str]:
@@ -148,7 +154,7 @@ def _held_calls(target: Target, message: bytes, count: int) -> Counter[str]:
         begin = [channel.unary_stream(INFER) if message else channel.stream_unary(INFER) for channel in channels]
         calls = [call(*[message][: len(message)]) for call in begin for _ in range(count // 16)]
         await asyncio.sleep(HELD_SECONDS)
-        found = await asyncio.to_thread(target.others, make_jpeg(20_000))
+        found = await asyncio.to_thread(target.others, payloads.photograph())
         async with grpc.aio.insecure_channel(address, options=CHANNEL) as channel:
             metadata = channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")
             for _ in range(5):
@@ -174,24 +180,21 @@ def _calls(target: Target, message: bytes, count: int) -> Counter[str]:
 
 
 _WIDE = partial(_post, path=f"/classify?top_k={CLASSES}", headers=NPY)
-_JPEG_AFTER = partial(_crowd, image=make_jpeg(20_000))
-_BMPS = partial(_crowd, port="port", image=bmp())
 _SLOW = partial(payloads.slow_tiffs, 80)
-_BMP = HEAD % len(bmp()) + bmp()
 ATTACKS = {
     "tiff": Attack(partial(_post, times=5, at_once=5), partial(payloads.tile, 22_000, 3), ALL_FORMATS),
     "tile": Attack(partial(_post, times=5, at_once=5), partial(payloads.tile, 16_000, 1), ALL_FORMATS),
     "slow-tiffs": Attack(partial(_beside, meanwhile=lambda target: target.others(bmp())), _SLOW, ALL_FORMATS),
     "slow-bodies": Attack(
-        partial(_beside, meanwhile=partial(_post, body=bmp(19 * MIB), headers=BRIEF, times=20, at_once=5)),
+        partial(_beside, meanwhile=lambda target: _post(target, bmp(19 * MIB), headers=BRIEF, times=20, at_once=5)),
         *(_SLOW, {**ALL_FORMATS, "max_held_bytes": 128 * MIB}),
     ),
     "slow-crowd": Attack(
-        partial(_beside, meanwhile=partial(_BMPS, data=_BMP, count=1_000)),
+        partial(_beside, meanwhile=partial(_waiting, count=1_000)),
         *(_SLOW, {**ALL_FORMATS, "max_connections": 1_000}),
     ),
     "slow-pipelined": Attack(
-        partial(_beside, meanwhile=partial(_BMPS, data=_BMP + payloads.PIPELINED, count=500)), _SLOW, ALL_FORMATS
+        partial(_beside, meanwhile=partial(_waiting, count=500, behind=payloads.PIPELINED)), _SLOW, ALL_FORMATS
     ),
     "slow-gone": Attack(_leave, partial(payloads.slow_tiffs, 40), ALL_FORMATS),
     "string": Attack(partial(_post, path="/v2/models/bench/infer", headers=JSON), payloads.long_string),
@@ -200,11 +203,11 @@ ATTACKS = {
     "wide-4": Attack(_WIDE, partial(payloads.npy, (4, 6, 6, 3))),
     "parts": Attack(partial(_post, headers=PARTS), partial(payloads.empty_parts, 60 * MIB)),
     "six-parts": Attack(partial(_post, headers=PARTS, times=6, at_once=6), partial(payloads.empty_parts, 24 * MIB)),
-    "no-bodies": Attack(partial(_JPEG_AFTER, port="port", count=64), lambda: HEAD % 1_000, {"max_connections": 64}),
-    "idle-metrics": Attack(partial(_JPEG_AFTER, port="metrics_port", count=2_000)),
-    "idle-grpc": Attack(partial(_JPEG_AFTER, port="grpc_port", count=5_200), lambda: payloads.PREFACE),
+    "no-bodies": Attack(partial(_crowd, count=64), lambda: HEAD % 1_000, {"max_connections": 64}),
+    "idle-metrics": Attack(partial(_crowd, port="metrics_port", count=2_000)),
+    "idle-grpc": Attack(partial(_crowd, port="grpc_port", count=5_200), lambda: payloads.PREFACE),
     "large-raw": Attack(partial(_post, times=3), payloads.commented_jpeg),
-    "odd-heads": Attack(_odd_heads, partial(make_jpeg, 20_000)),
+    "odd-heads": Attack(_odd_heads, payloads.photograph),
     "silent-calls": Attack(partial(_held_calls, count=1_024)),
     "unread-calls": Attack(partial(_held_calls, count=80), payloads.wide_message, {"max_held_bytes": 64 * MIB}),
     "large-calls": Attack(

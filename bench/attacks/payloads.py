@@ -63,6 +63,12 @@ def encoded(format: str, image: Image.Image, **options: Any) -> bytes:
 
 
 @cache
+def photograph() -> bytes:
+    """A small JPEG, as others send it."""
+    return make_jpeg(20_000)
+
+
+@cache
 def bmp(filling: int = 0) -> bytes:
     """A small BMP with so many bytes behind its pixels."""
     return encoded("BMP", Image.new("RGB", (64, 64), (9, 99, 200))) + bytes(filling)
