@@ -35,10 +35,10 @@ from ..machine import about
 from ..peers.catalogue import PEERS, running_peer
 from ..process import OUR_END_SECONDS, START_SECONDS, Usage, free_port, running_process, usage
 from ..server.request import ANSWER
-from .light import ASK_EVERY_SECONDS, SERVE
 
 Row = dict[str, Any]
-CLIENTS, ROW_SECONDS, TIMEOUT_SECONDS = (1, 32), 600.0, 60.0
+CLIENTS, ROW_SECONDS, TIMEOUT_SECONDS, ASK_EVERY_SECONDS = (1, 32), 600.0, 60.0, 0.01
+SERVE = "import sys; from milkweed.cli import main; sys.exit(main(sys.argv[1:]))"
 COUNTS = [f"{name}_of_{clients}" for name in ("failed", "other_than_alone") for clients in CLIENTS]
 PEER_SETTINGS = "dense graph in OpenVINO, all cores a batch, Pillow on all cores"
 
