@@ -76,7 +76,8 @@ def strip_prefixes(path: Path, weights: Mapping[str, Tensor]) -> tuple[dict[str,
 
 def models_own(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """The tensors of a LightningModule's network, all tensors where it has none; and the names of the others."""
-    own = {key: tensor for key, tensor in weights.items() if _OWN in _split(key)[1]}
+    prefixed = {key: tensor for key, tensor in weights.items() if _split(key)[1]}  # others' too, as a compiled one's
+    own = {key: tensor for key, tensor in prefixed.items() if _OWN in _split(key)[1]} or prefixed
     return (own, [key for key in weights if key not in own]) if own else (dict(weights), [])
 
 

@@ -36,7 +36,9 @@ def equal(left: State, right: State) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
 
 
-@pytest.mark.parametrize("prefix", ["net.", "backbone.", "net._orig_mod.", "model.net.", "my_own.deep.vit.module."])
+@pytest.mark.parametrize(
+    "prefix", ["net.", "backbone.", "_orig_mod.", "net._orig_mod.", "model.net.", "my_own.deep.vit.module."]
+)
 def test_any_prefix_is_taken_off(tmp_path: Path, prefix: str) -> None:
     state = state_of("test_vit")
     keys = {**{prefix + key: tensor for key, tensor in state.items()}, "train_acc.tp": torch.zeros(3)}
