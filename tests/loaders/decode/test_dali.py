@@ -54,6 +54,16 @@ def test_others_go_to_the_fast_loader_bit_for_bit(loader, picture, encoded):
     assert np.array_equal(DaliLoader(padded).load([body]).pixels, CpuLoader(padded).load([body]).pixels)
 
 
+def test_it_gets_the_jpeg_of_a_webcam_without_its_junk(loader, picture, encoded):
+    clean = encoded(picture(300, 280), "JPEG", restart_marker_rows=1)
+    mark = clean.index(b"\xff\xd3", clean.index(b"\xff\xda"))
+    before = replace(loader.counts)
+    result = loader.load([clean, clean[:mark] + bytes(9) + clean[mark:]])
+    assert result.ok == [0, 1]
+    assert np.array_equal(result.pixels[0], result.pixels[1])
+    assert loader.counts.dali == before.dali + 2
+
+
 def damaged(body: bytes) -> bytes:
     """A body that looks whole and that no decoder accepts: its Huffman tables are wrong."""
     at = body.index(b"\xff\xc4") + 5
