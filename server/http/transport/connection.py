@@ -14,7 +14,7 @@ from .request_head import check_headers, head_too_large, read_target
 # A client may send so many requests ahead of their answers; each costs memory before anything is known of it.
 MAX_PIPELINED = 16
 
-# Bytes parsed at once; requests behind the one that is being answered are found out of no more than these.
+# Bytes parsed at once, unless they are of one body; what is behind a request without an answer is seen after these.
 SLICE_BYTES = 1 << 14
 
 Phase = Literal["none", "head", "body"]
@@ -42,17 +42,17 @@ class Connection(CountedProtocol):
         self._refusal: ServiceError | None = None
         self._phase: Phase = "none"
         self._since = 0.0
-        self._body_bytes = 0
+        self._body_bytes = self._body_left = 0
         self._next_step = 0  # body bytes at which the body has made progress again
 
     # Called by the transport.
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        for start in range(0, len(data), SLICE_BYTES):
-            if self._ignoring_input:
-                return
-            piece = data[start : start + SLICE_BYTES]
+        start = 0
+        while start < len(data) and not self._ignoring_input:
+            piece = data[start : start + max(SLICE_BYTES, self._body_left)]
+            start += len(piece)
             if self._behind:
                 if self._table.ahead_bytes + len(piece) > self._table.max_ahead_bytes:
                     self._table.count_closed("too_large")
@@ -60,6 +60,8 @@ class Connection(CountedProtocol):
                     return
                 self._count_ahead(len(piece))
             self._parse(piece)
+        if not self._ignoring_input:
+            self._set_deadline()
 
     def _parse(self, data: bytes) -> None:
         was_in_head = self._in_head
@@ -79,7 +81,6 @@ class Connection(CountedProtocol):
                 return
         else:
             self._body_bytes += len(data)
-        self._set_deadline()
 
     # Called by the parser.
 
@@ -121,7 +122,12 @@ class Connection(CountedProtocol):
         self.cycle.keep_alive &= not self._spare
         self._in_head = False
         self._body_bytes = 0
+        self._body_left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         self._next_step = self._settings.body_min_bytes_per_second
+
+    def on_body(self, body: bytes) -> None:
+        self._body_left -= len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._declines_upgrade:
