@@ -63,6 +63,17 @@ for isa in (each for each in supported_sets() if each.name in names):
 print("done")
 """
 
+FUZZ = """
+import random, sys
+sys.path.append(sys.argv[1])
+from tests.fuzz.programs import TARGETS
+for seed in range(int(sys.argv[2])):
+    TARGETS["programs"](random.Random(seed))
+print("done")
+"""
+
+CASES = 60
+
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
@@ -83,6 +94,15 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]
         library = tmp_path_factory.mktemp("sanitized") / "library.so"
         building.build(library)
     return library, ",".join(each.name for each in sets), " ".join(found)
+
+
+def test_no_access_of_programs_that_the_reader_takes_is_outside(sanitized: tuple[Path, str, str]) -> None:
+    library, names, preload = sanitized
+    environment = {**os.environ, "LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0", "OPENBLAS_NUM_THREADS": "1"}
+    environment |= {"MILKWEED_FUZZ_CPU_LIBRARY": str(library), "MILKWEED_FUZZ_CPU_SETS": names}
+    command = [sys.executable, "-c", FUZZ, str(Path(__file__).parents[3]), str(CASES)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
 @pytest.mark.parametrize("plant", ["", "plant"])

@@ -1,0 +1,202 @@
+"""Hostile bundles whose hashes are right: each is refused in one line, or computed inside of its memory."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from milkweed.kernels.cpu.program import (
+    Attention,
+    Embed,
+    Grid,
+    Head,
+    Merge,
+    Norm,
+    Operator,
+    Performer,
+    Pixels,
+    Program,
+    Pyramid,
+    convolution,
+    dense,
+)
+from milkweed.models.errors import BundleError, ExportError
+from milkweed.models.programs.file import load_operators, stored
+from milkweed.models.programs.session import ProgramSession, kernels_refusal
+
+pytestmark = pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal()))
+
+WIDTH, CLASSES = 16, 10
+PREPROCESS = {"crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32) / 10
+
+
+def norm() -> Norm:
+    return Norm(np.ones(WIDTH, np.float32), np.zeros(WIDTH, np.float32), 1e-6)
+
+
+def attention(heads: int = 1, keys: float = 0.0) -> list[Operator]:
+    qkv = normal(3 * 16 * heads, WIDTH)
+    if keys:
+        qkv[16 * heads : 32 * heads] = keys
+    return [
+        norm(),
+        dense(qkv, None, name=f"qkv {heads} {keys}"),
+        Attention(heads, 16),
+        dense(normal(WIDTH, 16 * heads), None, adds=True, name=f"proj {heads} {keys}"),
+    ]
+
+
+def pyramid(side: int, kernel: int = 1, **options: int) -> list[Operator]:
+    weight = normal(WIDTH, WIDTH, kernel, kernel)
+    return [Grid(), Pyramid([convolution(weight, None, side, name=f"pyramid {side}", **options)])]
+
+
+def program(operators: list[Operator], size: int = 8, start: int = 0) -> Program:
+    tokens = (size // 4) ** 2
+    embed = Embed(normal(WIDTH, 3, 4, 4), normal(WIDTH), normal(start or tokens, WIDTH), size)
+    return Program(embed, operators, Head(norm(), dense(normal(CLASSES, WIDTH), None, name="head")))
+
+
+def written(folder: Path, operators: bytes, size: int) -> Path:
+    """A bundle with these bytes as its program, and right hashes."""
+    labels = json.dumps([{"id": str(i), "label": f"class {i}"} for i in range(CLASSES)]).encode()
+    files = {"labels.json": labels, "model.safetensors": b"\2" + bytes(7) + b"{}", "program.safetensors": operators}
+    golden = {"index": [[0], [0]], "probability": [[0.5], [0.5]]}
+    config = {
+        "format": 1,
+        "arch": "deit_tiny_patch16_224",
+        "arch_args": {"num_classes": CLASSES},
+        "structure": {},
+        "preprocess": {"size": size, **PREPROCESS},
+        "provenance": {},
+        "metrics": {},
+        "program": {"precision": "bfloat16", "golden": golden, "counts": {"macs": 1000, "dense_values": 1000}},
+        "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+    }
+    folder.mkdir()
+    for name, data in {**files, "config.json": json.dumps(config).encode()}.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def answers(bundle: Path) -> Any:
+    made, _ = load_operators(bundle)
+    size = made.embed.size
+    return ProgramSession(made)(np.random.default_rng(0).standard_normal((2, 3, size, size)).astype(np.float32))
+
+
+GROWN = pyramid(2, padding=100)
+FAR = [*attention(), *pyramid(2, padding=4096), *pyramid(8194, padding=4096)]
+PERFORMED = [norm(), dense(normal(48, 16), None, name="kqv"), Performer(normal(8, 16), 1e-8)]
+PERFORMED.append(dense(normal(16, 16), None, adds=True, name="p"))
+
+REFUSED: dict[str, tuple[Program, str]] = {
+    "a merge behind a pyramid": (program([*attention(64), *GROWN, Merge(64, 16, 0, 1)]), "Merge.: keys are None"),
+    "a merge behind a performer": (program([*attention(), *PERFORMED, Merge(1, 16, 0, 1)]), "Merge.: keys are None"),
+    "two merges by the same keys": (program([*attention(), *[Merge(1, 16, 0, 1)] * 2], 16), "Merge.: keys are None"),
+    "more tokens than there may be": (program(pyramid(2, padding=500)), "tokens, at most 65536 may be"),
+    "memory of 109 GB": (program(FAR), "tokens, at most 65536 may be"),
+    "memory of a wide grid": (
+        Program(
+            Pixels(4096), [Pyramid([convolution(normal(16, 3, 1, 1), None, 4096, 1, stride=16)])], program([]).head
+        ),
+        "bytes of memory a thread: at most",
+    ),
+    "a grid that nothing reads": (program([*attention(), Grid()]), "head: nothing reads what"),
+    "two norms": (program([*attention(), norm(), norm()]), "Norm.: follows what Factor may follow"),
+    "an attention that nothing reads": (program(attention()[:3]), "head: nothing reads what"),
+    "GELU and adds": (program([norm(), dense(normal(16, 16), None, gelu=True, adds=True)]), "GELU, and SiLU or what"),
+    "SiLU outside of a branch": (program([norm(), dense(normal(16, 16), None, silu=True)]), "SiLU outside of a branch"),
+    "a negative prefix": (program([*attention(), Merge(1, 16, -3, 1)]), "Merge.: a prefix of -3"),
+    "a huge count": (program([*attention(), Merge(1, 16, 0, 2**63)]), "9223372036854775808 of 4 tokens"),
+    "keys that are no numbers": (program(attention(keys=np.nan)), "its weight is no number"),
+    "an epsilon that is none": (program([replace(norm(), eps=float("inf")), *attention()[1:]]), "Infinity|eps is no"),
+    "a protection that is an object": (program([*attention(), Merge(1, 16, 0, 1, [])]), "its protect is no number"),  # type: ignore[arg-type]
+    "fewer inputs than channels": (program([norm(), dense(normal(16, 8), None, adds=True)]), "reads 8 of 16 channels"),
+    "heads that are too wide": (program([norm(), dense(normal(48, 16), None), Attention(1, 8192)]), "at most 4096"),
+    "a flag that is a number": (program([norm(), dense(normal(16, 16), None, adds=1)]), "Factor"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_hostile_program_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
+    made, said = REFUSED[case]
+    bundle = written(tmp_path / "b", stored(made, int8=False), made.embed.size)
+    with pytest.raises((BundleError, ExportError), match=said) as refused:
+        answers(bundle)
+    assert "\n" not in str(refused.value)
+
+
+HUGE = 3e38
+
+COMPUTED: dict[str, Program] = {
+    "keys that overflow": program([*attention(keys=HUGE), Merge(1, 16, 0, 19)], 40),
+    "keys that overflow, and another merge's scratch": program(
+        [
+            *(*attention(keys=HUGE), Merge(1, 16, 0, 19), *pyramid(9, 2, padding=1)),
+            *(*attention(2, HUGE), Merge(2, 16, 40, 1)),
+        ],
+        40,
+    ),
+    "a merge, and a pyramid that grows": program(
+        [*attention(), Merge(1, 16, 0, 19), *pyramid(9, padding=100), *attention(2)], 40
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COMPUTED)
+def test_numbers_that_overflow_lead_nowhere(case: str, tmp_path: Path) -> None:
+    """What they give is no matter; as many tokens as were asked for are left, and no other memory is touched."""
+    made = COMPUTED[case]
+    bundle = written(tmp_path / "b", stored(made, int8=False), made.embed.size)
+    assert answers(bundle).shape == (2, CLASSES)
+
+
+def head_of(data: bytes) -> tuple[dict[str, Any], bytes]:
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def with_head(data: bytes, change: Callable[[dict[str, Any]], str]) -> bytes:
+    head, rest = head_of(data)
+    text = change(head).encode()
+    return len(text).to_bytes(8, "little") + text + rest
+
+
+def moved(head: dict[str, Any]) -> str:
+    head["0"]["data_offsets"] = [-4, 0]
+    return json.dumps(head)
+
+
+def longer(head: dict[str, Any]) -> str:
+    head["0"]["shape"] = [1 << 40]
+    return json.dumps(head)
+
+
+MANGLED: dict[str, Callable[[bytes], bytes]] = {
+    "cut in its head": lambda data: data[:100],
+    "cut in its data": lambda data: data[:-1],
+    "empty": lambda data: b"",
+    "a head longer than the file": lambda data: (1 << 62).to_bytes(8, "little") + data[8:],
+    "a name twice": lambda data: with_head(data, lambda head: json.dumps(head)[:-1] + ', "0": {}}'),
+    "a negative offset": lambda data: with_head(data, moved),
+    "a shape larger than its data": lambda data: with_head(data, longer),
+    "no structure": lambda data: with_head(data, lambda head: json.dumps(head).replace("structure", "structurE")),
+}
+
+
+@pytest.mark.parametrize("case", MANGLED)
+def test_a_file_that_is_no_program_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
+    made = program(attention())
+    bundle = written(tmp_path / "b", MANGLED[case](stored(made, int8=False)), made.embed.size)
+    with pytest.raises(BundleError, match=r"^bundle \S+: program\.safetensors: [^\n]+$"):
+        load_operators(bundle)
