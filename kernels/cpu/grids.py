@@ -1,6 +1,7 @@
 """Assembles what convolutions compute: their taps are gathered, tile by tile, and a factor multiplies them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class Grids:
         scale, bias = self.stages.to_type(np.arange(3), rows.vector)
         kind = rows.vector.kind
         takes = [(pixels.size**2, 3 * structs.ITEM_BYTES[kind])]
-        values = {"side": pixels.size, "to_type": kind, "scale": scale, "bias": bias}
+        values: dict[str, Any] = {"side": pixels.size, "to_type": kind, "scale": scale, "bias": bias}
         self.tables.step(structs.PIXELS, [rows.buffer], takes=takes, **values)
         self.current = rows
 

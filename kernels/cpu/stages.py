@@ -228,7 +228,7 @@ def _in_lanes(by_group: NDArray[Any]) -> NDArray[Any]:
     return np.moveaxis(full.reshape(-1, LANES, *full.shape[1:]), 1, last)
 
 
-def _end(places: Places, group: int, kind: int = structs.F32) -> int:
+def _end(places: NDArray[Any], group: int, kind: int = structs.F32) -> int:
     """Bytes of a row that groups at those places are written to; negative ones are dropped or add 0 to the first."""
     return (int(places.max()) + group) * structs.ITEM_BYTES[kind]
 
