@@ -17,6 +17,7 @@ from milkweed.local import LocalModel
 
 from ..support.fake_server import fake_server
 from ..support.server_parts import encoded
+from ..support.waiting import HANG_SECONDS
 from .client.answering import answer, answers, saying, url
 
 HANGS_SECONDS = 60
@@ -150,7 +151,7 @@ def test_a_client_keeps_its_timeout_in_a_fork() -> None:
     with fake_server(wait) as fake, Client(url(fake), timeout=0.3) as client:
         kind, _ = in_fork(lambda: client.classify(b"dog"))
         silent.set()
-        assert client.classify(b"dog", timeout=30) == answer("dog")
+        assert client.classify(b"dog", timeout=HANG_SECONDS) == answer("dog")
     assert kind is DeadlineExceeded
 
 
@@ -177,7 +178,7 @@ def test_what_belongs_to_a_process_cannot_be_sent_to_another(model: LocalModel) 
 def test_an_async_client_answers_in_one_event_loop_after_another() -> None:
     """Each `asyncio.run` closes its connections: warnings of sockets that are left open are errors here."""
     with fake_server(saying(answers([b"dog"]))) as fake:
-        client = AsyncClient(url(fake), timeout=10)
+        client = AsyncClient(url(fake), timeout=HANG_SECONDS)
         for _ in range(3):
             assert asyncio.run(client.classify(b"dog")) == answer("dog")
         asyncio.run(client.close())
@@ -188,7 +189,7 @@ def test_an_async_client_answers_in_one_event_loop_after_another() -> None:
 def test_an_async_client_answers_in_several_event_loops_at_once() -> None:
     together = threading.Barrier(4)
     with fake_server(saying(answers([b"dog"]))) as fake:
-        client = AsyncClient(url(fake), timeout=30)
+        client = AsyncClient(url(fake), timeout=HANG_SECONDS)
 
         async def ask() -> list[Any]:
             found = [await client.classify(b"dog")]
@@ -203,7 +204,7 @@ def test_an_async_client_answers_in_several_event_loops_at_once() -> None:
 def test_closing_closes_the_connections_of_other_loops_too() -> None:
     begun, ended = threading.Event(), threading.Event()
     with fake_server(saying(answers([b"dog"]))) as fake:
-        client = AsyncClient(url(fake), timeout=10)
+        client = AsyncClient(url(fake), timeout=HANG_SECONDS)
 
         async def ask_and_wait() -> bool:
             await client.classify(b"dog")

@@ -16,6 +16,7 @@ from milkweed.loaders.sandbox.child import memory_for
 from milkweed.loaders.sandbox.process import Child
 from milkweed.loaders.sandbox.sandbox import MEMORY_BYTES, Sandbox
 
+from ...support.waiting import HANG_SECONDS
 from ..conftest import encoded as saved
 from .asking import crop
 from .test_bombs import declaring, said_to_be
@@ -122,7 +123,7 @@ def test_large_pictures_take_turns(sandbox: Sandbox, body: bytes, monkeypatch: p
             waits.clear()
             monkeypatch.setattr(Child, "send", lambda *a: order.append(bool(released)) or send(*a))
             asked = pool.submit(crop, sandbox, body)
-            assert waits.wait(60)
+            assert waits.wait(HANG_SECONDS)
             released.append(True)
         assert asked.result(60) == first
     assert order == [False, True]  # the body before, what is wanted of it after the memory was free

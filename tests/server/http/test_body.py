@@ -21,6 +21,7 @@ from milkweed.server.service.submit import check_image
 
 from ...support.bodies import as_json, as_tensor, files, most_held, npy
 from ...support.server_parts import Start, check_error, encoded, entered
+from ...support.waiting import HANG_SECONDS
 
 
 @pytest.mark.parametrize("form", ["raw", "multipart", "json", "array", "tensor"])
@@ -64,7 +65,9 @@ async def test_metrics_answer_while_all_parsers_are_busy(running: Start) -> None
     """Six bodies of 24 MiB took all threads that there were, and /metrics 20 s."""
     busy = threading.Event()
     async with running() as app:
-        work = [asyncio.create_task(app.service.parsers.run(lambda: busy.wait(10), 1 << 30)) for _ in range(20)]
+        work = [
+            asyncio.create_task(app.service.parsers.run(lambda: busy.wait(HANG_SECONDS), 1 << 30)) for _ in range(20)
+        ]
         try:
             assert (await app.client.get("/metrics")).status_code == 200
             assert (await app.client.get("/v2/models/held/stats")).status_code == 200

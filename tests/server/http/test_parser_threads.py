@@ -13,6 +13,8 @@ from milkweed.server.errors import ServiceError
 from milkweed.server.http import parser_threads
 from milkweed.server.http.parser_threads import THREADS, ParserThreads, start_thread
 
+from ...support.waiting import HANG_SECONDS
+
 LARGE = parser_threads.INLINE_BYTES + 1
 
 
@@ -70,11 +72,11 @@ async def test_who_leaves_a_parser_waits_until_it_has_let_go() -> None:
     def work(number: int) -> None:
         ran.append(number)
         began.release()
-        assert gate.wait(10)
+        assert gate.wait(HANG_SECONDS)
 
     tasks = [asyncio.create_task(parsers.run(lambda number=number: work(number), LARGE)) for number in range(5)]  # type: ignore[misc]
     for _ in range(THREADS):
-        assert await asyncio.to_thread(began.acquire, timeout=10)
+        assert await asyncio.to_thread(began.acquire, timeout=HANG_SECONDS)
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks[THREADS:])  # those that waited for a thread are dropped at once
@@ -105,7 +107,7 @@ async def test_what_was_worked_on_is_gone_with_the_error() -> None:
         with contextlib.suppress(ValueError):
             await parsers.run(partial(refuse, body), LARGE)
         del body
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while left() is not None:  # the thread is in its last lines
                 await asyncio.sleep(0.001)
     finally:

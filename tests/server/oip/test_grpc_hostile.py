@@ -192,6 +192,6 @@ async def test_an_answer_that_nobody_reads_counts_and_is_ended(running: Start, m
         async with grpc.aio.insecure_channel(client.address, options=stalling) as channel:
             call = channel.unary_stream(SERVICE + "ModelInfer")(request.SerializeToString())
             await until(lambda: budget.total >= 2 * len(answer))  # made, and not taken
-            assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.UNAVAILABLE
+            assert await asyncio.wait_for(call.code(), HANG_SECONDS) is grpc.StatusCode.UNAVAILABLE
         await until(lambda: budget.total == 0)
         assert app.value("http_connections_closed_total", reason="not_reading") == 1

@@ -19,6 +19,7 @@ from milkweed.server.repository.store import RepositoryError, newest, scan
 from milkweed.server.service import poller
 
 from ...support.repositories import Put, break_golden, clients_of, open_here, serving
+from ...support.waiting import HANG_SECONDS
 
 
 def test_scan_finds_bundles_and_numbers(tmp_path: Path, put: Put) -> None:
@@ -253,7 +254,7 @@ async def test_a_scan_that_hangs_takes_one_thread_and_no_scrape_waits_for_it(
     put("a")
     async with serving(tmp_path) as app:
         gate = threading.Event()
-        monkeypatch.setattr(poller, "scan", lambda root: gate.wait(30) and scan(root))
+        monkeypatch.setattr(poller, "scan", lambda root: gate.wait(HANG_SECONDS) and scan(root))
         asked = [asyncio.create_task(app.admin.get("/v1/repository")) for _ in range(40)]
         await asyncio.sleep(0)
         assert (await app.client.get("/metrics")).status_code == 200

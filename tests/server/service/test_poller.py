@@ -273,13 +273,13 @@ async def test_a_mount_that_hangs_keeps_one_thread_and_nobody_else(
 
     def hang(root: Path) -> Any:
         hanging.release()
-        assert gate.wait(10)
+        assert gate.wait(HANG_SECONDS)
         return scan(root)
 
     async with serving(tmp_path) as app:
         monkeypatch.setattr(poller, "scan", hang)
         asked = [asyncio.create_task(app.admin.get("/v1/repository")) for _ in range(40)]
-        assert await asyncio.to_thread(hanging.acquire, timeout=10)
+        assert await asyncio.to_thread(hanging.acquire, timeout=HANG_SECONDS)
         assert (await app.client.get("/metrics")).status_code == 200
         assert [thread.name for thread in threading.enumerate()].count("milkweed-scan") == 1
         assert not any(each.done() for each in asked)

@@ -24,6 +24,7 @@ from milkweed.server.telemetry.context import RequestContext
 from ...support import server_parts
 from ...support.bodies import as_tensor, files
 from ...support.server_parts import SIZE, RawCall, Running, Start, check_error, one_reason, until
+from ...support.waiting import HANG_SECONDS
 
 RARE_TOO = {"formats": LOCAL_FORMATS}
 CROP = 3 * SIZE**2
@@ -42,7 +43,7 @@ class Turnstile:
 
         def held(sandbox: Sandbox, data: bytes, *more: Any) -> Any:
             self.came.append(len(data))
-            assert self._passes.acquire(timeout=10), "nobody let it through"
+            assert self._passes.acquire(timeout=HANG_SECONDS), "nobody let it through"
             return crop(sandbox, data, *more)
 
         monkeypatch.setattr(Sandbox, "crop", held)
