@@ -45,7 +45,7 @@ def open_local(
     chosen = {"device": device, "tuning": "off", "cuda_graphs": False, "max_image_bytes": max_image_bytes}
     if "formats" not in settings_environment():
         chosen["formats"] = LOCAL_FORMATS
-    settings = load_settings(chosen)
+    settings = load_settings(chosen, serving=False)
     return LocalModel(path.resolve().name, open_model(path, inference_options(settings)), settings.top_k)
 
 

@@ -53,7 +53,7 @@ def evaluate(
     from ...server.config.sources import load_settings
     from ...server.repository.served_model import open_model
 
-    settings = load_settings({"device": device})
+    settings = load_settings({"device": device}, serving=False)
     found = labelled_images(data, read_config(bundle).labels)
     model = open_model(bundle.resolve().name, bundle, settings)
     with closing(model.pipeline), job_progress(units={"evaluate": "images"}) as progress:

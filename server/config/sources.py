@@ -17,10 +17,9 @@ ENV_PREFIX = "MILKWEED_"
 OTHER_VARIABLES = frozenset(("api_key", "kernels", "max_cpu_isa", "pdl", "quarantine", "shared"))
 """Other variables named MILKWEED_...: the client's key, those of the kernels (docs/kernels.md), the tests' data."""
 
-# What Kubernetes sets in every pod beside a Service that is called milkweed, or milkweed-SOMETHING, as NAME=value.
-_OF_SERVICE = re.compile(
-    r"\w+=(tcp|udp|sctp)://.*|(\w+_)?(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?=.*", re.S
-)
+# What Kubernetes sets in every pod beside a Service that is called milkweed, or milkweed-SOMETHING.
+_SERVICE_URI = re.compile(r"(tcp|udp|sctp)://")
+_SERVICE_NAME = re.compile(r"(\w+_)?(service_(host|port)|port_\d+_(tcp|udp|sctp))(_\w+)?")
 
 
 class SettingsError(ValueError):
@@ -32,12 +31,15 @@ class SettingsError(ValueError):
         self.lines = lines
 
 
-def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Settings:
+def load_settings(
+    flags: Mapping[str, Any] | None = None, file: Path | None = None, *, serving: bool = True
+) -> Settings:
     """Take each setting from flags, MILKWEED_* variables, `file` or its default: the first that has a value.
 
     Args:
         flags: values from the command line by field name; `None` means not given.
         file: TOML, keys are field names.
+        serving: whether the settings are a server's. Of others, what a Kubernetes Service sets does not count.
 
     Raises:
         SettingsError: a line for each invalid value, with its flag, variable or key, and the limit.
@@ -45,6 +47,14 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     from_file = read_settings_file(file) if file else {}
     environment = {name: value for name, value in settings_environment().items() if name in Settings.model_fields}
+    of_services = [name for name, value in environment.items() if _SERVICE_URI.match(value) and name not in given]
+    lines = [
+        f"{variable_of(name)} = {environment.pop(name)!r}: Kubernetes sets this for a Service of that name; "
+        "enableServiceLinks: false in the pod's spec leaves it out"
+        for name in of_services
+    ]
+    if serving and lines:
+        raise SettingsError(*lines)
     try:
         return Settings(**{**from_file, **environment, **given})
     except ValidationError as error:
@@ -79,31 +89,31 @@ def variable_of(name: str) -> str:
 
 
 def settings_environment() -> dict[str, str]:
-    """The MILKWEED_* variables by the name of the setting, also of settings that do not exist; none of a Service."""
-    return {name.lower(): value for name, value in _variables().items() if not _OF_SERVICE.match(f"{name}={value}")}
+    """The MILKWEED_* variables by the name of the setting, also of settings that do not exist."""
+    upper = {name.upper(): value for name, value in os.environ.items()}
+    return {
+        name.removeprefix(ENV_PREFIX).lower(): value for name, value in upper.items() if name.startswith(ENV_PREFIX)
+    }
 
 
 def environment_warnings(settings: Settings | None) -> list[str]:
     """Name the MILKWEED_* variables that have no effect, a line each. Values may be secret, and are not in it."""
     environment, fields = settings_environment(), list(Settings.model_fields)
+    others = sorted(environment.keys() - fields - OTHER_VARIABLES)
+    of_services = [name for name in others if _SERVICE_URI.match(environment[name]) or _SERVICE_NAME.fullmatch(name)]
     lines = [
         f"{variable_of(name)}: there is no such setting; it has no effect" + did_you_mean(name, fields)
-        for name in sorted(environment.keys() - fields - OTHER_VARIABLES)
+        for name in others
+        if name not in of_services
     ]
-    if of_services := ", ".join(sorted(variable_of(name) for name in _variables() if name.lower() not in environment)):
-        lines.append(
-            f"{of_services}: from Kubernetes, for a Service; no effect; enableServiceLinks: false leaves them out"
-        )
+    if of_services:
+        names = ", ".join(map(variable_of, of_services))
+        lines.append(f"{names}: from Kubernetes, for a Service; no effect; enableServiceLinks: false leaves them out")
     if settings is not None and settings.api_keys == OFF and "api_key" in environment:
         lines.append(
             "MILKWEED_API_KEY: a client's key; this server asks for none: MILKWEED_API_KEYS names a file of them"
         )
     return lines
-
-
-def _variables() -> dict[str, str]:
-    upper = {name.upper(): value for name, value in os.environ.items()}
-    return {name.removeprefix(ENV_PREFIX): value for name, value in upper.items() if name.startswith(ENV_PREFIX)}
 
 
 def read_settings_file(file: Path) -> dict[str, Any]:

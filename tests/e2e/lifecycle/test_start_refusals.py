@@ -82,9 +82,9 @@ def test_what_cannot_start_says_why_in_one_line(serving: Any, server: Any, folde
 
 
 def test_variables_without_effect_are_named_at_a_start_that_goes_on(serving: Any) -> None:
-    given = {"MILKWEED_TIMEOUT_MS": "tcp://10.0.0.11:8000", "MILKWEED_TOPK": "3", "MILKWEED_API_KEY": "s3cret"}
+    given = {"MILKWEED_SERVICE_HOST": "10.0.0.11", "MILKWEED_TOPK": "3", "MILKWEED_API_KEY": "s3cret"}
     with serving(prelude=f"import os; os.environ.update({given})\n") as server:
         server.wait_ready()
-        for name, words in (("TOPK", "did you mean top_k?"), ("API_KEY", "MILKWEED_API_KEYS"), ("TIMEOUT_MS", "Kube")):
+        for name, words in (("TOPK", "mean top_k?"), ("API_KEY", "MILKWEED_API_KEYS"), ("SERVICE_HOST", "Kube")):
             assert words in server.wait_log(f"milkweed: warning: MILKWEED_{name}: ")
         assert "s3cret" not in "".join(server.log)

@@ -82,24 +82,42 @@ SERVICES = {
 }
 
 
-def test_variables_of_a_kubernetes_service_are_named_and_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in SERVICES.items():
+def test_variables_of_a_kubernetes_service_that_are_no_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {name: value for name, value in SERVICES.items() if not name.endswith("_PORT") or "SERVICE" in name}
+    for name, value in others.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MILKWEED_XYZZY_PORT", "tcp://10.0.0.11:8000")
     assert load_settings() == Settings()
     assert set(origins().values()) == {"default"}
     (line,) = environment_warnings(load_settings())
     assert {"Kubernetes", "enableServiceLinks:"} <= set(line.replace(",", "").split())
-    assert all(name in line for name in SERVICES)
+    assert all(name in line for name in (*others, "MILKWEED_XYZZY_PORT"))
     assert "10.0.0.11" not in line
-    monkeypatch.setenv("MILKWEED_PORT", "9000")  # the pod's own value goes before that of the Service
-    assert load_settings().port == 9000
+
+
+def test_every_port_that_a_kubernetes_service_sets_refuses_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SERVICES.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    ports = [line.partition(" = ")[0] for line in caught.value.lines]
+    assert ports == ["MILKWEED_PORT", "MILKWEED_METRICS_PORT", "MILKWEED_ADMIN_PORT", "MILKWEED_GRPC_PORT"]
+    for port in ports:  # the pod's own values go before those of the Service
+        monkeypatch.setenv(port, "0" if "ADMIN" in port or "GRPC" in port else str(9000 + len(port)))
+    assert load_settings().port == 9013
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)
-def test_no_setting_is_taken_from_a_service(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_that_a_service_sets_names_kubernetes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable_of(name), "tcp://10.0.0.11:8000")
-    assert load_settings() == Settings()
-    assert variable_of(name) in environment_warnings(None)[0]
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    line = str(caught.value)
+    assert line.startswith(f"{variable_of(name)} = 'tcp://10.0.0.11:8000': Kubernetes ")
+    assert "enableServiceLinks: false" in line
+    assert "\n" not in line
+    assert load_settings({name: Settings().model_dump()[name]}) == Settings()  # a flag goes before it
+    assert load_settings(serving=False) == Settings()
 
 
 def test_variables_without_effect_are_named_without_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
