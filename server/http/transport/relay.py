@@ -35,9 +35,9 @@ class RelayPort:
         self.listener.close()
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection, name = RelayedConnection(self.table, writer), ""
-        end = socket.socket(socket.AF_UNIX)
+        connection, name, end = RelayedConnection(self.table, writer), "", None
         try:
+            end = socket.socket(socket.AF_UNIX)
             end.setblocking(False)
             end.bind("")  # the kernel finds a name
             name = end.getsockname()[1:].decode()
@@ -49,7 +49,8 @@ class RelayPort:
             await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait(copying, timeout=NOT_READING_SECONDS)
         except (OSError, asyncio.CancelledError):  # cancelled: the process ends
-            end.close()
+            if end is not None:
+                end.close()
         connection.abort()
         self.connections.pop(name, None)
         self.table.closed(connection)
