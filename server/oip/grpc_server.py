@@ -180,8 +180,10 @@ class GrpcServer:
                 connection = self._connection("Check", rpc)
                 async for answer in method(partial(self._reading.next, rpc)):
                     unread = asyncio.create_task(connection.end_unless_read())
-                    await rpc.write(answer.SerializeToString())
-                    unread.cancel()
+                    try:
+                        await rpc.write(answer.SerializeToString())
+                    finally:  # or a call that ends in it would later end the others of its connection
+                        unread.cancel()
             except ServiceError as error:
                 await rpc.abort(self._status(error), error.message)
 

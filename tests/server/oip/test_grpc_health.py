@@ -1,12 +1,15 @@
 """grpc.health.v1 and server reflection over a socket, asked with the messages of gRPC's own packages."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from milkweed.server.oip import grpc_service
+from milkweed.server.oip.grpc_server import GrpcServer
 from milkweed.server.oip.grpc_service import HEALTH, REFLECTION
 from milkweed.server.security.keys import key_block
 
@@ -64,6 +67,31 @@ async def test_a_watch_tells_each_change_and_ends_with_the_server(
         assert await asyncio.wait_for(ready.read(), 20) is grpc.aio.EOF  # it does not outlast the drain
         await stopped
     assert client.table.open <= 1
+
+
+async def test_a_stream_that_ends_while_it_writes_ends_no_other_call_of_its_connection() -> None:
+    waiting: set[asyncio.Task[Any]] = set()
+
+    async def end_unless_read() -> None:
+        waiting.add(asyncio.current_task())  # type: ignore[arg-type]
+        await asyncio.Event().wait()
+
+    async def answers(_: Any) -> AsyncIterator[Any]:
+        yield health.HealthCheckResponse()
+
+    async def write(_: bytes) -> None:
+        await until(lambda: bool(waiting))
+        raise asyncio.CancelledError
+
+    connection = SimpleNamespace(end_unless_read=end_unless_read)
+    server: Any = SimpleNamespace(
+        _connection=lambda *_: connection, _reading=SimpleNamespace(next=answers), _grpc=grpc
+    )
+    handle = GrpcServer._stream(server, answers).stream_stream
+    with pytest.raises(asyncio.CancelledError):
+        await handle(None, SimpleNamespace(write=write))
+    await asyncio.wait(waiting, timeout=20)
+    assert all(task.cancelled() for task in waiting)
 
 
 async def test_reflection_describes_what_is_served(running: Start) -> None:
