@@ -116,6 +116,9 @@ class ModelLifecycle:
     def forget(self, name: str, number: str) -> None:
         """Forget the failure of a bundle that is gone, and of a name without another bundle all series."""
         self.failures.pop((name, number), None)
+        self._forget_series(name)
+
+    def _forget_series(self, name: str) -> None:
         if not self.index.versions(name) and not any(name == failed for failed, _ in self.failures):
             self._metrics.forget_model(name)
 
@@ -234,7 +237,7 @@ class ModelLifecycle:
             # The series end, unless the same version serves again.
             if not any(other.version == model.version for other in self.index.versions(model.name)):
                 self._metrics.forget_version(model.name, model.version)
-            self.forget(model.name, model.number)
+            self._forget_series(model.name)
             on_gpu = model.pipeline.device.type == "cuda"
             del model
             await asyncio.to_thread(_give_memory_back, on_gpu)

@@ -78,6 +78,18 @@ async def test_unloading_looks_for_garbage_among_what_came_since_the_start_alone
             gc.unfreeze()
 
 
+async def test_a_failure_of_what_comes_after_stays_when_the_one_before_is_let_go(running: Start) -> None:
+    async with running() as app:
+        Openers(app)
+        lifecycle = app.service.lifecycle
+        await lifecycle.load("held", Path("x"), "2")  # in the place of the one without a number
+        lifecycle.failed("held", "", BundleError("cut off"))
+        await lifecycle.settled()
+        assert lifecycle.failures == {("held", ""): "cut off"}
+        lifecycle.forget("held", "")
+        assert not lifecycle.failures
+
+
 async def version(app: Any, **headers: str) -> str:
     answer = await app.classify(headers=headers)
     assert answer.status_code == 200, answer.text
