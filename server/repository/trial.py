@@ -33,7 +33,7 @@ _warn_once = functools.cache(logger.warning)
 
 
 class TrialError(ValueError):
-    """A bundle ended the child that opened it, took too long, or asked for too much memory."""
+    """A bundle ended the child that opened it, took too long, asked for too much memory, or failed in no known way."""
 
 
 @contextlib.contextmanager
@@ -71,8 +71,8 @@ def try_bundle(name: str, path: Path, settings: "Settings") -> str:
     what the GPU makes of them.
 
     Raises:
-        TrialError: the child died, was late, or asked for more memory than there is.
-        BundleError, DeviceError: whatever else `open_model` raised there, in words of ours.
+        TrialError: the child died, was late, asked for more memory than there is, or failed with an unexpected error.
+        BundleError, DeviceError: what else `open_model` raised there, in words of ours: of the bundle, or of this host.
     """
     from ..config.inference_options import inference_options
     from ..telemetry.system_metrics import container_memory
@@ -96,9 +96,10 @@ def try_bundle(name: str, path: Path, settings: "Settings") -> str:
     if answer["memory"]:
         raise TrialError(f"{what}: asked for more than the {free >> 20} MB that are free: {answer['error'][:200]}")
     if answer["kind"]:
-        raise (BundleError if answer["kind"] == "BundleError" else DeviceError)(answer["error"])
+        of_host = answer["kind"] in ("BackendError", "DeviceError", "LoaderError")
+        raise (DeviceError if of_host else BundleError)(answer["error"])
     logger.error("%s: %s", what, answer["error"])
-    raise DeviceError(f"{what}: an unexpected error, the log has it")
+    raise TrialError(f"{what}: an unexpected error, the log has it")
 
 
 def is_ours(error: Exception) -> bool:

@@ -88,9 +88,21 @@ def test_an_error_of_another_library_is_in_the_log_alone(
         tmp_path,
         'import sys; sys.stdin.buffer.read(); print(\'{"error": "Traceback of 7", "kind": "", "memory": false}\')',
     )
-    with pytest.raises(DeviceError, match=r"^model x cannot be opened: an unexpected error, the log has it$"):
+    with pytest.raises(TrialError, match=r"^model x cannot be opened: an unexpected error, the log has it$"):
         try_bundle("x", tmp_path / "x", CPU)
     assert "Traceback of 7" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "raised"), [("BackendError", DeviceError), ("ExportError", BundleError), ("ValueError", BundleError)]
+)
+def test_an_error_is_of_this_host_or_of_the_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, raised: type[Exception]
+) -> None:
+    answer = {"error": "one line", "kind": kind, "memory": False}
+    child_is(monkeypatch, tmp_path, f"import json, sys; sys.stdin.buffer.read(); print(json.dumps({answer}))")
+    with pytest.raises(raised, match=r"^one line$"):
+        try_bundle("x", tmp_path / "x", CPU)
 
 
 def test_a_start_opens_without_a_child_and_leaves_no_note(
