@@ -72,7 +72,7 @@ def cors(settings: Settings, app: ASGIApp) -> ASGIApp:
     """Let pages of other origins ask, where the settings name some."""
     if settings.cors_origins == OFF:
         return app
-    exposed = ("X-Request-ID", "Server-Timing", "Retry-After", "X-Cache", "Inference-Header-Content-Length")
+    exposed = ("X-Request-ID", "Server-Timing", "Retry-After", "Inference-Header-Content-Length")
     origins = settings.cors_origins.split(",")
     methods = ("GET", "HEAD", "POST")
     return CORSMiddleware(app, origins, methods, allow_headers=("*",), expose_headers=exposed)
