@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Meta, Raw
 
 from ...loaders.decode.npy import Dtype, array_images
-from ..errors import ServiceError
+from ..errors import ServiceError, no_such
 from ..http.base64_text import from_base64
 from ..http.client_json import decoded, elements, is_array
 from ..repository.served_model import ServedModel
@@ -48,15 +48,14 @@ def images_of(inputs: Sequence[InputTensor], model: ServedModel, max_images: int
     names = [tensor.name for tensor in inputs]
     for name in names:
         if name not in (ENCODED, PIXELS):
-            raise ServiceError("bad_request", f"no input {name[:40]!r}; there are: {ENCODED}, {PIXELS}")
+            raise no_such("input", name, (ENCODED, PIXELS))
     if len(names) != 1:
         got = " and ".join(names) or "none"
         raise ServiceError("bad_request", f"a request has either the input {ENCODED} or the input {PIXELS}: got {got}")
     tensor = inputs[0]
     for parameter in tensor.parameters:
         if parameter not in _ENCODING:
-            known = ", ".join(_ENCODING)
-            raise ServiceError("bad_request", f"no parameter {parameter[:40]!r} of an input; there are: {known}")
+            raise no_such("input parameter", parameter, _ENCODING)
     return _encoded(tensor, max_images) if tensor.name == ENCODED else _pixels(tensor, model, max_images)
 
 

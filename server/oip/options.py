@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config.settings import Settings
-from ..errors import ServiceError
+from ..errors import ServiceError, no_such
 from ..repository.served_model import ServedModel
 from .tensors import InferRequest, RequestedOutput
 
@@ -63,7 +63,7 @@ def read_options(request: InferRequest, model: ServedModel, settings: Settings) 
     given, num_classes = request.parameters, model.num_classes
     for name in given:
         if name not in PARAMETERS + IGNORED:
-            raise ServiceError("bad_request", f"no parameter {name[:40]!r}; there are: {', '.join(PARAMETERS)}")
+            raise no_such("parameter", name, PARAMETERS)
     top_k = read_whole(given, "top_k", 1, num_classes) or min(settings.top_k, num_classes)
     partial = read_flag(given, "partial")
     outputs = _outputs(request.outputs, read_flag(given, "binary_data_output"), partial, num_classes)
@@ -119,11 +119,10 @@ def _outputs(
 def _output(requested: RequestedOutput, binary: bool, num_classes: int) -> WantedOutput:
     name, given = requested.name, requested.parameters
     if name not in OUTPUTS:
-        raise ServiceError("bad_request", f"no output {name[:40]!r}; there are: {', '.join(OUTPUTS)}")
+        raise no_such("output", name, OUTPUTS)
     for parameter in given:
         if parameter not in OUTPUT_PARAMETERS:
-            known = ", ".join(OUTPUT_PARAMETERS)
-            raise ServiceError("bad_request", f"no parameter {parameter[:40]!r} of an output; there are: {known}")
+            raise no_such("output parameter", parameter, OUTPUT_PARAMETERS)
     classes = min(read_whole(given, "classification", 0, _MOST) or 0, num_classes)  # as Triton takes it
     if classes and name not in CLASSIFIED:
         raise ServiceError("bad_request", f"output {name} has no classification; {' and '.join(CLASSIFIED)} have")

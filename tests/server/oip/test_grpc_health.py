@@ -84,9 +84,7 @@ async def test_a_stream_that_ends_while_it_writes_ends_no_other_call_of_its_conn
         raise asyncio.CancelledError
 
     connection = SimpleNamespace(end_unless_read=end_unless_read)
-    server: Any = SimpleNamespace(
-        _connection=lambda *_: connection, _reading=SimpleNamespace(next=answers), _grpc=grpc
-    )
+    server: Any = SimpleNamespace(_connection=lambda *_: connection, _reading=SimpleNamespace(next=answers), _grpc=grpc)
     handle = GrpcServer._stream(server, answers).stream_stream
     with pytest.raises(asyncio.CancelledError):
         await handle(None, SimpleNamespace(write=write))

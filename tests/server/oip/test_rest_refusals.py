@@ -78,6 +78,7 @@ def document(tensor: dict[str, Any] = GOOD, **changes: Any) -> dict[str, Any]:
         ({**document(), "model_name": "cat"}, "bad_request", ("model_name is 'cat'", "'held'")),
         ({**document(), "model_version": "7"}, "bad_request", ("model_version is '7'",)),
         ({**document(), "outputs": [{"name": "cat"}]}, "bad_request", ("no output 'cat'",)),
+        ({**document(), "parameters": {"topk": 3}}, "bad_request", ("no parameter 'topk'", "did you mean top_k?")),
         ({**document(), "outputs": [{"name": "label"}] * 2}, "bad_request", ("twice",)),
         (
             {**document(), "outputs": [{"name": "label", "parameters": {"classification": 1}}]},
