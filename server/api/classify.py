@@ -51,7 +51,9 @@ class Classify:
                             params = self._params(joined(query, payload.asked), context)
                             models.enter_context(service.lifecycle.using(params.model))
                             timeout.reschedule(asyncio.get_running_loop().time() + _left(params, context))
-                        images = await self._images(params, payload, scope, lease, requester)
+                        images = await self._images(params, payload, scope, lease)
+                        del payload  # with the body, of which the images may be copies
+                        images = await self._decoded(params, images, lease, requester)
                         if not streamed:
                             outcomes = await ask(service, params, images, requester)
                             answer = await self._answer(params, outcomes, context)
@@ -61,7 +63,7 @@ class Classify:
                 if streamed:
                     await self._stream(params, images, requester, send)
                     return
-            del images, payload
+            del images
             lease.resize(len(answer.body))  # until the client has read it
             headers = [(b"content-type", b"application/json"), *answer.headers]
             await send_whole(send, context, answer.body, headers, status=answer.status)
@@ -82,14 +84,14 @@ class Classify:
         body = await read_body(receive, context.content_length(), limit, lease)
         context.end_stage("receive")
         service.metrics.body_bytes[form].observe(len(body))
-        content_type = context.headers.get(b"content-type", b"")
-        return await service.parsers.run(lambda: read_payload(body, form, content_type), len(body))
+        content_type, size = context.headers.get(b"content-type", b""), 0 if form in ("raw", "array") else len(body)
+        return await service.parsers.run(lambda: read_payload(body, form, content_type), size)
 
     async def _images(
-        self, params: ClassifyParams, payload: Payload, scope: Scope, lease: BudgetLease, requester: Requester
+        self, params: ClassifyParams, payload: Payload, scope: Scope, lease: BudgetLease
     ) -> list[CheckedImage]:
-        """List the images, each checked by its header and decoded in the sandbox where it needs that, or an error."""
-        context, service, model = context_of(scope), self._service, params.model
+        """List the images, each checked by its header, or an error."""
+        service, model = self._service, params.model
         most, size = service.settings.of(model.name).max_images_per_request, len(payload.body)
 
         def parse() -> list[CheckedImage]:
@@ -103,8 +105,15 @@ class Classify:
         images = await service.parsers.run(parse, size)
         lease.give_back(copies)
         self._auth.charge_images(scope.get(ACCOUNT_KEY), len(images))
-        images = await service.sandboxed_images.decode(images, model.spec, lease, requester, _left(params, context))
-        context.end_stage("parse")
+        return images
+
+    async def _decoded(
+        self, params: ClassifyParams, images: list[CheckedImage], lease: BudgetLease, requester: Requester
+    ) -> list[CheckedImage]:
+        """List the images again, those that need the sandbox as it decoded them."""
+        left, sandboxed = _left(params, requester.context), self._service.sandboxed_images
+        images = await sandboxed.decode(images, params.model.spec, lease, requester, left)
+        requester.context.end_stage("parse")
         return images
 
     async def _stream(

@@ -1,13 +1,17 @@
 """What a classify request says counts or is refused by name, wherever it says it: URL, form, JSON."""
 
+import asyncio
+import gc
 import json
 from typing import Any
 
 import numpy as np
 import pytest
 
+from milkweed.server.http.payload import Payload
+
 from ...support.bodies import as_json, files, npy
-from ...support.server_parts import Start, check_error, encoded, one_reason
+from ...support.server_parts import Start, check_error, encoded, entered, one_reason
 
 TWO = ("first", "second")
 
@@ -120,3 +124,14 @@ async def test_arrays_in_a_form_count_as_before(running: Start) -> None:
     async with running() as app:
         answer = await app.client.post("/classify", files=files(array), data={"top_k": "1"})
     assert [len(result["predictions"]) for result in answer.json()["results"]] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
+async def test_a_body_whose_images_are_copies_is_freed_before_they_wait(running: Start, accept: str) -> None:
+    async with running() as app:
+        app.model.gate.clear()
+        waiting = asyncio.create_task(app.classify(files=files(encoded()), headers={"accept": accept}))
+        await entered(app.model)
+        assert not [each for each in gc.get_objects() if type(each) is Payload]
+        app.model.gate.set()
+        assert (await waiting).status_code == 200
