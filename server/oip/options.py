@@ -119,7 +119,7 @@ def _outputs(
 def _output(requested: RequestedOutput, binary: bool, num_classes: int) -> WantedOutput:
     name, given = requested.name, requested.parameters
     if name not in OUTPUTS:
-        raise no_such("output", name, OUTPUTS)
+        raise no_such("output", name, tuple(OUTPUTS))
     for parameter in given:
         if parameter not in OUTPUT_PARAMETERS:
             raise no_such("output parameter", parameter, OUTPUT_PARAMETERS)
