@@ -53,7 +53,9 @@ class Classify:
                             timeout.reschedule(asyncio.get_running_loop().time() + _left(params, context))
                         images = await self._images(params, payload, scope, lease)
                         del payload  # with the body, of which the images may be copies
-                        images = await self._decoded(params, images, lease, requester)
+                        left, spec = _left(params, context), params.model.spec
+                        images = await service.sandboxed_images.decode(images, spec, lease, requester, left)
+                        context.end_stage("parse")
                         if not streamed:
                             outcomes = await ask(service, params, images, requester)
                             answer = await self._answer(params, outcomes, context)
@@ -105,15 +107,6 @@ class Classify:
         images = await service.parsers.run(parse, size)
         lease.give_back(copies)
         self._auth.charge_images(scope.get(ACCOUNT_KEY), len(images))
-        return images
-
-    async def _decoded(
-        self, params: ClassifyParams, images: list[CheckedImage], lease: BudgetLease, requester: Requester
-    ) -> list[CheckedImage]:
-        """List the images again, those that need the sandbox as it decoded them."""
-        left, sandboxed = _left(params, requester.context), self._service.sandboxed_images
-        images = await sandboxed.decode(images, params.model.spec, lease, requester, left)
-        requester.context.end_stage("parse")
         return images
 
     async def _stream(
