@@ -28,6 +28,7 @@ listens there, and a server that is started again could not have it."""
 
 START_SECONDS, ASK_EVERY_SECONDS = 120.0, 0.02  # a start of a second is measured with it
 OUR_END_SECONDS = 60.0  # it drains for 30
+EXEC_SECONDS = 1.0  # a process that is older and has its parent's command line is a worker that was forked
 
 _SERVE = """
 import json, os, signal, sys, threading
@@ -170,7 +171,7 @@ class Usage:
 
 
 def usage(pid: int, *, proportional: bool = True) -> Usage:
-    """The usage of a process and its descendants; those that end meanwhile do not count.
+    """The usage of a process and its descendants; those that end meanwhile, or only begin, do not count.
 
     Args:
         proportional: also the proportional set size, which takes the kernel milliseconds a process.
@@ -182,6 +183,8 @@ def usage(pid: int, *, proportional: bool = True) -> Usage:
         return Usage()
     for process in family:
         try:
+            if process is not parent and _shares_memory(process, parent):
+                continue
             times = process.cpu_times()
             rss += process.memory_info().rss
             pss += process.memory_full_info().pss if proportional else 0
@@ -190,6 +193,11 @@ def usage(pid: int, *, proportional: bool = True) -> Usage:
         cpu += times.user + times.system
         count += 1
     return Usage(cpu, rss, pss, count)
+
+
+def _shares_memory(process: psutil.Process, parent: psutil.Process) -> bool:
+    """Whether a child has just been forked: until it executes its program, it is seen with all memory of its parent."""
+    return time.time() - process.create_time() < EXEC_SECONDS and process.cmdline() == parent.cmdline()
 
 
 @contextmanager

@@ -225,13 +225,13 @@ class Forward:
         """
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def best(self, probabilities: Any, k: int) -> tuple[list[list[int]], NDArray[np.float32]]:
+    def best(self, probabilities: Any, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The k best classes of each row and their probabilities, best first."""
         # Sorting all of 1,000 classes would take five times as long as choosing a few first.
         few = np.sort(np.argpartition(-probabilities, k - 1, 1)[:, :k])
         scores = np.take_along_axis(probabilities, few, 1)
         order = np.argsort(-scores, 1, kind="stable")
-        return np.take_along_axis(few, order, 1).tolist(), np.take_along_axis(scores, order, 1)
+        return np.take_along_axis(few, order, 1), np.take_along_axis(scores, order, 1)
 
     def check_golden(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..loaders.base import Loader
 from ..loaders.headers.info import ImageInfo
@@ -179,12 +180,12 @@ def _completed(batch: DecodedBatch, answers: Iterator[ImageResult]) -> list[Imag
     return [InferenceError() if outcome is None else outcome for outcome in outcomes]
 
 
-def _predictions(index: list[int], score: "np.ndarray[tuple[int], np.dtype[np.float32]]") -> ImageResult:
+def _predictions(index: NDArray[np.int64], score: NDArray[np.float32]) -> ImageResult:
     """The predictions of one row, or an error where its probabilities are not finite."""
     if not math.isfinite(score[0]):
         logger.error("the model gave probabilities that are not finite numbers")
         return InferenceError()
-    return Predictions(tuple(index), score.tobytes())
+    return Predictions(index.astype(np.int32).tobytes(), score.tobytes())
 
 
 def decoded_by(infos: Sequence[ImageInfo | None], decoders: Sequence[str | None]) -> Iterator[tuple[str, str]]:

@@ -136,9 +136,9 @@ class TorchForward(Forward):
         tensors = [torch.as_tensor(part) for part in parts]
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
-    def best(self, probabilities: Tensor, k: int) -> tuple[list[list[int]], NDArray[np.float32]]:
+    def best(self, probabilities: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         scores, indices = probabilities.topk(k)
-        return indices.tolist(), scores.cpu().numpy()  # one copy to the host each
+        return indices.cpu().numpy(), scores.cpu().numpy()  # one copy to the host each
 
     def close(self) -> None:
         """End the helper threads and let the tensors go, also those of modules that only a collector would free: torch

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from ...inference.results import SCORE_COST, Predictions
+from ...inference.results import SCORE_BYTES, SCORE_COST, Predictions
 from ..errors import ServiceError, error_headers, status_of
 from ..http.body import read_body
 from ..http.body_budget import BudgetLease
@@ -107,6 +107,7 @@ class Classify:
         images = await service.parsers.run(parse, size)
         lease.give_back(copies)
         self._auth.charge_images(scope.get(ACCOUNT_KEY), len(images))
+        lease.take(SCORE_BYTES * len(images) * params.top_k)  # once computed, an answer is not thrown away
         return images
 
     async def _stream(

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ...inference.results import SCORE_COST, Predictions
+from ...inference.results import SCORE_BYTES, SCORE_COST, Predictions
 from ..config.settings import Settings
 from ..errors import ServiceError
 from ..http.body_budget import BudgetLease
@@ -96,6 +96,7 @@ class Inference:
             raise
         if not options.partial:
             _refuse_bad(service, model, prepared.images)
+        self.lease.take(SCORE_BYTES * len(prepared.images) * params.top_k)  # once computed, it is not thrown away
         images = await service.sandboxed_images.decode(
             prepared.images, model.spec, self.lease, self.requester, deadline.left()
         )

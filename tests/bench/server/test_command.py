@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from milkweed.bench import process
 from milkweed.bench.load.plan import Plan, Shot, Watch
 from milkweed.bench.process import usage
 from milkweed.bench.server.request import ANSWER, Request, usual_sections
@@ -168,6 +169,21 @@ def test_usage_of_a_process_that_ended_is_nothing() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     assert usage(child.pid).processes == 0
+
+
+FORKED = "import os, sys; os.fork(); print(flush=True); sys.stdin.read()"
+
+
+def test_memory_of_a_child_that_has_only_been_forked_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two children of the sandbox that began were seen with 900 MB each, the server's."""
+    with subprocess.Popen([sys.executable, "-c", FORKED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() + parent.stdout.readline() == b"\n\n"
+        monkeypatch.setattr(process, "EXEC_SECONDS", 1e9)
+        assert usage(parent.pid).processes == 1
+        monkeypatch.setattr(process, "EXEC_SECONDS", 0.0)  # a worker that goes on as it was forked
+        assert usage(parent.pid).processes == 2
+        parent.communicate()
 
 
 @pytest.mark.parametrize(
