@@ -36,7 +36,7 @@ CASES: dict[str, tuple[dict[str, Any], str, int]] = {
         1,
     ),
     "admin port": ({"admin_port": "{taken}"}, "port {taken}", 1),
-    "gRPC port": ({"grpc_port": "{taken}"}, IN_USE, 1),
+    "gRPC port": ({"grpc_port": "{taken}"}, IN_USE.replace(" port", " gRPC port"), 1),
     "gRPC packages": (
         {"grpc_port": 9, "prelude": "import sys; sys.modules['grpc'] = None\n"},
         "pip install 'milkweed[grpc]'",
