@@ -10,6 +10,8 @@ PARAMETERS = ("model", "top_k")
 
 def read_query(query: bytes) -> dict[str, str]:
     """The parameters in a URL. Raises ServiceError `bad_request`."""
+    if not query:
+        return {}
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=16)
     except ValueError:

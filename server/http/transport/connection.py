@@ -19,6 +19,7 @@ SLICE_BYTES = 1 << 14
 
 Phase = Literal["none", "head", "body"]
 
+_HEAD_END = b"\r\n\r\n"
 _VERSIONS = ("1.1", "1.0")  # the parser also takes 0.9 and 2.0
 _REASONS = {"headers_too_large": "too_large", "overloaded": "refused"}  # for which a connection is closed
 _PROBES = frozenset(path.encode() for path in PROBES)
@@ -51,7 +52,7 @@ class Connection(CountedProtocol):
         self._unset_keepalive_if_required()
         start = 0
         while start < len(data) and not self._ignoring_input:
-            piece = data[start : start + max(SLICE_BYTES, self._body_left)]
+            piece = memoryview(data)[start : self._piece_end(data, start)]
             start += len(piece)
             if self._behind:
                 if self._table.ahead_bytes + len(piece) > self._table.max_ahead_bytes:
@@ -63,7 +64,12 @@ class Connection(CountedProtocol):
         if not self._ignoring_input:
             self._set_deadline()
 
-    def _parse(self, data: bytes) -> None:
+    def _piece_end(self, data: bytes, start: int) -> int:
+        """How far to parse at once: where a head with a large body comes, to its end, so that the body is one piece."""
+        head = -1 if start or self._body_left or len(data) <= SLICE_BYTES else data.find(_HEAD_END, 0, SLICE_BYTES)
+        return start + max(SLICE_BYTES, self._body_left) if head < 0 else head + len(_HEAD_END)
+
+    def _parse(self, data: bytes | memoryview) -> None:
         was_in_head = self._in_head
         try:
             self.parser.feed_data(data)
@@ -193,7 +199,7 @@ class Connection(CountedProtocol):
         """Whether the head offers to change the protocol, which is not done."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
-    def _decline_upgrade(self, rest: bytes) -> None:
+    def _decline_upgrade(self, rest: bytes | memoryview) -> None:
         """Parse a head that offers to change the protocol once more, without the offer: the parser takes what follows
         such a head, `rest`, for the other protocol, and would skip the body."""
         if not self._declines_upgrade:  # CONNECT, which has been answered
