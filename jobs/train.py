@@ -12,6 +12,7 @@ from ..loaders.dataset.training import Sample, TrainingImages
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import BundleConfig, load_bundle, save_bundle
 from ..models.bundle.provenance import add_step
+from ..models.bundle.reading import read_config
 from ..models.layers.layer_spec import layer_specs_of
 from ..models.progress import SILENT, Progress
 from ..models.report import Measured, check_report_packages, write_report
@@ -57,6 +58,8 @@ def train(
     processes, clock = processes or Processes(), time.perf_counter()
     if (job.state / "state.json").exists():
         progress.note(f"going on from the state in {job.state}")
+    # As it lies there: training may begin with another structure or other preprocessing.
+    input_version = read_config(job.start_bundle).version if job.start_bundle else None
     model, config = starting_model(job)
     training, held_out = split_samples(job, config.labels)
     source = _source(job, config, training, processes, progress)
@@ -74,7 +77,7 @@ def train(
     )
     skipped = {**source.skipped, **prepared.skipped}
     seconds = {"reading": reading, "training": result.seconds}
-    outcome = _saved(job, TrainOutcome(config, result, data, before, skipped, seconds), command)
+    outcome = _saved(job, TrainOutcome(config, result, data, before, skipped, seconds), command, input_version)
     StateFolder(job.state).remove()
     note_skipped(progress, skipped)
     return outcome
@@ -146,13 +149,13 @@ def _read(images: PreparedImages) -> int:
     return len(images.samples) - len(images.skipped)
 
 
-def _saved(job: TrainJob, found: TrainOutcome, command: str | None) -> TrainOutcome:
+def _saved(job: TrainJob, found: TrainOutcome, command: str | None, input_version: str | None) -> TrainOutcome:
     """Write the bundle and its report; the config that is returned is that of the bundle."""
     result, config = found.result, found.config
     model = result.model.cpu().eval().requires_grad_(False)
     row = measured_row(result)
     measured = {name: row[name] for name in ("top1", "top5", "held_out_loss", "epoch") if name in row}
-    facts = {"input_version": config.version, "input_metrics": dict(config.metrics)} if job.start_bundle else {}
+    facts = {"input_version": input_version, "input_metrics": dict(config.metrics)} if job.start_bundle else {}
     training, held_out = found.data
     config = replace(
         config,

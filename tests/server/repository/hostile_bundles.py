@@ -196,7 +196,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "sparse-graph": (sparse, "asked for more than"),
     "arena": (
         lambda out: put_program_bundle(out, program(8, *pyramid(4096, 2), *pyramid(4096, 8194)), 8),
-        r"asked for more than|limit",
+        r"asked for more than|limit|at most 65536",
     ),
     "merge-after-pyramid": (
         lambda out: put_program_bundle(out, program(8, *pyramid(100, 2), Merge(64, WIDTH, 0, 1), heads=64), 8),
