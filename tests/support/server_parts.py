@@ -82,11 +82,13 @@ class HeldModel(Held, nn.Module):
         self.head = nn.Linear(3, classes)
         with torch.no_grad():
             self.head.weight.copy_(torch.randn(classes, 3, generator=generator) * 4)
+        # Several engines share this model: what one of them closes lets go of the parameters, not of these.
+        self.weight, self.bias = self.head.weight.detach(), self.head.bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
         self.hold(len(x))
         # A row at a time: a matrix product may sum a row of one in another order than a row of many.
-        out: Tensor = (x.mean((2, 3)).unsqueeze(1) * self.head.weight).sum(-1) + self.head.bias
+        out: Tensor = (x.mean((2, 3)).unsqueeze(1) * self.weight).sum(-1) + self.bias
         return out
 
 
