@@ -6,6 +6,7 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
+from milkweed.inference.results import SCORE_BYTES
 from milkweed.server.telemetry.metrics import STAGES, Metrics
 
 from ...support.server_parts import Start, broken, encoded, make_config, until
@@ -119,7 +120,7 @@ async def test_in_flight_and_held_bytes_return_to_zero(running: Start) -> None:
     async with running() as app:
         request = await app.hold()
         assert app.value("http_requests_in_flight", route="/classify") == 1
-        assert app.value("http_held_body_bytes") == len(encoded())
+        assert app.value("http_held_body_bytes") == len(encoded()) + 5 * SCORE_BYTES  # the body and its answer
         app.model.gate.set()
         await request
         assert app.value("http_requests_in_flight", route="/classify") == 0
