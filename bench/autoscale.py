@@ -48,8 +48,8 @@ def thresholds(by_images: Floats, share: float) -> Row:
         arrived = rng.poisson(rate * seconds)
         area, busy = area + seconds * (waiting + arrived / 2), busy + seconds
         waiting += arrived - min(waiting, most)
-    found = {"in_flight": round(area / (busy + idle), 2), "busy": round(busy / (busy + idle), 2)}
-    return {"share": share, **found, "full_batch_seconds": round(float(by_images[-1]), 4)}
+    loads = {"in_flight": round(area / (busy + idle), 2), "busy": round(busy / (busy + idle), 2)}
+    return {"share": share, **loads, "full_batch_seconds": round(float(by_images[-1]), 4)}
 
 
 def main(arguments: list[str] | None = None) -> int:

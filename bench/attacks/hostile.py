@@ -60,9 +60,9 @@ class Target:
 
     def others(self, image: bytes) -> Counter[str]:
         """Ask as others would: probes on both ports, and pictures; counts the answers."""
-        found = Counter(f"image {self.ask('POST', '/classify', image)}" for _ in range(3))
-        found["livez " + self.ask("GET", "/livez")] += 1
-        return found + Counter(["metrics " + self.ask("GET", "/metrics", port=self.metrics_port)])
+        answers = Counter(f"image {self.ask('POST', '/classify', image)}" for _ in range(3))
+        answers["livez " + self.ask("GET", "/livez")] += 1
+        return answers + Counter(["metrics " + self.ask("GET", "/metrics", port=self.metrics_port)])
 
     @contextmanager
     def crowd(self, port: int, count: int, data: bytes = b"") -> Iterator[None]:
@@ -154,18 +154,18 @@ def _held_calls(target: Target, message: bytes, count: int) -> Counter[str]:
         begin = [channel.unary_stream(INFER) if message else channel.stream_unary(INFER) for channel in channels]
         calls = [call(*[message][: len(message)]) for call in begin for _ in range(count // 16)]
         await asyncio.sleep(HELD_SECONDS)
-        found = await asyncio.to_thread(target.others, payloads.photograph())
+        answers = await asyncio.to_thread(target.others, payloads.photograph())
         async with grpc.aio.insecure_channel(address, options=CHANNEL) as channel:
             metadata = channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")
             for _ in range(5):
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     await metadata(b"", timeout=10)
-                    found["answered"] += 1
+                    answers["answered"] += 1
         for call in calls:
             call.cancel()
         for channel in channels:
             await channel.close()
-        return found
+        return answers
 
     return asyncio.run(attack())
 

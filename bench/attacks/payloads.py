@@ -1,7 +1,6 @@
 """What attackers send: bodies, messages of gRPC and heads that cost much, or that servers read differently."""
 
 import io
-import re
 import struct
 import zlib
 from functools import cache
@@ -48,7 +47,7 @@ def tile(side: int, samples: int) -> bytes:
 def slow_tiffs(count: int, side: int = 4_400, scans: int = 95) -> bytes:
     """TIFFs of 81 KB in one form, whose progressive JPEG repeats its last scan: each takes most of a CPU second."""
     jpeg = encoded("JPEG", Image.new("L", (side, side), 128), progressive=True, quality=30)
-    last = jpeg.rfind(b"\xff\xc4", 0, [found.start() for found in re.finditer(b"\xff\xda", jpeg)][-1])
+    last = jpeg.rfind(b"\xff\xc4", 0, jpeg.rfind(b"\xff\xda"))
     data = jpeg[:-2] + jpeg[last:-2] * scans + jpeg[-2:]
     size = ((256, LONG, side), (257, LONG, side), (258, SHORT, 8), (259, SHORT, 7), (262, SHORT, 1))
     made = tiff(data, *size, (273, LONG, 8), (277, SHORT, 1), (278, LONG, side), (279, LONG, len(data)))

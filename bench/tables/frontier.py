@@ -22,7 +22,8 @@ WIDTH = 132
 """Letters of a line of README.md."""
 ROUNDING = 1e-6
 """A KL that is nearer to 0 is that of float32's rounding."""
-HEADING = ("", "ms an image: alone, in eights", "times {base}", "times {peer}", "top-1", "as dense", "KL", "size")
+LATENCY, SPEEDUPS = "latency, ms/image: batch 1, 8", ("speedup over {base}", "over {peer}")
+HEADING = ("", LATENCY, *SPEEDUPS, "top-1", "top-1 agreement", "KL", "size")
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -49,9 +50,10 @@ def _picture_lines(document: Document) -> str:
     ours, (base, peer) = first_of_ours(document), _dense_rows(document)
     same = Quality.from_dict(ours["quality"]).agreement
     said = (
-        f"{document['model']['arch']}, compressed here: {min(_times(ours, base)):.1f} times as fast as "
-        f"{_computed(base)}, {min(_times(ours, peer)):.1f} times as {_computed(peer)}; {percent(same.value)} "
-        f"[{same.low:.1f}, {same.high:.1f}] the same answers"
+        f"{document['model']['arch']}, compressed here: "
+        f"speedup {min(_speedups(ours, base)):.1f} over {_computed(base)}, "
+        f"{min(_speedups(ours, peer)):.1f} over {_computed(peer)}; top-1 agreement {percent(same.value)} "
+        f"[{same.low:.1f}, {same.high:.1f}]"
     )
     return f"![{said}]({DOCUMENT.with_suffix('.svg').as_posix()})\n"
 
@@ -74,8 +76,8 @@ def _computed(dense: Row) -> str:
     return f"dense {dense['computed_by']}"
 
 
-def _times(row: Row, dense: Row) -> list[float]:
-    """How many times as fast as a dense model a row is, by batch size."""
+def _speedups(row: Row, dense: Row) -> list[float]:
+    """Return a row's speedups over a dense model, by batch size."""
     return [dense["ms"][batch] / ms for batch, ms in row["ms"].items()]
 
 
@@ -90,7 +92,7 @@ def _cells(row: Row, base: Row, peer: Row) -> list[str]:
     return [
         f"**{name}**" if is_ours(row) else name,
         ", ".join(f"{ms:.1f}" for ms in row["ms"].values()),
-        *(", ".join(f"{times:.2f}" for times in _times(row, dense)) for dense in (base, peer)),
+        *(", ".join(f"{times:.2f}" for times in _speedups(row, dense)) for dense in (base, peer)),
         top1,
         percent(found.agreement.value),
         three_digits(found.kl.value) if found.kl.value > ROUNDING else "0",

@@ -86,13 +86,13 @@ def _shm(facts: SystemInfo) -> Finding:
 
 
 def _files(facts: SystemInfo, settings: Settings) -> Finding:
-    each = RELAYED_FILES if settings.grpc_port else 1
-    needed = files_for(settings.max_connections, each)
+    per_connection = RELAYED_FILES if settings.grpc_port else 1
+    needed = files_for(settings.max_connections, per_connection)
     if facts.files >= needed:
         return _row("open files", "ok", f"enough for max_connections = {settings.max_connections}")
     text = f"the limit is {facts.files}, max_connections = {settings.max_connections} needs {needed}"
-    fix = f"ulimit -Hn {needed} as root, or --max-connections {max(1, (facts.files - files_for(0, each)) // each)}"
-    return _row("open files", "warning", text, fix)
+    room = max(1, (facts.files - files_for(0, per_connection)) // per_connection)
+    return _row("open files", "warning", text, f"ulimit -Hn {needed} as root, or --max-connections {room}")
 
 
 def _gb(count: int) -> str:

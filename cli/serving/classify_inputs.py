@@ -72,10 +72,10 @@ def _expanded(name: str) -> Iterator[str]:
     path = Path(name)
     if path.is_dir():
         within = (Path(folder, file) for folder, _, files in os.walk(path, onerror=_left_out) for file in files)
-        found = images_among(file for file in within if file.is_file())
-        if not found:
+        images = images_among(file for file in within if file.is_file())
+        if not images:
             raise CommandError(f"IMAGE {path}: no images in this folder")
-        yield from map(str, found)
+        yield from map(str, images)
     elif _PATTERN_CHARS & set(name) and not path.exists():
         matches = sorted(glob.glob(name, recursive=True))
         if not matches:

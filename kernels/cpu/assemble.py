@@ -1,11 +1,10 @@
 """Assembles a program for an instruction set: orders of channels, packed weights, buffers, steps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from . import structs
 from .grids import Grids, tile_rows
@@ -13,7 +12,7 @@ from .packing import LANES, InstructionSet
 from .program import Attention, Branch, Embed, Factor, Grid, Merge, Norm, Operator, Performer, Places, Program, Pyramid
 from .shape_inference import State, infer_shapes
 from .stages import Stages, TileStep, check_lanes
-from .structs import LEAST_ROWS, Fields, from_row
+from .structs import LEAST_ROWS, Assembled, Fields, from_row
 from .vectors import Rows, Vector, by_heads, inputs_of, kept_outputs, qkv_order, stream_order, vector
 
 TILE_ROWS = 256
@@ -21,29 +20,9 @@ TILE_ROWS = 256
 third longer); with more, what lies between the stages leaves the second."""
 
 ARENA_BYTES, ARENA_OF_WEIGHTS = 1 << 26, 16
-"""An arena has at most so many bytes, and so many more for each of the weights: each thread needs one."""
+"""The largest arena: so many bytes, and so many more for each byte of weights. Each thread has an arena of its own."""
 
 OnRows = Norm | Factor | Grid | Pyramid
-
-
-@dataclass(frozen=True, eq=False)
-class Assembled:
-    """A program in the form that the library runs.
-
-    Args:
-        arena_bytes: memory that one caller needs.
-        logits: offset of an image's answers in it.
-    """
-
-    isa: InstructionSet
-    steps: NDArray[Any]
-    stages: NDArray[Any]
-    buffers: NDArray[Any]
-    constants: NDArray[np.uint8]
-    arena_bytes: int
-    logits: int
-    classes: int
-    size: int
 
 
 def assemble(program: Program, isa: InstructionSet) -> Assembled:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import structs
-from .assemble import Assembled
 from .instruction_sets import preferred_sets, source_hash
 from .packing import InstructionSet
 
@@ -41,7 +40,7 @@ class Runner:
         CpuLibraryError: the library is missing, or of other sources, or the system does not allow AMX.
     """
 
-    def __init__(self, assembled: Assembled, library: Path = LIBRARY) -> None:
+    def __init__(self, assembled: structs.Assembled, library: Path = LIBRARY) -> None:
         self._assembled = assembled  # the structure points into its arrays
         self._run = _entry(library, assembled.isa.name)
         self._program = _Program(

@@ -1,10 +1,13 @@
 """The structures of `csrc/program.h`, field by field, their tables, and the memory that their offsets point into."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .packing import InstructionSet
 
 ALIGNMENT = 64
 SLACK = 4096
@@ -44,6 +47,26 @@ STEP = np.dtype(
     ],
     align=True,
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Assembled:
+    """A program in the form that the library runs.
+
+    Args:
+        arena_bytes: memory that one caller needs.
+        logits: offset of an image's answers in it.
+    """
+
+    isa: InstructionSet
+    steps: NDArray[Any]
+    stages: NDArray[Any]
+    buffers: NDArray[Any]
+    constants: NDArray[np.uint8]
+    arena_bytes: int
+    logits: int
+    classes: int
+    size: int
 
 
 class Constants:

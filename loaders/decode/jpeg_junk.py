@@ -17,7 +17,7 @@ from ..headers.jpeg import first_scan
 MAX_JUNK_BYTES, MAX_INTERVALS, MAX_PIXELS = 32, 2048, 8_300_000
 """What is looked at, since an interval with junk is decoded up to twelve times. A frame of 4K has so many pixels."""
 EIGHTH: Any = {"colorspace": "GRAY", "fastdct": True, "fastupsample": True, "min_height": 1, "min_width": 1}
-"""With these options all coded data is read, but an eighth of the size is made."""
+"""The options of a trial: the decoder reads all coded data and makes a picture of an eighth of the size."""
 
 _END = b"\xff\xd9"
 _ZEROS = re.compile(rb"(?<!\xff)\x00+(?=\xff[^\x00])")  # before a marker

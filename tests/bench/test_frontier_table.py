@@ -59,8 +59,8 @@ def test_the_table_is_dense_beside_compressed(document: dict[str, Any]) -> None:
     assert text.startswith("# a\n")
     assert text.endswith("<!-- end of table -->\nz\n")
     assert (
-        "![deit_tiny_patch16_224, compressed here: 3.0 times as fast as dense openvino float32, 1.7 times as dense "
-        "openvino bfloat16; 92.6 % [90.3, 94.9] the same answers]"
+        "![deit_tiny_patch16_224, compressed here: speedup 3.0 over dense openvino float32, 1.7 over dense openvino "
+        "bfloat16; top-1 agreement 92.6 % [90.3, 94.9]]"
         "(bench/results/frontier.svg)\n<!-- end of picture -->" in text
     )
     table = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")][2:]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from milkweed.bench.gpu import prepare, tools
-from milkweed.bench.gpu.child import Task
+from milkweed.bench.gpu.child import Task, task_of
 from milkweed.bench.gpu.journal import Journal, Writer, read, rows
 from milkweed.bench.gpu.plan import all_units, parse_plan
 from milkweed.bench.gpu.prepare import Launch, launch_all, launch_once
@@ -297,6 +297,4 @@ def test_tests_that_need_a_gpu_go_on_after_an_error_and_the_failed_ones_are_name
 def test_a_task_survives_the_command_line() -> None:
     task = Task("mlp", ("mlp/ViTAE-S, T2T-14/32/r1",), "day.jsonl", 5.5, dry=True, photos="p")
     assert json.loads(task.as_json())["units"] == ["mlp/ViTAE-S, T2T-14/32/r1"]
-    from milkweed.bench.gpu.child import task_of
-
     assert task_of(task.as_json()) == task

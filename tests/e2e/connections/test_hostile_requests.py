@@ -272,7 +272,7 @@ def test_http_1_0_gets_no_100_continue(small: Any) -> None:
     ],
 )
 def test_a_header_that_says_one_thing_comes_once(small: Any, header: bytes) -> None:
-    """Of two Content-Types the last one counted, whatever a proxy in front had looked at."""
+    """A second Content-Type is refused: the server used to take the last one, where a proxy may have read the first."""
     head = HEAD.replace(b"Host: x\r\n", b"") if header.startswith(b"Host") else HEAD
     rest = b"\r\n" if b"Length" in header or b"Encoding" in header else b"Content-Length: %d\r\n\r\n" % len(IMAGE)
     with dial(small.url) as client:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milkweed.kernels.cpu.assemble import Assembled, assemble
+from milkweed.kernels.cpu.assemble import assemble
 from milkweed.kernels.cpu.instruction_sets import SETS
 from milkweed.kernels.cpu.library import LIBRARY, Runner
 from milkweed.kernels.cpu.packing import InstructionSet
 from milkweed.kernels.cpu.program import Attention, Embed, Factor, Head, Merge, Norm, Operator, Program, dense, monarch
 from milkweed.kernels.cpu.quantise import LEVELS, calibrated, quantised
 from milkweed.kernels.cpu.reference import evaluate
+from milkweed.kernels.cpu.structs import Assembled
 
 LARGE = 0x7F
 """Bytes of this are large, but finite, in every number type."""

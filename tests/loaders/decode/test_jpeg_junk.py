@@ -30,7 +30,7 @@ def clean(picture: Callable[..., Image.Image], encoded: Callable[..., bytes]) ->
 
 def restarts(body: bytes) -> list[int]:
     start = body.index(b"\xff\xda")
-    return [found.start() for found in re.finditer(rb"\xff[\xd0-\xd7]", body) if found.start() > start]
+    return [marker.start() for marker in re.finditer(rb"\xff[\xd0-\xd7]", body) if marker.start() > start]
 
 
 def with_junk(body: bytes, places: list[int], junk: bytes) -> bytes:

@@ -108,7 +108,7 @@ def test_it_imports_only_pillow_the_crop_and_the_standard_library(
 
 @pytest.mark.parametrize("user", sorted({os.geteuid(), 65534} if os.geteuid() == 0 else {os.geteuid()}))
 def test_whoever_it_is_it_reaches_nothing_and_has_no_more_memory_than_it_may(user: int) -> None:
-    """As root without its capabilities, and as nobody; the process that it attacks is this one."""
+    """A child attacks this process, as root without its capabilities and as nobody, and is refused each call."""
     secret = ctypes.create_string_buffer(b"a TLS key")
     arguments = [PACKAGES, child_module.__file__, os.getpid(), ctypes.addressof(secret), user]
     ran = subprocess.run(

@@ -73,7 +73,7 @@ def folder(tmp_path: Path) -> Callable[[Change], Path]:
 
 
 def older(document: dict[str, Any]) -> None:
-    """As timm wrote it before it had model_args: the size stands in pretrained_cfg alone."""
+    """Older versions of timm wrote no model_args: the image size stands in pretrained_cfg alone."""
     del document["model_args"]
     document["pretrained_cfg"].update(fixed_input_size=True, input_size=[3, 96, 96])
 

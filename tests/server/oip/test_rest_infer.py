@@ -161,7 +161,7 @@ async def test_classification_has_the_form_of_triton(running: Start) -> None:
 
 @pytest.mark.parametrize("classes", [8, 1000, 2**31])
 async def test_more_classes_than_there_are_is_all_of_them(running: Start, classes: int) -> None:
-    """As Triton takes it: a client with `-c 20` may ask a model of ten."""
+    """Triton gives all classes to a client that asks for more, such as its image_client with `-c 20`."""
     outputs = [{"name": "score", "parameters": {"classification": classes}}]
     async with running() as app:
         answer = await oip.infer(app, encoded(), outputs=outputs)

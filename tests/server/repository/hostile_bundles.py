@@ -217,4 +217,4 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no-weights": (of_demo(lambda out: (out / "model.safetensors").unlink()), "model.safetensors: no such file"),
     "pipe": (of_demo(pipe), "program.safetensors: no such file"),
 }
-"""By name: what writes the bundle, and what its one line says."""
+"""Each hostile bundle by its name: the function that writes it, and a pattern of the line that refuses it."""
