@@ -107,7 +107,7 @@ class Classify:
         images = await service.parsers.run(parse, size)
         lease.give_back(copies)
         self._auth.charge_images(scope.get(ACCOUNT_KEY), len(images))
-        lease.take(SCORE_BYTES * len(images) * params.top_k)  # once computed, an answer is not thrown away
+        lease.take_for_answer(SCORE_BYTES * len(images) * params.top_k)
         return images
 
     async def _stream(

@@ -13,6 +13,9 @@ PAUSE_FACTOR = 10
 MOST_PAUSE_SECONDS = 0.02
 LARGE_BYTES = 8 << 20
 
+SMALL_ANSWER_BYTES = 1 << 16
+"""Larger answers may fill half of the budget: whoever does not read them leaves the other half to requests."""
+
 
 class BodyBudget:
     """The bytes of all bodies in memory, and their limit. Belongs to the event loop."""
@@ -27,12 +30,13 @@ class BodyBudget:
         """The share of one request, given back at the end of a `with`."""
         return BudgetLease(self)
 
-    def check(self, count: int) -> None:
-        """Raises ServiceError `overloaded` where `count` bytes more are too many."""
-        if self.total + count > self.limit:
+    def check(self, count: int, limit: int | None = None) -> None:
+        """Raises ServiceError `overloaded` where `count` bytes more are too many. `limit`: None for that of all."""
+        limit = self.limit if limit is None else limit
+        if self.total + count > limit:
             raise ServiceError(
                 "overloaded",
-                f"bodies hold {self.total} bytes and {count} more exceed the limit of {self.limit}",
+                f"bodies hold {self.total} bytes and {count} more exceed the limit of {limit}",
                 retry_after_seconds=1,
                 close=True,
             )
@@ -83,6 +87,12 @@ class BudgetLease:
         self.budget.check(count)
         self.budget.add(count)
         self._bytes += count
+
+    def take_for_answer(self, count: int) -> None:
+        """Hold what an answer will take, since once computed it is not thrown away. Raises as `take`."""
+        if count > SMALL_ANSWER_BYTES:
+            self.budget.check(count, max(self.budget.limit // 2, self._bytes + count))  # alone, it may be larger
+        self.take(count)
 
     def give_back(self, count: int) -> None:
         """Hold `count` bytes less, before the request ends."""

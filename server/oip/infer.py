@@ -96,7 +96,7 @@ class Inference:
             raise
         if not options.partial:
             _refuse_bad(service, model, prepared.images)
-        self.lease.take(SCORE_BYTES * len(prepared.images) * params.top_k)  # once computed, it is not thrown away
+        self.lease.take_for_answer(SCORE_BYTES * len(prepared.images) * params.top_k)
         images = await service.sandboxed_images.decode(
             prepared.images, model.spec, self.lease, self.requester, deadline.left()
         )

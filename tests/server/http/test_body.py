@@ -1,6 +1,7 @@
 """What bodies and answers cost: memory that is counted, threads that are their own, answers of a bounded size."""
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from milkweed.inference.results import SCORE_BYTES
+from milkweed.server.errors import ServiceError
 from milkweed.server.http.body import PIECE_BYTES, read_body
 from milkweed.server.http.body_budget import (
     LARGE_BYTES,
@@ -161,3 +163,21 @@ async def test_a_body_larger_than_a_photograph_waits_longer_for_others() -> None
         await budget.give_way(LARGE_BYTES + 1)
     pauses = [seconds for seconds in asked if seconds in (PAUSE_SECONDS, LARGE_PAUSE_SECONDS)]
     assert pauses == [PAUSE_SECONDS, PAUSE_SECONDS, LARGE_PAUSE_SECONDS, PAUSE_SECONDS]
+
+
+def test_large_answers_leave_half_of_the_budget_to_requests() -> None:
+    """Answers of 80 gRPC calls that nobody read filled it, and photographs were 503 for as long."""
+    budget, large = BodyBudget(64 << 20), 7 << 20
+    with contextlib.ExitStack() as calls:
+        leases = [calls.enter_context(budget.lease()) for _ in range(9)]
+        for lease in leases[:4]:
+            lease.take_for_answer(large)
+        with pytest.raises(ServiceError, match=f"{4 * large} bytes and {large} more exceed the limit of {32 << 20}"):
+            leases[4].take_for_answer(large)
+        leases[5].take(30 << 20)  # a body
+        leases[6].take_for_answer(400)
+        with pytest.raises(ServiceError, match=f"exceed the limit of {64 << 20}"):
+            leases[7].take(7 << 20)
+    assert budget.total == 0
+    with budget.lease() as alone:  # what is as large as half of it has it to itself
+        alone.take_for_answer(40 << 20)
