@@ -8,6 +8,7 @@ from typing import Protocol
 from ...config.settings import Settings
 from ...errors import ServiceError, error_body, error_headers
 from ...telemetry.metrics import Metrics
+from .turns import Turns
 
 # An upload that has brought a second's worth of its body is evicted after connections that came within so many seconds.
 STEADY_SECONDS = 2.0
@@ -51,6 +52,7 @@ class ConnectionTable:
         self.max_connections = max_connections
         self.open = 0
         self.ahead_bytes = 0  # read, while the answer before them is not there yet
+        self.turns = Turns()  # of what is neither a new connection nor its first request
         self.max_ahead_bytes = settings.max_held_bytes // AHEAD_PART
         self._metrics = metrics
         self._clock = clock

@@ -1,6 +1,7 @@
 """Enters uvicorn's HTTP connections into the table of connections, and ends those whose client does not read."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -67,13 +68,22 @@ class CountedProtocol(HttpToolsProtocol):
             self._unread.start()
 
     def on_response_complete(self) -> None:
+        waiting, self.pipeline = self.pipeline, deque()  # uvicorn would begin with the next of them at once
         super().on_response_complete()
-        if not self.pipeline:
+        self.pipeline = waiting
+        if waiting:
+            self._unset_keepalive_if_required()
+            self._table.turns.add(self._start_next)
+        else:
             self._count_ahead(-self._ahead_bytes)
         if self.transport.is_closing():
             self._unread.start()
         elif not self.flow.write_paused:
             self._update_table()
+
+    def _start_next(self) -> None:
+        if self.pipeline and not self.transport.is_closing():
+            self._start_asgi_task(*self.pipeline.pop())
 
     def evict(self) -> None:
         """Make room for another connection; a client in the middle of a body is told, if its answer has not begun."""

@@ -12,10 +12,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from ...security.tls import Tls
+from .acceptor import Acceptor
 from .connection import Connection
 from .connection_table import ConnectionTable
 from .handshake import Handshake
-from .sockets import BACKLOG
 
 
 class HttpPort(uvicorn.Server):
@@ -53,10 +53,8 @@ class HttpPort(uvicorn.Server):
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(uvicorn.config.STARTUP_FAILURE)
-        loop = asyncio.get_running_loop()
-        self.servers = [
-            await loop.create_server(self._make_protocol, sock=listener, backlog=BACKLOG) for listener in sockets or []
-        ]
+        acceptors = [Acceptor(listener, self._make_protocol) for listener in sockets or []]
+        self.servers = cast(list[asyncio.Server], acceptors)  # uvicorn closes them, and waits for that
         self.started = True
 
     def _make_protocol(self) -> asyncio.Protocol:

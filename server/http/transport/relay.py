@@ -9,12 +9,12 @@ import secrets
 import socket
 from collections.abc import Iterator
 
+from .acceptor import Acceptor
 from .connection_table import ConnectionTable
-from .sockets import BACKLOG
 from .unread import NOT_READING_SECONDS
 
 PIECE_BYTES = 1 << 16
-"""Bytes read at once; an end that reads slowly has a few such pieces in memory."""
+"""A connection of which less is read in NOT_READING_SECONDS is closed where an answer waits for its client."""
 
 
 class RelayPort:
@@ -27,44 +27,126 @@ class RelayPort:
 
     async def start(self) -> None:
         """Accept from now on."""
-        self._server = await asyncio.start_server(self._relay, sock=self.listener, limit=PIECE_BYTES, backlog=BACKLOG)
+        self._acceptor = Acceptor(self.listener, lambda: RelayedConnection(self))
 
     def close(self) -> None:
         """Accept no more; connections go on until either side closes them."""
-        self._server.close()
+        self._acceptor.close()
         self.listener.close()
 
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection, name, end = RelayedConnection(self.table, writer), "", None
+
+class _End(asyncio.Protocol):
+    """One of the two ends of a relayed connection. What it reads, the other sends on, no faster than it is taken."""
+
+    other: "_End"
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._early: list[bytes] = []  # what the other has read before this one is connected
+        self.sent = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+        transport.writelines(self._early)
+        self._early.clear()
+
+    def data_received(self, data: bytes) -> None:
+        self.other.send(data)
+
+    def send(self, data: bytes) -> None:
+        """Send on what the other end has read."""
+        self.sent += len(data)
+        if self._transport is None:
+            self._early.append(data)
+        elif not self._transport.is_closing():
+            self._transport.write(data)
+
+    def pause_writing(self) -> None:
+        self.other.read(False)
+
+    def resume_writing(self) -> None:
+        self.other.read(True)
+
+    def read(self, on: bool) -> None:
+        """Go on reading, or stop."""
+        assert self._transport is not None  # it has read what fills the other
+        if not self.closing:
+            (self._transport.resume_reading if on else self._transport.pause_reading)()
+
+    def eof_received(self) -> bool | None:
+        self.close()
+        self.other.close()
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.other.close()
+
+    def close(self) -> None:
+        """Close once what waits has been taken."""
+        if self._transport is not None:
+            self._transport.close()
+
+    @property
+    def closing(self) -> bool:
+        """Whether nothing more is taken, or nothing yet."""
+        return self._transport is None or self._transport.is_closing()
+
+
+class RelayedConnection(_End):
+    """A client's connection, which owes us something unless an answer is being made for it."""
+
+    def __init__(self, port: RelayPort) -> None:
+        super().__init__()
+        self.other = _End()
+        self.other.other = self
+        self._port, self._table = port, port.table
+        self._name = ""
+        self._answering = 0
+        self._late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.client = (transport.get_extra_info("peername") or ("",))[0]
+        self.spare = not self._table.opened(self)
+        """Whether it found no room, so that it may ask for a probe alone."""
+        self._joining = asyncio.create_task(self._join())
+
+    async def _join(self) -> None:
+        """Connect to the library."""
+        if self.closing:
+            return
+        end = None
         try:
             end = socket.socket(socket.AF_UNIX)
             end.setblocking(False)
             end.bind("")  # the kernel finds a name
-            name = end.getsockname()[1:].decode()
-            self.connections[name] = connection
-            end.connect(f"\0{self.library}")  # at once, or not at all where too many wait
-            answers, requests = await asyncio.open_unix_connection(sock=end, limit=PIECE_BYTES)
-            ways = _copy(reader, requests), _copy(answers, writer, connection)
-            copying = [asyncio.create_task(way) for way in ways]
-            await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait(copying, timeout=NOT_READING_SECONDS)
-        except (OSError, asyncio.CancelledError):  # cancelled: the process ends
+            self._name = end.getsockname()[1:].decode()
+            self._port.connections[self._name] = self
+            end.connect(f"\0{self._port.library}")  # at once, or not at all where too many wait
+            await asyncio.get_running_loop().create_unix_connection(lambda: self.other, sock=end)
+        except OSError:
             if end is not None:
                 end.close()
-        connection.abort()
-        self.connections.pop(name, None)
-        self.table.closed(connection)
+            self.abort()
+        if self.closing:
+            self.other.close()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._port.connections.pop(self._name, None)
+        self._table.closed(self)
+        if self._late is not None:
+            self._late.cancel()
 
-class RelayedConnection:
-    """A client's connection, which owes us something unless an answer is being made for it."""
+    def eof_received(self) -> bool:
+        self._table.turns.add(super().eof_received)
+        return True  # until then it stays open
 
-    def __init__(self, table: ConnectionTable, writer: asyncio.StreamWriter) -> None:
-        self._table, self._writer = table, writer
-        self.client = (writer.get_extra_info("peername") or ("",))[0]
-        self.sent = self._answering = 0
-        self.spare = not table.opened(self)
-        """Whether it found no room, so that it may ask for a probe alone."""
+    def close(self) -> None:
+        if self.closing:
+            return
+        super().close()
+        self._late = asyncio.get_running_loop().call_later(NOT_READING_SECONDS, self.abort)
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
@@ -75,7 +157,7 @@ class RelayedConnection:
             yield
         finally:
             self._answering -= 1
-            if not self._answering and not self._writer.transport.is_closing():
+            if not self._answering and not self.closing:
                 self._table.mark_waiting(self)
 
     async def end_unless_read(self) -> None:
@@ -89,18 +171,7 @@ class RelayedConnection:
 
     def abort(self) -> None:
         """Close at once."""
-        self._writer.transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
     evict = abort
-
-
-async def _copy(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: RelayedConnection | None = None
-) -> None:
-    """Send on what is read, no faster than it is taken; count it where it goes to a client."""
-    with contextlib.suppress(OSError), contextlib.closing(writer):
-        while piece := await reader.read(PIECE_BYTES):
-            writer.write(piece)
-            await writer.drain()
-            if connection is not None:
-                connection.sent += len(piece)
