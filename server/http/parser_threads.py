@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from ...inference.yielding import mark_yielding_thread
 from ..errors import ServiceError
@@ -57,8 +58,55 @@ def start_thread(work: Callable[[], T], name: str) -> "asyncio.Future[T]":
     try:
         threading.Thread(target=_run, args=(work, future, loop), name=name, daemon=True).start()
     except RuntimeError:
-        raise ServiceError("overloaded", "the system gives no thread for this", retry_after_seconds=1) from None
+        raise _no_thread() from None
     return future
+
+
+class KeptThreads:
+    """Threads that wait for work: the start of one blocks the loop until it runs. None keeps the process from ending.
+
+    Args:
+        count: started at most, with the first calls of `start`.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count, self._name, self._started = count, name, 0
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any], asyncio.AbstractEventLoop] | None]
+        self._jobs = SimpleQueue()
+
+    def start(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """Begin `work` once a thread is free; the future is as that of `start_thread`. Raises ServiceError `overloaded`
+        where the system gives not even one thread."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        if self._started < self._count:
+            try:
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                self._started += 1
+            except RuntimeError:
+                if not self._started:
+                    raise _no_thread() from None
+        self._jobs.put((work, future, loop))
+        return future
+
+    def close(self) -> None:
+        """End the threads, each after its work."""
+        for _ in range(self._started):
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while self._run_next():
+            pass  # between two calls nothing here holds what was worked on
+
+    def _run_next(self) -> bool:
+        job = self._jobs.get()
+        if job is not None:
+            _run(*job)
+        return job is not None
+
+
+def _no_thread() -> ServiceError:
+    return ServiceError("overloaded", "the system gives no thread for this", retry_after_seconds=1)
 
 
 def _run(work: Callable[[], T], future: "asyncio.Future[T]", loop: asyncio.AbstractEventLoop) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from ...loaders.sandbox.sandbox import Sandbox
 from ..config.settings import Settings, image_limits
 from ..errors import ServiceError, internal_error
 from ..http.body_budget import BodyBudget, BudgetLease
-from ..http.parser_threads import start_thread
+from ..http.parser_threads import KeptThreads
 from ..telemetry.families import counter
 from .submit import CheckedImage, Requester
 
@@ -48,6 +48,20 @@ class _Request:
     results: dict[int, CheckedImage] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Load:
+    """What waits for the sandbox or is in it, of one caller or of all."""
+
+    requests: int = 0
+    images: int = 0
+    bytes: int = 0
+
+    def add(self, request: _Request, sign: int) -> None:
+        self.requests += sign
+        self.images += sign * request.images
+        self.bytes += sign * request.bytes
+
+
 class SandboxedImages:
     """The queue in front of the sandbox. Belongs to the event loop.
 
@@ -60,7 +74,9 @@ class SandboxedImages:
         # A request that waits keeps a connection, which cannot be evicted as it is we who owe something.
         self._limits = (settings.max_connections // 8, settings.max_queue_images, settings.max_held_bytes // 2)
         self._children = min(MOST_CHILDREN, usable_cores())
+        self._threads = KeptThreads(self._children, "milkweed-sandbox")
         self._requests: list[_Request] = []  # in the order of their turns
+        self._load, self._loads = _Load(), dict[str | None, _Load]()  # of all, and of each caller
         self._running = 0
         self._seconds = FIRST_GUESS_SECONDS
 
@@ -85,11 +101,13 @@ class SandboxedImages:
         self._admit(request, left)
         lease.take(3 * spec.size**2 * len(rare))
         self._requests.append(request)
+        self._count(request, 1)
         self._start()
         try:
             await requester.wait(waiter)
         finally:
             self._requests.remove(request)
+            self._count(request, -1)
             rare.clear()  # what a child has may keep the request for a while
         return [request.results.get(place, image) for place, image in enumerate(images)]
 
@@ -104,7 +122,15 @@ class SandboxedImages:
 
     def close(self) -> None:
         """End the processes."""
+        self._threads.close()
         self._sandbox.close()
+
+    def _count(self, request: _Request, sign: int) -> None:
+        load = self._loads.setdefault(request.caller, _Load())
+        for each in (self._load, load):
+            each.add(request, sign)
+        if not load.requests:
+            del self._loads[request.caller]
 
     def _admit(self, new: _Request, left: float) -> None:
         """Raises ServiceError `overloaded` where more would wait than may, or it would be late. Where nothing waits,
@@ -112,23 +138,25 @@ class SandboxedImages:
         if not self._requests:
             return
         seconds, text = self._seconds / self._children, ""
-        own = [each for each in self._requests if each.caller == new.caller]
-        for whose, requests, share in (("", [*self._requests, new], 1), (" of one caller", [*own, new], 2)):
-            counts = len(requests), sum(each.images for each in requests), sum(each.bytes for each in requests)
+        own = self._loads.get(new.caller, _Load())
+        for whose, load, share in (("", self._load, 1), (" of one caller", own, 2)):
+            counts = load.requests + 1, load.images + new.images, load.bytes + new.bytes
             for name, count, limit in zip(("requests", "images", "bytes"), counts, self._limits, strict=True):
                 if count > limit // share:
                     text = f"{count} {name}{whose} would wait for the sandbox: the limit is {limit // share}"
-        # Each other caller, and each other request of its own, has as many turns before its last one as it has.
-        turns = Counter[object]()
-        for each in self._requests:
-            turns[each if each.caller == new.caller else each.caller] += each.images
-        wait = (new.images + sum(min(count, new.images) for count in turns.values())) * seconds
-        if wait > left:
+        if not text and (wait := (new.images + self._turns_before(new)) * seconds) > left:
             text = f"the images before these and they themselves would take the sandbox {wait * 1e3:.0f} ms"
             text += f", {left * 1e3:.0f} ms are left"
         if text:
-            retry = max(1, min(60, math.ceil(seconds * sum(turns.values()))))
+            retry = max(1, min(60, math.ceil(seconds * self._load.images)))
             raise ServiceError("overloaded", text, retry_after_seconds=retry)
+
+    def _turns_before(self, new: _Request) -> int:
+        """How many images are decoded before the last of these: each other caller, and each other request of its own,
+        has as many turns as it has."""
+        others = [load.images for caller, load in self._loads.items() if caller != new.caller]
+        own = [each.images for each in self._requests if each.caller == new.caller]
+        return sum(min(images, new.images) for images in others + own)
 
     def _start(self) -> None:
         """Give children that are free the images whose turn it is."""
@@ -138,7 +166,7 @@ class SandboxedImages:
                 return
             place, data, info = request.waiting.popleft()
             try:
-                thread = start_thread(partial(self._crop, data, info, request.spec), "milkweed-sandbox")
+                thread = self._threads.start(partial(self._crop, data, info, request.spec))
             except ServiceError as error:
                 thread = asyncio.get_running_loop().create_future()
                 thread.set_result((error, self._seconds))
@@ -156,7 +184,12 @@ class SandboxedImages:
             logger.error("the sandbox failed", exc_info=error)
         request.results[place], seconds = (internal_error(), self._seconds) if error else thread.result()
         self._seconds += GAIN * (seconds - self._seconds)
+        waits = request in self._requests
+        if waits:
+            self._count(request, -1)
         request.images, request.bytes = request.images - 1, request.bytes - size
+        if waits:
+            self._count(request, 1)
         if not request.images and not request.waiter.done():
             request.waiter.set_result(None)
         caller = request.caller

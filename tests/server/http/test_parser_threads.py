@@ -11,9 +11,9 @@ import pytest
 
 from milkweed.server.errors import ServiceError
 from milkweed.server.http import parser_threads
-from milkweed.server.http.parser_threads import THREADS, ParserThreads, start_thread
+from milkweed.server.http.parser_threads import THREADS, KeptThreads, ParserThreads, start_thread
 
-from ...support.waiting import HANG_SECONDS
+from ...support.waiting import HANG_SECONDS, until
 
 LARGE = parser_threads.INLINE_BYTES + 1
 
@@ -112,3 +112,53 @@ async def test_what_was_worked_on_is_gone_with_the_error() -> None:
                 await asyncio.sleep(0.001)
     finally:
         gc.enable()
+
+
+async def test_kept_threads_are_few_and_outlive_errors() -> None:
+    threads, used = KeptThreads(2, "kept"), set[str]()
+
+    def work(number: int) -> int:
+        used.add(f"{threading.current_thread().name} {threading.get_ident()}")
+        if number % 3 == 0:
+            raise MemoryError
+        return number
+
+    results = await asyncio.gather(*(threads.start(partial(work, i)) for i in range(20)), return_exceptions=True)
+    assert [result for result in results if isinstance(result, int)] == [i for i in range(20) if i % 3]
+    assert all(isinstance(results[i], MemoryError) for i in range(0, 20, 3))
+    assert {name.split()[0] for name in used} == {"kept"}
+    assert len(used) <= 2
+    kept = [thread for thread in threading.enumerate() if thread.name == "kept"]
+    threads.close()
+    await until(lambda: not any(thread.is_alive() for thread in kept))
+
+
+async def test_without_a_kept_thread_the_server_is_overloaded_with_one_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = KeptThreads(2, "worker")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(ServiceError) as caught:
+            threads.start(lambda: 7)
+        assert (caught.value.status, caught.value.retry_after_seconds) == (503, 1)
+    assert await threads.start(lambda: 7) == 7
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        assert await threads.start(lambda: 8) == 8
+    threads.close()
+
+
+async def test_a_kept_thread_that_waits_holds_nothing() -> None:
+    class Body:
+        pass
+
+    body, threads = Body(), KeptThreads(1, "worker")
+    left = weakref.ref(body)
+    assert await threads.start(partial(isinstance, body, Body))
+    del body
+    await until(lambda: left() is None)
+    threads.close()
