@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from ..loaders.errors import InputError
 from .errors import InferenceError
@@ -31,14 +32,18 @@ class Predictions:
 
     @property
     def score(self) -> tuple[float, ...]:
-        """The probabilities, made at each call. Each is the double that prints as the float32 does: 0.93, not
-        0.930000007."""
-        values, numbers = np.frombuffer(self.float32, np.float32), []
-        for first in range(0, len(values), SCORES_AT_ONCE):
-            if first:
-                give_way()
-            numbers += [float(str(value)) for value in values[first : first + SCORES_AT_ONCE]]
-        return tuple(numbers)
+        """The probabilities, made at each call; see `shortest`."""
+        return tuple(shortest(np.frombuffer(self.float32, np.float32)))
+
+
+def shortest(values: npt.NDArray[np.float32]) -> list[float]:
+    """Turn float32 values into the doubles that print as they do: 0.93, not 0.930000007."""
+    numbers: list[float] = []
+    for first in range(0, len(values), SCORES_AT_ONCE):
+        if first:
+            give_way()
+        numbers += [float(str(value)) for value in values[first : first + SCORES_AT_ONCE]]
+    return numbers
 
 
 SCORE_COST = 1000

@@ -6,7 +6,10 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from ...inference.results import SCORE_BYTES, SCORE_COST, Predictions
 from ..config.settings import Settings
@@ -172,23 +175,19 @@ def _output_tensor(
         texts = [text for outcome in outcomes for text in _ranking(model, outcome, output.classes)]
         return OutputTensor(name, "BYTES", (count, output.classes), texts, output.binary)
     if name == "probabilities":
-        num_classes = model.num_classes
-        numbers = [number for outcome in outcomes for number in _probabilities(outcome, num_classes)]
-        return OutputTensor(name, "FP32", (count, num_classes), numbers, output.binary)
-    values = [value for outcome in outcomes for value in _best(model, outcome, name, options.top_k)]
-    return OutputTensor(name, OUTPUTS[name], (count, options.top_k), values, output.binary)
+        rows = np.concatenate([_probabilities(outcome, model.num_classes) for outcome in outcomes])
+        return OutputTensor(name, "FP32", (count, model.num_classes), rows, output.binary)
+    dtype: Literal["int32", "float32"] = "float32" if name == "score" else "int32"
+    values = np.concatenate([_best(outcome, dtype, options.top_k) for outcome in outcomes])
+    label_texts = model.label_texts if name == "label" else None
+    return OutputTensor(name, OUTPUTS[name], (count, options.top_k), values, output.binary, label_texts)
 
 
-def _best(model: ServedModel, outcome: Outcome, name: str, top_k: int) -> list[Any]:
-    """List the label, index or score of the best classes of an image."""
+def _best(outcome: Outcome, dtype: Literal["int32", "float32"], top_k: int) -> npt.NDArray[Any]:
+    """The places in the labels, or the scores, of the best classes of an image."""
     if not isinstance(outcome, Predictions):
-        nothing: dict[str, Any] = {"label": "", "index": -1, "score": math.nan}
-        return [nothing[name]] * top_k
-    if name == "score":
-        return list(outcome.score[:top_k])
-    if name == "index":
-        return list(outcome.index[:top_k])
-    return [model.labels[index].label for index in outcome.index[:top_k]]
+        return np.full(top_k, math.nan if dtype == "float32" else -1, dtype)
+    return np.frombuffer(getattr(outcome, dtype), dtype)[:top_k]
 
 
 def _ranking(model: ServedModel, outcome: Outcome, classes: int) -> list[str]:
@@ -199,11 +198,9 @@ def _ranking(model: ServedModel, outcome: Outcome, classes: int) -> list[str]:
     return [f"{score!r}:{index}:{model.labels[index].label}" for score, index in best]
 
 
-def _probabilities(outcome: Outcome, num_classes: int) -> list[float]:
-    """List the probability of every class, in the order of the classes."""
-    if not isinstance(outcome, Predictions):
-        return [math.nan] * num_classes
-    row = [0.0] * num_classes
-    for index, score in zip(outcome.index, outcome.score, strict=True):
-        row[index] = score
+def _probabilities(outcome: Outcome, num_classes: int) -> npt.NDArray[np.float32]:
+    """The probability of every class, in the order of the classes."""
+    row = np.full(num_classes, 0 if isinstance(outcome, Predictions) else math.nan, np.float32)
+    if isinstance(outcome, Predictions):
+        row[np.frombuffer(outcome.int32, np.int32)] = np.frombuffer(outcome.float32, np.float32)
     return row

@@ -1,7 +1,6 @@
 """Serves the REST half of the Open Inference Protocol: /v2 and the paths below it."""
 
 import json
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -139,12 +138,7 @@ def _entry(output: OutputTensor, tail: bytes | None) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": output.shape}
     if tail is not None:
         return {**entry, "parameters": {"binary_data_size": len(tail)}}
-    return {**entry, "data": _numbers(output.values) if output.datatype == "FP32" else output.values}
-
-
-def _numbers(values: list[float]) -> list[float | None]:
-    """Write null for not-a-number, for which JSON has no word; numpy reads null as that."""
-    return [None if math.isnan(value) else value for value in values]
+    return {**entry, "data": output.to_json()}
 
 
 def _model_of(service: Service, scope: Scope) -> ServedModel:

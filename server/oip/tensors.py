@@ -1,14 +1,17 @@
 """Defines the tensors and requests of the protocol, the same for REST and gRPC, and the layout of BYTES."""
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
+import numpy.typing as npt
 from msgspec import Raw
 
+from ...inference.results import shortest
 from ..errors import ServiceError
+from ..repository.label_texts import LabelTexts
 
 # The dtypes of outputs; BYTES has a layout of its own.
 _DTYPES = {"INT64": "<i8", "FP32": "<f4"}
@@ -50,20 +53,35 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """An output of a response; its values are in row-major order, text for BYTES and else numbers. `binary`: a REST
-    client wants it in the binary layout."""
+    """An output of a response.
+
+    Args:
+        values: in row-major order, numbers, or for BYTES text, or its places in `texts`.
+        binary: a REST client wants it in the binary layout.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    values: list[Any]
+    values: list[str] | npt.NDArray[Any]
     binary: bool = False
+    texts: LabelTexts | None = None
 
     def to_bytes(self) -> bytes:
         """Return the values in the binary layout."""
-        if self.datatype == "BYTES":
+        if isinstance(self.values, list):
             return join_bytes([value.encode() for value in self.values])
-        return np.asarray(self.values, _DTYPES[self.datatype]).tobytes()
+        return self.texts.bytes_at(self.values) if self.texts else self.values.astype(_DTYPES[self.datatype]).tobytes()
+
+    def to_json(self) -> list[str] | list[float | None]:
+        """Return the values as JSON has them, with null for not-a-number, for which it has no word."""
+        if isinstance(self.values, list):
+            return self.values
+        if self.texts:
+            return self.texts.at(self.values)
+        if self.datatype != "FP32":
+            return cast(list[float | None], self.values.tolist())
+        return [None if math.isnan(value) else value for value in shortest(self.values)]
 
 
 def join_bytes(elements: Sequence[bytes]) -> bytes:

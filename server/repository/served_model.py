@@ -21,6 +21,7 @@ from ..config.inference_options import inference_options
 from ..config.settings import Settings, image_limits
 from ..errors import ServiceError
 from ..scheduler.cost_model import CostModel
+from .label_texts import LabelTexts
 from .search_summary import search_summary
 from .trial import noted, try_bundle
 
@@ -61,6 +62,11 @@ class ServedModel:
     def label_json(self) -> tuple[bytes, ...]:
         """Each prediction up to its score, as answers have it."""
         return tuple(_label_json(i, label.id, label.label) for i, label in enumerate(self.labels))
+
+    @cached_property
+    def label_texts(self) -> LabelTexts:
+        """The labels as the Open Inference Protocol has them."""
+        return LabelTexts(label.label for label in self.labels)
 
     @cached_property
     def head_json(self) -> bytes:
