@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..loaders.thread_clock import thread_cpu_seconds
 from ..loaders.thread_pool import ThreadPool
 from ..models.bundle.golden import check_golden, golden_images, softmax
 from ..models.onnx.session import GraphSession
@@ -151,7 +152,7 @@ class Forward:
     def __init__(self, session: GraphSession, plan: LanePlan, *, dtype: str, size: int, weight_bytes: int = 0) -> None:
         self._session, self.computes_elsewhere = session, session.computes_elsewhere
         # Where a lane waits for a runtime's own threads, its wall time has to stand for their CPU time.
-        self._prepare(plan, dtype, size, time.perf_counter if session.computes_elsewhere else time.thread_time)
+        self._prepare(plan, dtype, size, time.perf_counter if session.computes_elsewhere else thread_cpu_seconds)
         self.resident_bytes = weight_bytes
 
     def _prepare(self, plan: LanePlan, dtype: str, size: int, clock: Any) -> None:

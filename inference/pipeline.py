@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..loaders.base import Loader
 from ..loaders.headers.info import ImageInfo
+from ..loaders.thread_clock import thread_cpu_seconds
 from .backend import BackendChoice
 from .decode_stage import DecodedBatch, DecodeStage
 from .device import Device
@@ -113,16 +114,16 @@ class Pipeline:
         count = sum(len(batch.ok) for batch in batches)
         answers: list[ImageResult] = []
         padding, cpu_forward, forwarded = 0, 0.0, launched
-        cpu_postprocess = time.thread_time()
+        cpu_postprocess = thread_cpu_seconds()
         if count:
             computed = self.forward_stage.run(self._pixels(batches))
             padding, cpu_forward = computed.padding, computed.cpu_seconds
-            forwarded, cpu_postprocess = time.perf_counter(), time.thread_time()
+            forwarded, cpu_postprocess = time.perf_counter(), thread_cpu_seconds()
             wanted = [ks[place] for batch, ks in zip(batches, top_k, strict=True) for place in batch.ok]
             answers = self._answers(computed.probabilities, wanted)
         rest = iter(answers)
         outcomes = [_completed(batch, rest) for batch in batches]
-        spent = {"forward": cpu_forward, "postprocess": time.thread_time() - cpu_postprocess}
+        spent = {"forward": cpu_forward, "postprocess": thread_cpu_seconds() - cpu_postprocess}
         finished = time.perf_counter()
         stats = ForwardStats(
             images=sum(len(batch.outcomes) for batch in batches),

@@ -5,7 +5,6 @@ graph where there is one.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..loaders.thread_clock import thread_cpu_seconds
 from ..models.accounting import resident_bytes
 from ..models.bundle.config import BundleConfig
 from ..models.serving.fused.report import FusionReport
@@ -114,7 +114,7 @@ class TorchForward(Forward):
         cpu_graphs: bool = False,
         capture: "Capture | None" = None,
     ) -> None:
-        self._prepare(plan, dtype, size, time.thread_time)
+        self._prepare(plan, dtype, size, thread_cpu_seconds)
         self.device, self._torch_device = device, torch.device(str(device))
         self._dtype: torch.dtype = getattr(torch, dtype)
         self.resident_bytes = resident_bytes(model)
@@ -171,7 +171,7 @@ class TorchForward(Forward):
         return cast(Tensor, self._probabilities(images.to(self._dtype)))
 
     def _run_whole(self, pixels: Tensor) -> ForwardResult:
-        started = time.thread_time()
+        started = thread_cpu_seconds()
         with torch.inference_mode():
             if self.cuda_graphs is not None:
                 probabilities, padding = self.cuda_graphs(pixels), self.cuda_graphs.padding(len(pixels))
@@ -180,7 +180,7 @@ class TorchForward(Forward):
             if self.device.type == "cuda":
                 # So that the stage's time is the work's, not the launch's.
                 torch.cuda.synchronize(self._torch_device)
-        return ForwardResult(probabilities, padding, time.thread_time() - started)
+        return ForwardResult(probabilities, padding, thread_cpu_seconds() - started)
 
     def _run_lane(
         self, chunks: Sequence[Tensor], sizes: Sequence[int], results: list[Any], turns: Iterator[int]

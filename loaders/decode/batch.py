@@ -1,6 +1,5 @@
 """Runs a function on each image of a batch: each gives pixels or an error, and none affects another."""
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -19,6 +18,7 @@ from ..headers.validate import validate
 from ..preprocess.normalise import Normaliser
 from ..preprocess.spec import PreprocessSpec
 from ..sandbox.sandbox import Sandbox
+from ..thread_clock import thread_cpu_seconds
 from .npy import write_input
 from .pillow_decode import decoding_errors
 
@@ -32,11 +32,11 @@ class Stopwatch:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Add the CPU time of the block to `name`, whether or not it raises."""
-        start = time.thread_time()
+        start = thread_cpu_seconds()
         try:
             yield
         finally:
-            self.add(name, time.thread_time() - start)
+            self.add(name, thread_cpu_seconds() - start)
 
     def add(self, name: str, seconds: float) -> None:
         """Add what was measured elsewhere."""
