@@ -20,7 +20,7 @@ TILE_ROWS = 256
 third longer); with more, what lies between the stages leaves the second."""
 
 ARENA_BYTES, ARENA_OF_WEIGHTS = 1 << 26, 16
-"""The largest arena: so many bytes, and so many more for each byte of weights. Each thread has an arena of its own."""
+"""The arena of a thread takes at most the first, in bytes, and the second for each byte of weights."""
 
 OnRows = Norm | Factor | Grid | Pyramid
 

@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from ...inference.results import shortest
 from ..errors import ServiceError
-from ..repository.label_texts import LabelTexts
+from ..repository.label_texts import LabelTexts, as_element
 
 # The dtypes of outputs; BYTES has a layout of its own.
 _DTYPES = {"INT64": "<i8", "FP32": "<f4"}
@@ -70,7 +70,7 @@ class OutputTensor:
     def to_bytes(self) -> bytes:
         """Return the values in the binary layout."""
         if isinstance(self.values, list):
-            return join_bytes([value.encode() for value in self.values])
+            return b"".join(map(as_element, self.values))
         return self.texts.bytes_at(self.values) if self.texts else self.values.astype(_DTYPES[self.datatype]).tobytes()
 
     def to_json(self) -> list[str] | list[float | None]:
@@ -82,11 +82,6 @@ class OutputTensor:
         if self.datatype != "FP32":
             return cast(list[float | None], self.values.tolist())
         return [None if math.isnan(value) else value for value in shortest(self.values)]
-
-
-def join_bytes(elements: Sequence[bytes]) -> bytes:
-    """Join BYTES into the binary layout: each element behind its length, which is four bytes, little-endian."""
-    return b"".join(part for element in elements for part in (_LENGTH.pack(len(element)), element))
 
 
 def split_bytes(data: memoryview, count: int, where: str) -> list[bytes]:

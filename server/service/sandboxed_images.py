@@ -56,11 +56,6 @@ class _Load:
     images: int = 0
     bytes: int = 0
 
-    def add(self, request: _Request, sign: int) -> None:
-        self.requests += sign
-        self.images += sign * request.images
-        self.bytes += sign * request.bytes
-
 
 class SandboxedImages:
     """The queue in front of the sandbox. Belongs to the event loop.
@@ -101,13 +96,13 @@ class SandboxedImages:
         self._admit(request, left)
         lease.take(3 * spec.size**2 * len(rare))
         self._requests.append(request)
-        self._count(request, 1)
+        self._count(request.caller, 1, request.images, request.bytes)
         self._start()
         try:
             await requester.wait(waiter)
         finally:
             self._requests.remove(request)
-            self._count(request, -1)
+            self._count(request.caller, -1, -request.images, -request.bytes)
             rare.clear()  # what a child has may keep the request for a while
         return [request.results.get(place, image) for place, image in enumerate(images)]
 
@@ -125,12 +120,12 @@ class SandboxedImages:
         self._threads.close()
         self._sandbox.close()
 
-    def _count(self, request: _Request, sign: int) -> None:
-        load = self._loads.setdefault(request.caller, _Load())
-        for each in (self._load, load):
-            each.add(request, sign)
-        if not load.requests:
-            del self._loads[request.caller]
+    def _count(self, caller: str | None, requests: int, images: int, size: int) -> None:
+        of_caller = self._loads.setdefault(caller, _Load())
+        for load in (self._load, of_caller):
+            load.requests, load.images, load.bytes = load.requests + requests, load.images + images, load.bytes + size
+        if not of_caller.requests:
+            del self._loads[caller]
 
     def _admit(self, new: _Request, left: float) -> None:
         """Raises ServiceError `overloaded` where more would wait than may, or it would be late. Where nothing waits,
@@ -138,8 +133,8 @@ class SandboxedImages:
         if not self._requests:
             return
         seconds, text = self._seconds / self._children, ""
-        own = self._loads.get(new.caller, _Load())
-        for whose, load, share in (("", self._load, 1), (" of one caller", own, 2)):
+        of_caller = self._loads.get(new.caller, _Load())
+        for whose, load, share in (("", self._load, 1), (" of one caller", of_caller, 2)):
             counts = load.requests + 1, load.images + new.images, load.bytes + new.bytes
             for name, count, limit in zip(("requests", "images", "bytes"), counts, self._limits, strict=True):
                 if count > limit // share:
@@ -154,9 +149,9 @@ class SandboxedImages:
     def _turns_before(self, new: _Request) -> int:
         """How many images are decoded before the last of these: each other caller, and each other request of its own,
         has as many turns as it has."""
-        others = [load.images for caller, load in self._loads.items() if caller != new.caller]
-        own = [each.images for each in self._requests if each.caller == new.caller]
-        return sum(min(images, new.images) for images in others + own)
+        turns = [load.images for caller, load in self._loads.items() if caller != new.caller]
+        turns += [request.images for request in self._requests if request.caller == new.caller]
+        return sum(min(images, new.images) for images in turns)
 
     def _start(self) -> None:
         """Give children that are free the images whose turn it is."""
@@ -184,12 +179,9 @@ class SandboxedImages:
             logger.error("the sandbox failed", exc_info=error)
         request.results[place], seconds = (internal_error(), self._seconds) if error else thread.result()
         self._seconds += GAIN * (seconds - self._seconds)
-        waits = request in self._requests
-        if waits:
-            self._count(request, -1)
         request.images, request.bytes = request.images - 1, request.bytes - size
-        if waits:
-            self._count(request, 1)
+        if request in self._requests:  # else all of it is counted no longer
+            self._count(request.caller, 0, -1, -size)
         if not request.images and not request.waiter.done():
             request.waiter.set_result(None)
         caller = request.caller

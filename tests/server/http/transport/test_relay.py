@@ -81,7 +81,7 @@ async def test_what_a_client_said_before_it_left_arrives() -> None:
 
 
 async def test_no_more_is_read_than_is_taken() -> None:
-    """Of 64 MiB that one side sends and the other does not read, most stays with the sender."""
+    """The relay buffers a small part of 64 MiB that one side sends and the other does not read."""
     go, size = asyncio.Event(), 64 << 20
 
     async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
