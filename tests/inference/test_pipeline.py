@@ -132,7 +132,7 @@ def test_loader_that_raises_costs_only_the_image_it_raises_for(caplog: pytest.Lo
 def test_numbers_that_are_none_are_an_error_not_json() -> None:
     model = HeldModel()
     with torch.no_grad():
-        model.head.bias[0] = float("nan")
+        model.bias[0] = float("nan")
     [outcome] = make_pipeline(model).classify([encoded()])
     assert isinstance(outcome, InferenceError)
     assert outcome.code == "internal"
