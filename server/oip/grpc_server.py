@@ -209,6 +209,7 @@ class GrpcServer:
         open_to_all = name in PROBES or not self._auth.needs_key
         account = None if open_to_all else self._auth.identify(context.headers)
         context.caller = account.name if account is not None else connection.client
+        context.flow = rpc.peer() if account is None else account.name
         return Call(context, account, rpc.time_remaining(), lease)
 
     async def _refuse(

@@ -1,14 +1,22 @@
-"""ModelQueue: the waiting images of one model, interactive and bulk, and what the next batch takes of them."""
+"""ModelQueue: the waiting images of one model, interactive and bulk, and what the next batch takes of them.
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import takewhile
+Interactive flows take turns, an image each: whoever has many images waiting delays others by one image a turn. Where no
+flow has two images waiting, it is first come, first served.
+"""
+
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import islice, takewhile
+from operator import attrgetter
 
 from .cost_model import CostModel
 from .request import Batch, QueuedImage, Request
 
 BULK_DELAY_SECONDS = 2.0
 """Bulk images wait so long behind interactive ones; from then on they wait their turn like these: nobody starves."""
+
+_TURN = attrgetter("turn")
 
 
 class ModelQueue:
@@ -29,16 +37,29 @@ class ModelQueue:
         self.max_images = max_images
         self.max_batch_pixels = max_batch_pixels
         self.images = self.pixels = self.bytes = self._interactive_pixels = 0
-        self._interactive: deque[QueuedImage] = deque()
+        self._interactive: deque[QueuedImage] = deque()  # by turns, and as they came
         self._bulk: deque[QueuedImage] = deque()
+        self._turn = 0  # of the image that was taken last
+        self._flows: Counter[Hashable] = Counter()  # interactive images of each
+        self._last_turns: dict[Hashable, int] = {}  # of each that has some
 
     def __iter__(self) -> Iterator[QueuedImage]:
         yield from self._interactive
         yield from self._bulk
 
     def add(self, item: QueuedImage) -> None:
-        """Put an image at the end of its queue."""
-        (self._bulk if item.request.priority == "bulk" else self._interactive).append(item)
+        """Put a bulk image at the end, an interactive one behind those whose turn comes first."""
+        queue = self._bulk
+        if item.request.priority == "interactive":
+            queue, item.turn = self._interactive, self._turn_after(item.request.flow, 1)
+            self._last_turns[item.request.flow] = item.turn
+        if queue and queue[-1].turn > item.turn:
+            place = bisect_right(queue, item.turn, key=_TURN)
+            for overtaken in islice(queue, place, None):
+                overtaken.request.expected_finish = None
+            queue.insert(place, item)
+        else:
+            queue.append(item)
         self._count(item, 1)
 
     def remove(self, request: Request) -> int:
@@ -52,6 +73,9 @@ class ModelQueue:
                         self._count(item, -1)
                 queue.clear()
                 queue.extend(kept)
+        if request.flow in self._last_turns:
+            own = (item.turn for item in self._interactive if item.request.flow == request.flow)
+            self._last_turns[request.flow] = max(own)
         return before - self.images
 
     def clear(self) -> set[Request]:
@@ -59,6 +83,8 @@ class ModelQueue:
         requests = {item.request for item in self}
         self._interactive.clear()
         self._bulk.clear()
+        self._flows.clear()
+        self._last_turns.clear()
         self.images = self.pixels = self.bytes = self._interactive_pixels = 0
         return requests
 
@@ -69,14 +95,21 @@ class ModelQueue:
 
     def oldest_submitted(self) -> float | None:
         """When the image that has waited longest came."""
-        heads = [queue[0].submitted for queue in (self._interactive, self._bulk) if queue]
-        return min(heads) if heads else None
+        return min((item.submitted for item in self), default=None)
 
-    def before_interactive(self, now: float) -> tuple[int, int]:
-        """Images and pixels that an interactive image has before it: bulk only once some of it is overdue."""
+    def before_interactive(self, now: float, flow: Hashable = None, images: int = 0) -> tuple[int, int]:
+        """Images and pixels before an interactive image that comes now: bulk only once some of it is overdue.
+
+        Args:
+            images: where not 0, only what goes before the last of so many new ones of that flow.
+        """
         if self._overdue(now):
             return self.images, self.pixels
-        return len(self._interactive), self._interactive_pixels
+        queue, last = self._interactive, self._turn_after(flow, images)
+        if not images or not queue or queue[-1].turn <= last:
+            return len(queue), self._interactive_pixels
+        before = bisect_right(queue, last, key=_TURN)
+        return before, sum(item.pixels for item in islice(queue, before))
 
     def pop_batch(
         self, now: float, costs: CostModel, is_late: Callable[[QueuedImage], bool], *, newest_first: bool = False
@@ -116,6 +149,7 @@ class ModelQueue:
             ):
                 break
             item = queue.pop() if backwards else queue.popleft()
+            self._turn = max(self._turn, item.turn)
             self._count(item, -1)
             items.append(item)
             pixels += item.pixels
@@ -145,3 +179,10 @@ class ModelQueue:
         self.bytes += sign * len(item.data)
         if item.request.priority == "interactive":
             self._interactive_pixels += sign * item.pixels
+            self._flows[item.request.flow] += sign
+            if not self._flows[item.request.flow]:
+                del self._flows[item.request.flow], self._last_turns[item.request.flow]
+
+    def _turn_after(self, flow: Hashable, images: int) -> int:
+        """The turn of the last of so many new images of a flow."""
+        return max(self._turn, self._last_turns.get(flow, 0)) + images

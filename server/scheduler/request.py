@@ -1,7 +1,7 @@
 """Requests in the queue, their images, and the batches that these are taken into."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import InitVar, dataclass, field
 from typing import Literal, Protocol
 
@@ -40,6 +40,7 @@ class Request:
     num_images: InitVar[int]  # images of the request, including those that were refused already
     caller: str | None = None  # the API key's name or the client's address, as far as it is known
     priority: Priority = "interactive"  # bulk requests take what interactive ones leave, but never wait for ever
+    flow: Hashable = None  # takes turns with other flows, an image each
     outcomes: list[Outcome | None] = field(init=False)
     pending: int = field(default=0, init=False)  # images without an outcome
     last: BatchResult | None = field(default=None, init=False)  # the batch that completed it
@@ -75,6 +76,7 @@ class QueuedImage:
     info: ImageInfo
     submitted: float = 0.0
     waits: bool = False  # others ran or waited when it came
+    turn: int = 0
 
     @property
     def pixels(self) -> int:

@@ -47,11 +47,11 @@ class Authenticator:
     def admit(self, scope: MutableMapping[str, Any], context: RequestContext) -> None:
         """Let an HTTP request in and write its caller into the context. Raises ServiceError `unauthorized`,
         `rate_limited`."""
-        client = scope.get("client")
+        client = context.flow = scope.get("client")
         context.caller = client[0] if client else None
         if not self.is_open(scope["path"]):
             account = scope[ACCOUNT_KEY] = self.identify(context.headers)
-            context.caller = account.name
+            context.caller = context.flow = account.name
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Account:
         """The account of the caller, charged for one request. gRPC metadata are such headers too. `headers`: names in

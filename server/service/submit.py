@@ -90,9 +90,10 @@ def make_request(
 ) -> tuple[Request, "asyncio.Future[None]", list[tuple[int, bytes, ImageInfo]]]:
     """A request as the queue sees it, what wakes it, and the images whose headers passed."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    deadline = requester.context.started + params.timeout_seconds
+    context = requester.context
+    deadline = context.started + params.timeout_seconds
     request = Request(
-        *(params.model.key, params.top_k, deadline, waiter, len(images), requester.context.caller, params.priority)
+        *(params.model.key, params.top_k, deadline, waiter, len(images), context.caller, params.priority, context.flow)
     )
     wanted: list[tuple[int, bytes, ImageInfo]] = []
     for index, image in enumerate(images):

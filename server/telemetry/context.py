@@ -3,7 +3,7 @@
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -81,7 +81,7 @@ class RequestContext:
     """
 
     __slots__ = (
-        *("body_bytes", "caller", "code", "disconnect", "headers", "images", "model_metrics", "model_name"),
+        *("body_bytes", "caller", "code", "disconnect", "flow", "headers", "images", "model_metrics", "model_name"),
         *("request_id", "span", "stages", "started", "status"),
     )
 
@@ -92,6 +92,7 @@ class RequestContext:
         given = self.headers.get(b"x-request-id", b"")
         self.request_id = given if _REQUEST_ID.fullmatch(given) else _new_id()
         self.caller: str | None = None  # the name that came with the key, else the address; None where neither is known
+        self.flow: Hashable = None  # the name that came with the key, else the connection
         self.stages = Stages()
         self.status = 0
         self.code: str | None = None  # the error that the whole request ended with

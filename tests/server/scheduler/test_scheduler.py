@@ -1,6 +1,8 @@
 """The queue: bounds, order, deadlines, one model a batch, no waiting for more."""
 
+import random
 import threading
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -133,3 +135,63 @@ def test_request_wakes_once_all_images_have_a_result() -> None:
     assert two.waiter.done()
     two.fail(TimeoutError())  # too late to matter
     assert two.outcomes == [error, error]
+
+
+def test_flows_take_turns_an_image_each_and_each_keeps_its_order() -> None:
+    rig = Rig(batch=1)
+    large = rig.request(4, flow="a")
+    first = images_of(rig.collect())
+    small, two = rig.request(flow="b"), rig.request(2, flow="c")
+    again = rig.request(flow="a")
+    order = [images_of(rig.collect())[0] for _ in range(7)]
+    assert first == [(large, 0)]
+    assert order == [(large, 1), (small, 0), (two, 0), (large, 2), (two, 1), (large, 3), (again, 0)]
+
+
+def test_flows_with_one_image_each_are_answered_as_they_came_and_keep_nobody_waiting_for_ever() -> None:
+    rig = Rig(batch=1)
+    large, came, taken = rig.request(40, flow="large"), [], []
+    for number in range(120):  # two come for each that is taken
+        came += [rig.request(flow=f"{number}a"), rig.request(flow=f"{number}b")]
+        taken.append(images_of(rig.collect())[0])
+    small = [request for request, _ in taken if request is not large]
+    assert small == came[: len(small)]
+    assert [index for request, index in taken if request is large] == list(range(len(taken) - len(small)))
+    assert len(taken) - len(small) > 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nobody_has_two_turns_while_another_flow_that_waits_has_none(seed: int) -> None:
+    rig, chance = Rig(batch=1, queue=10_000), random.Random(seed)
+    waiting: Counter[str | None] = Counter()
+    passed: dict[str | None, Counter[str | None]] = {}  # of each flow that waits: turns of the others since its last
+    for _ in range(400):
+        if chance.random() < 0.4:
+            flow, images = chance.choice("abcd"), chance.choice((1, 1, 1, 7))
+            if not waiting[flow]:
+                passed[flow] = Counter()
+            waiting[flow] += images
+            made = rig.request(images, flow=flow)
+            if chance.random() < 0.1:
+                waiting[flow] -= rig.scheduler.cancel(made)
+        elif waiting.total():
+            taken = rig.collect().items[0].request.flow
+            rig.scheduler.answered()  # else, after so many were given up, the newest go first
+            assert isinstance(taken, str)
+            waiting[taken] -= 1
+            passed[taken] = Counter()
+            for flow in waiting:
+                if waiting[flow] and flow != taken:
+                    passed[flow][taken] += 1
+                    assert passed[flow][taken] <= 2, (flow, taken)
+
+
+def test_who_comes_behind_a_flood_is_promised_its_turn_and_the_overtaken_nothing() -> None:
+    rig = Rig(batch=1)
+    rig.request()
+    rig.collect()  # runs for 10 ms
+    flood = rig.request(50, flow="a")
+    assert flood.expected_finish == pytest.approx(rig.now + 0.51)
+    assert "50 images wait" in rig.refused(within=0.3, flow="a")
+    assert rig.request(2, within=0.3, flow="b").expected_finish == pytest.approx(rig.now + 0.01 * (1 + 2 + 2))
+    assert flood.expected_finish is None
