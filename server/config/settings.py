@@ -119,7 +119,7 @@ class Settings(BaseModel):
     admin_port: int = _number(0, 0, 65535, "TCP port to load and unload models by, on admin_host alone; 0 = off")
     admin_host: str = _named("127.0.0.1", "address of admin_port")
     model_load_timeout_seconds: float = _number(
-        300.0, 1, 86_400, "seconds that opening a model may take in the child process that opens it first"
+        300.0, 1, 86_400, "seconds that opening a model may take: in the child that tries it, and on each device"
     )
     start_with_failures: bool = Field(
         default=False, description="start without the models that cannot be opened, instead of not at all"

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from ...inference.memory import trim_heap
@@ -24,12 +23,16 @@ from ..engine.engine_group import EngineGroup, Pipelines
 from ..repository.index import ModelIndex
 from ..repository.open import open_on_all
 from ..repository.served_model import OpenModel, ServedModel
+from ..repository.trial import TrialError
 from ..scheduler.scheduler import Scheduler
 from ..telemetry.metrics import Metrics
 from .loaded_models import LoadedModels, ModelLeases
 from .model_metrics import record_model
 
 logger = logging.getLogger("milkweed.lifecycle")
+
+END_SECONDS = 10.0
+"""What a child that took its whole time may take to end."""
 
 
 class ModelLifecycle:
@@ -60,7 +63,7 @@ class ModelLifecycle:
         self._leases = ModelLeases(self._released)
         self._unloading: dict[str, asyncio.Task[None]] = {}
         self._changing = asyncio.Lock()
-        self._opener = ThreadPoolExecutor(1, thread_name_prefix="milkweed-open")
+        self._opener = _new_opener()
 
     def check_names(self, names: list[str]) -> None:
         """Check, before anything is loaded, that what settings say of models is about models that are there.
@@ -151,15 +154,13 @@ class ModelLifecycle:
             ValueError: (BundleError, DeviceError, AliasError) it cannot be loaded, answers wrongly or an alias forbids
                 it; what served goes on.
         """
-        loop = asyncio.get_running_loop()
         async with self._changing:
             logger.info("a model is being opened", extra={"event": {"model": name, "number": number}})
-            model = await loop.run_in_executor(self._opener, partial(self.open, name, path, number, serving=True))
+            model = await self._opened(name, path, number)
             try:
                 index, old = self.index.with_model(model, keep or self._settings.keep_versions, first=first)
             except AliasError:
-                for pipeline in model.pipelines.values():
-                    pipeline.close()
+                _close(model)
                 raise
             self._enter(model)
             for engine_id in model.pipelines.keys() - self._engines.add(model.key, model.pipelines):
@@ -168,6 +169,20 @@ class ModelLifecycle:
         for each in old:
             self._unload(each)
         return model
+
+    async def _opened(self, name: str, path: Path, number: str) -> ServedModel:
+        """`open` on a thread of its own, which is given up where it takes too long: no thread can be ended. Its model
+        is closed if it comes after all. Raises TrialError."""
+        opening = self._opener.submit(self.open, name, path, number, serving=True)
+        seconds = self._settings.model_load_timeout_seconds * (1 + len(self._engines))  # in a child, and for each
+        opened = asyncio.wrap_future(opening)
+        await asyncio.wait({opened}, timeout=seconds + END_SECONDS)
+        if opened.done():
+            return opened.result()
+        self._opener.shutdown(wait=False)
+        self._opener = _new_opener()
+        opening.add_done_callback(lambda late: None if late.exception() else _close(late.result()))
+        raise TrialError(f"model {name} cannot be opened: took longer than {seconds:g} s in the server")
 
     async def unload(self, name: str, version: str | None = None) -> tuple[ServedModel, ...]:
         """Serve a name, or one version of it, no more; returns once its memory is back. Raises ServiceError
@@ -245,6 +260,15 @@ class ModelLifecycle:
         except Exception:
             # Its device is lost. Whoever waits for the end must not wait for ever.
             logger.exception("a model was let go, but not all that it held", extra={"event": {"model": key}})
+
+
+def _new_opener() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="milkweed-open")
+
+
+def _close(model: ServedModel) -> None:
+    for pipeline in model.pipelines.values():
+        pipeline.close()
 
 
 def _give_memory_back(on_gpu: bool) -> None:

@@ -15,6 +15,8 @@ from milkweed.models.errors import BundleError
 from milkweed.server.config.settings import Settings
 from milkweed.server.repository.index import ModelIndex
 from milkweed.server.repository.served_model import ServedModel
+from milkweed.server.repository.trial import TrialError
+from milkweed.server.service import lifecycle
 
 from ...support.server_parts import (
     HeldModel,
@@ -88,6 +90,27 @@ async def test_a_failure_of_what_comes_after_stays_when_the_one_before_is_let_go
         assert lifecycle.failures == {("held", ""): "cut off"}
         lifecycle.forget("held", "")
         assert not lifecycle.failures
+
+
+async def test_an_opening_that_does_not_end_is_given_up_and_keeps_nobody_waiting(
+    running: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[ServedModel] = []
+    monkeypatch.setattr(lifecycle, "END_SECONDS", -1.99)
+    monkeypatch.setattr(lifecycle, "_close", closed.append)
+    async with running(settings={"model_load_timeout_seconds": 1}) as app:
+        stuck = Openers(app)
+        stuck.gate.clear()
+        with pytest.raises(TrialError, match=r"^model held cannot be opened: took longer than 2 s in the server$"):
+            await app.service.lifecycle.load("held", Path("x"), "2")
+        Openers(app)
+        monkeypatch.setattr(lifecycle, "END_SECONDS", HANG_SECONDS)
+        model = await app.service.lifecycle.load("held", Path("x"), "3")
+        assert await version(app) == model.config.version
+        stuck.gate.set()
+        await until(lambda: bool(closed))  # what came too late
+        assert closed[0].pipeline is not model.pipeline
+        assert await version(app) == model.config.version
 
 
 async def version(app: Any, **headers: str) -> str:
