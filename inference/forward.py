@@ -148,6 +148,7 @@ class Forward:
     cuda_graphs: "CudaGraphForward | None" = None
     traced: "TorchScriptForward | None" = None
     computes_elsewhere = False
+    _helpers = ThreadPool("milkweed-lane")  # all models share them; the calling thread is a lane itself
 
     def __init__(self, session: GraphSession, plan: LanePlan, *, dtype: str, size: int, weight_bytes: int = 0) -> None:
         self._session, self.computes_elsewhere = session, session.computes_elsewhere
@@ -160,8 +161,6 @@ class Forward:
         self.warm_seconds: dict[int, float] = {}
         """Time of a forward by its number of images, as `warm_up` measured it."""
         self._clock = clock
-        # The calling thread is a lane itself: a single image changes no thread.
-        self._helpers = ThreadPool(max(1, plan.lanes - 1), "milkweed-lane")
 
     @property
     def graph(self) -> "CudaGraphForward | TorchScriptForward | None":
@@ -250,8 +249,7 @@ class Forward:
             check(record, self._on_host(self.run(golden_images(self.size)).probabilities), bound or self.dtype)
 
     def close(self) -> None:
-        """End the helper threads."""
-        self._helpers.shutdown(wait=True)
+        """Let go of what it holds."""
 
     def _on_host(self, probabilities: Any) -> NDArray[np.float32]:
         found: NDArray[np.float32] = probabilities

@@ -141,7 +141,7 @@ class TorchForward(Forward):
         return indices.cpu().numpy(), scores.cpu().numpy()  # one copy to the host each
 
     def close(self) -> None:
-        """End the helper threads and let the tensors go, also those of modules that only a collector would free: torch
+        """Let the tensors go, also those of modules that only a collector would free: torch
         makes a class for each parametrized one, and a class refers to itself."""
         super().close()
         for module in self._probabilities.modules():

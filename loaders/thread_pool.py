@@ -1,4 +1,4 @@
-"""ThreadPool: threads that a forked process has too."""
+"""ThreadPool: threads that all loaders or models of a process share, and that a forked process has too."""
 
 import os
 from collections.abc import Callable
@@ -9,18 +9,19 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class ThreadPool(Executor):
-    """At most so many threads for each process: one that is forked has none of its parent's, and starts its own."""
+MOST_THREADS = 1024
 
-    def __init__(self, max_workers: int, name: str) -> None:
-        self._make = partial(ThreadPoolExecutor, max_workers, name)
+
+class ThreadPool(Executor):
+    """As many threads for each process as work at once: who hands over work bounds it, and none is started while one is
+    free. A process that is forked has none of its parent's, and starts its own."""
+
+    def __init__(self, name: str) -> None:
+        self._make = partial(ThreadPoolExecutor, MOST_THREADS, name)
         self._of_process: dict[int, ThreadPoolExecutor] = {}
 
     def submit(self, run: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
         return self._threads().submit(run, *args, **options)
-
-    def shutdown(self, *args: Any, **options: Any) -> None:
-        self._threads().shutdown(*args, **options)
 
     def _threads(self) -> ThreadPoolExecutor:  # without a lock, which a thread of the parent might hold at the fork
         return self._of_process.get(os.getpid()) or self._of_process.setdefault(os.getpid(), self._make())

@@ -36,10 +36,10 @@ _SMALL_COSTS = ("npy", "jpeg", "png")
 
 
 class CpuLoader(BatchLoader):
-    """Spreads the images of a batch over `num_threads` threads of its own."""
+    """Spreads the images of a batch over `num_threads` threads, which all loaders of the process share."""
 
     name = "cpu"
-    pool: Executor
+    pool: Executor = ThreadPool("milkweed-load")
 
     def __init__(
         self,
@@ -56,16 +56,10 @@ class CpuLoader(BatchLoader):
         self.num_threads, refusal = num_threads, resize_refusal()
         resize = "resize by our kernel" if refusal is None else f"Pillow resize ({refusal})"
         self.description = f"cpu: simplejpeg or Pillow decode, {resize}, {num_threads} threads"
-        self.pool = ThreadPool(num_threads, "milkweed-load")
 
     def spread(self, run: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Call `run` for every item on this loader's threads; what `run` raises is raised here too."""
         return spread(run, items, self.pool, self.num_threads)
-
-    def close(self) -> None:
-        """Wait for the images that are being loaded, end the threads, and close the sandbox if this loader made it."""
-        self.pool.shutdown()
-        super().close()
 
     def is_small(self, data: bytes, info: ImageInfo) -> bool:
         pixels = max(info.pixels * max(info.scans, 1), self.spec.size**2)

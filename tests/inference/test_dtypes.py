@@ -67,7 +67,7 @@ def test_bfloat16_that_misses_the_golden_answers_is_not_served(
     before = set(threading.enumerate())
     model = opened(colour_bundle, lanes=2)
     lanes = {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("milkweed-lane")}
-    assert len(lanes) == 1  # those of the other forward have ended; the thread that calls is a lane itself
+    assert len(lanes) <= 1  # all forwards share them; the thread that calls is a lane itself
     assert model.dtype == "float32"
     assert model.pipeline.backend.reason.startswith("not torch bfloat16: golden image 0, class ")
     assert model.describe()["backend_reason"] == model.pipeline.backend.reason
