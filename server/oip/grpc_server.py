@@ -134,6 +134,7 @@ class GrpcServer:
         """Make what gRPC calls before anything of a message is read."""
 
         async def handle(_: Any, rpc: Any) -> bytes:
+            await self._port.table.turns.wait()
             headers = _headers(rpc.invocation_metadata())
             context = RequestContext(headers)
             if self._tracer is not None:

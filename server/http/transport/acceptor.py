@@ -21,8 +21,10 @@ class Acceptor:
     through in the next: everybody else would wait for the whole of a flood.
     """
 
-    def __init__(self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
-        self._listener, self._make_protocol = listener, make_protocol
+    def __init__(
+        self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], seconds_between: float = 0.0
+    ) -> None:
+        self._listener, self._make_protocol, self._seconds_between = listener, make_protocol, seconds_between
         self._loop = asyncio.get_running_loop()
         self._connecting: set[asyncio.Task[object]] = set()
         self._pause: asyncio.TimerHandle | None = None
@@ -53,6 +55,9 @@ class Acceptor:
                 self._loop.remove_reader(self._listener)
                 self._pause = self._loop.call_later(PAUSE_SECONDS, self._resume)
             return  # any other: nobody waits any more
+        if self._seconds_between:
+            self._loop.remove_reader(self._listener)
+            self._pause = self._loop.call_later(self._seconds_between, self._resume)
         connecting = self._loop.create_task(self._connect(connection))
         self._connecting.add(connecting)
         connecting.add_done_callback(self._connecting.discard)

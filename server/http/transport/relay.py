@@ -11,10 +11,15 @@ from collections.abc import Iterator
 
 from .acceptor import Acceptor
 from .connection_table import ConnectionTable
+from .turns import Turns
 from .unread import NOT_READING_SECONDS
 
 PIECE_BYTES = 1 << 16
 """A connection of which less is read in NOT_READING_SECONDS is closed where an answer waits for its client."""
+
+SECONDS_BETWEEN = 0.002
+"""From one connection that begins to the next, and likewise of those that end. The library does so much for each, on
+threads of its own, that a crowd would take the machine from whoever is being answered; its clients keep theirs."""
 
 
 class RelayPort:
@@ -24,10 +29,11 @@ class RelayPort:
         self.table, self.listener = table, listener
         self.library = f"milkweed-{secrets.token_hex(8)}"  # the name of its socket
         self.connections: dict[str, RelayedConnection] = {}
+        self.ends = Turns(SECONDS_BETWEEN)
 
     async def start(self) -> None:
         """Accept from now on."""
-        self._acceptor = Acceptor(self.listener, lambda: RelayedConnection(self))
+        self._acceptor = Acceptor(self.listener, lambda: RelayedConnection(self), SECONDS_BETWEEN)
 
     def close(self) -> None:
         """Accept no more; connections go on until either side closes them."""
@@ -139,7 +145,7 @@ class RelayedConnection(_End):
             self._late.cancel()
 
     def eof_received(self) -> bool:
-        self._table.turns.add(super().eof_received)
+        self._port.ends.add(super().eof_received)
         return True  # until then it stays open
 
     def close(self) -> None:

@@ -9,10 +9,14 @@ class Turns:
     """Makes one of the calls that wait in each turn of the loop, in the order in which they came.
 
     What many connections ask for in one turn would else be done in the next, while everybody else waits.
+
+    Args:
+        seconds_between: at least, from one call to the next.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seconds_between: float = 0.0) -> None:
         self._calls: deque[Callable[[], object]] = deque()
+        self._seconds_between = seconds_between
 
     def add(self, call: Callable[[], object]) -> None:
         """Make the call when its turn has come; it may not raise."""
@@ -20,8 +24,17 @@ class Turns:
         if len(self._calls) == 1:
             asyncio.get_running_loop().call_soon(self._next)
 
+    async def wait(self) -> None:
+        """Return at once to the first who waits in a turn of the loop, and in a turn of their own to others."""
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        if not self._calls:
+            turn.set_result(None)
+        self.add(lambda: None if turn.done() else turn.set_result(None))
+        await turn
+
     def _next(self) -> None:
         self._calls[0]()
         self._calls.popleft()
         if self._calls:
-            asyncio.get_running_loop().call_soon(self._next)
+            asyncio.get_running_loop().call_later(self._seconds_between, self._next)

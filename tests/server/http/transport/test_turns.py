@@ -31,3 +31,31 @@ async def test_after_a_pause_it_goes_on() -> None:
         turns.add(partial(made.append, number))
         await until(lambda: len(made) == number + 1)  # noqa: B023
     assert made == [0, 1]
+
+
+async def test_who_waits_alone_goes_at_once_and_others_one_a_turn_but_for_who_left() -> None:
+    turns, went, turn = Turns(), list[tuple[int, int]](), 0
+
+    async def wait(number: int) -> None:
+        await turns.wait()
+        went.append((number, turn))
+
+    tasks = [asyncio.create_task(wait(number)) for number in range(5)]
+    await asyncio.sleep(0)
+    assert went == [(0, 0)]
+    tasks[2].cancel()
+    while len(went) < 4:
+        turn += 1
+        await asyncio.sleep(0)
+    assert [number for number, _ in went] == [0, 1, 3, 4]
+    assert len({turn for _, turn in went}) == 4
+
+
+async def test_calls_are_as_far_apart_as_is_said() -> None:
+    loop = asyncio.get_running_loop()
+    turns, made = Turns(0.05), list[float]()
+    for _ in range(3):
+        turns.add(lambda: made.append(loop.time()))
+    await until(lambda: len(made) == 3)
+    assert made[1] - made[0] > 0.04
+    assert made[2] - made[1] > 0.04
