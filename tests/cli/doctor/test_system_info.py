@@ -78,6 +78,7 @@ def test_the_backend_is_the_one_that_would_compute(monkeypatch: pytest.MonkeyPat
     from milkweed.cli.bundle_args import demo_bundle
 
     monkeypatch.setattr(backends, "runtime_version", lambda package: "1.2.3")
+    monkeypatch.setattr("milkweed.cli.doctor.plan.try_bundle", lambda *_: "")  # opens it in a child, for seconds
     found = plan(demo_bundle(), device="cpu", backend="onnxruntime")
     assert found["backend"].text == "ONNX Runtime 1.2.3: backend = onnxruntime (--backend)"
     assert found["kernels"].text == "ONNX Runtime 1.2.3"

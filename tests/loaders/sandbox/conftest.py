@@ -6,12 +6,13 @@ import pytest
 
 from milkweed.loaders.sandbox.sandbox import Sandbox
 
+from ...support.waiting import HANG_SECONDS
 from .asking import Encoded, Picture
 
 
 @pytest.fixture
 def sandbox() -> Iterator[Sandbox]:
-    made = Sandbox()
+    made = Sandbox(answer_seconds=HANG_SECONDS)  # a child gives way to whatever else runs here
     yield made
     made.close()
 

@@ -13,6 +13,7 @@ from milkweed.loaders import FORMATS, InputError, Limits, PreprocessSpec, valida
 from milkweed.loaders.headers.info import OPT_IN_FORMATS
 from milkweed.loaders.sandbox.sandbox import CPU_SECONDS, Sandbox
 
+from ...support.waiting import HANG_SECONDS
 from ..conftest import encoded as saved
 from ..conftest import noise
 
@@ -193,7 +194,7 @@ def cost(body: bytes) -> tuple[str, float, float]:
     """Decode a body in a new sandbox; returns the outcome, the child's CPU seconds, and this process's growth, MB."""
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     memory, spent = status_mb("VmRSS"), resource.getrusage(resource.RUSAGE_CHILDREN)
-    sandbox, said = Sandbox(LIMITS), "ok"
+    sandbox, said = Sandbox(LIMITS, answer_seconds=HANG_SECONDS), "ok"
     try:
         sandbox.crop(body, validate(body, LIMITS), SPEC)
     except InputError as error:

@@ -15,6 +15,8 @@ from milkweed.loaders import FORMATS, ImageInfo, InputError, Limits, PillowLoade
 from milkweed.loaders.headers.info import OPT_IN_FORMATS, SANDBOXED
 from milkweed.loaders.sandbox.sandbox import Sandbox
 
+from ...support.waiting import HANG_SECONDS
+
 LIMITS = Limits(formats=FORMATS + OPT_IN_FORMATS)
 SPEC = PreprocessSpec(size=64)
 MODES = [
@@ -46,7 +48,7 @@ Encoded = Callable[..., bytes]
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    made = Sandbox(LIMITS)
+    made = Sandbox(LIMITS, answer_seconds=HANG_SECONDS)
     yield made
     made.close()
 

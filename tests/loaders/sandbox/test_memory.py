@@ -80,7 +80,7 @@ def peak_bytes(child: Child, key: str = "VmHWM:") -> int:
 @pytest.mark.parametrize("name", BOMBS)
 def test_no_claim_takes_more_than_a_picture_of_that_size_may(name: str, sandbox: Sandbox) -> None:
     body = BOMBS[name]()
-    sandbox = Sandbox(LIMITS)
+    sandbox = Sandbox(LIMITS, answer_seconds=HANG_SECONDS)
     child = sandbox._child()
     before = peak_bytes(child)
     sandbox.idle.append(child)
