@@ -119,7 +119,7 @@ def test_no_image_is_called_undecodable_because_all_children_are_stopped(
         send(child, *parts)
 
     monkeypatch.setattr(Child, "send", stopping)
-    with pytest.raises(DecoderLostError, match="no answer within 10 s, twice"):
+    with pytest.raises(DecoderLostError, match=f"no answer within {HANG_SECONDS:g} s, twice"):
         crop(sandbox, body)
     assert (sandbox.images, sandbox.deaths) == ({"ok": 1, "unavailable": 1}, {"late": 2})
 
