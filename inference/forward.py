@@ -249,7 +249,7 @@ class Forward:
             check(record, self._on_host(self.run(golden_images(self.size)).probabilities), bound or self.dtype)
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Let go of what a collector alone would free: here nothing."""
 
     def _on_host(self, probabilities: Any) -> NDArray[np.float32]:
         found: NDArray[np.float32] = probabilities

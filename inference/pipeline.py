@@ -153,7 +153,7 @@ class Pipeline:
         return plain and not self.forward_stage.computes_elsewhere
 
     def close(self) -> None:
-        """End the pipeline's threads."""
+        """Let go of the model, and of what the loader holds."""
         self.forward_stage.close()
         self.loader.close()
 

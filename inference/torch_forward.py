@@ -141,9 +141,8 @@ class TorchForward(Forward):
         return indices.cpu().numpy(), scores.cpu().numpy()  # one copy to the host each
 
     def close(self) -> None:
-        """Let the tensors go, also those of modules that only a collector would free: torch
-        makes a class for each parametrized one, and a class refers to itself."""
-        super().close()
+        """Let the tensors go, also those of modules that only a collector would free: torch makes a class for each
+        parametrized one, and a class refers to itself."""
         for module in self._probabilities.modules():
             module._parameters.clear()
             module._buffers.clear()

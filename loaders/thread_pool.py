@@ -8,13 +8,12 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-
 MOST_THREADS = 1024
 
 
 class ThreadPool(Executor):
-    """As many threads for each process as work at once: who hands over work bounds it, and none is started while one is
-    free. A process that is forked has none of its parent's, and starts its own."""
+    """Starts a thread only where all others are at work; whoever submits work bounds how many there are. A process that
+    is forked has none of its parent's threads and starts its own."""
 
     def __init__(self, name: str) -> None:
         self._make = partial(ThreadPoolExecutor, MOST_THREADS, name)

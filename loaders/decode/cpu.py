@@ -58,7 +58,7 @@ class CpuLoader(BatchLoader):
         self.description = f"cpu: simplejpeg or Pillow decode, {resize}, {num_threads} threads"
 
     def spread(self, run: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Call `run` for every item on this loader's threads; what `run` raises is raised here too."""
+        """Call `run` for every item on the loaders' threads; what `run` raises is raised here too."""
         return spread(run, items, self.pool, self.num_threads)
 
     def is_small(self, data: bytes, info: ImageInfo) -> bool:

@@ -74,8 +74,8 @@ class ModelQueue:
                 queue.clear()
                 queue.extend(kept)
         if request.flow in self._last_turns:
-            own = (item.turn for item in self._interactive if item.request.flow == request.flow)
-            self._last_turns[request.flow] = max(own)
+            turns = (item.turn for item in self._interactive if item.request.flow == request.flow)
+            self._last_turns[request.flow] = max(turns)
         return before - self.images
 
     def clear(self) -> set[Request]:
@@ -97,19 +97,19 @@ class ModelQueue:
         """When the image that has waited longest came."""
         return min((item.submitted for item in self), default=None)
 
-    def before_interactive(self, now: float, flow: Hashable = None, images: int = 0) -> tuple[int, int]:
-        """Images and pixels before an interactive image that comes now: bulk only once some of it is overdue.
+    def before(self, now: float, request: Request | None = None, images: int = 0) -> tuple[int, int]:
+        """Images and pixels that go before interactive ones that come now: bulk only once some of it is overdue.
 
         Args:
-            images: where not 0, only what goes before the last of so many new ones of that flow.
+            request: count only what goes before the last of so many new images of it; None: all that is interactive.
         """
         if self._overdue(now):
             return self.images, self.pixels
-        queue, last = self._interactive, self._turn_after(flow, images)
-        if not images or not queue or queue[-1].turn <= last:
-            return len(queue), self._interactive_pixels
-        before = bisect_right(queue, last, key=_TURN)
-        return before, sum(item.pixels for item in islice(queue, before))
+        queue = self._interactive
+        if request is not None and queue and queue[-1].turn > (last := self._turn_after(request.flow, images)):
+            before = bisect_right(queue, last, key=_TURN)
+            return before, sum(item.pixels for item in islice(queue, before))
+        return len(queue), self._interactive_pixels
 
     def pop_batch(
         self, now: float, costs: CostModel, is_late: Callable[[QueuedImage], bool], *, newest_first: bool = False

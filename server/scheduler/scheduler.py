@@ -10,7 +10,7 @@ decodes ahead asks while it is busy; it gets nothing as long as one with fewer b
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import Metric
 
@@ -192,7 +192,7 @@ class Scheduler:
         """When an engine should be free for a request that came now."""
         with self._lock:
             now = self._clock()
-            return time_to_start(self._engines, self._work(priority, now, {}, None), now)
+            return time_to_start(self._engines, self._work(priority, now), now)
 
     def oldest_age_seconds(self) -> float:
         """How long the image that has waited longest has waited; 0 when none does."""
@@ -212,7 +212,7 @@ class Scheduler:
 
     def _check_time(self, request: Request, images: int, pixels: int, now: float, unseen: float) -> None:
         """Refuse what would be late. An idle device tries whatever comes: estimates are corrected by what runs."""
-        work = self._work(request.priority, now, {request.model: (images, pixels)}, request.flow)
+        work = self._work(request.priority, now, (request, images, pixels))
         ahead = time_to_finish(self._engines, work, now)
         if self._given_up <= IMPATIENT_SHARE:  # else it goes in another order
             request.expected_finish = now + ahead
@@ -227,14 +227,12 @@ class Scheduler:
             times = f"the answer would take {ahead * 1e3:.0f} ms and {max(0.0, left) * 1e3:.0f} ms are left"
             raise ServiceError("overloaded", f"{times}: {self.depth} images wait")
 
-    def _work(
-        self, priority: Priority, now: float, more: Mapping[str, Sequence[int]], flow: Hashable
-    ) -> Iterator[Work]:
-        """What goes before a request of that priority and flow, with so many images and pixels more of a model."""
+    def _work(self, priority: Priority, now: float, new: tuple[Request, int, int] | None = None) -> Iterator[Work]:
+        """What goes before a request of that priority; with a new one, its images and its pixels, also itself."""
         for name, queue in self._queues.items():
-            (more_images, more_pixels), waiting = more.get(name, (0, 0)), (queue.images, queue.pixels)
-            images, pixels = waiting if priority == "bulk" else queue.before_interactive(now, flow, more_images)
-            yield queue.costs, images + more_images, pixels + more_pixels
+            request, images, pixels = new if new is not None and new[0].model == name else (None, 0, 0)
+            waiting = (queue.images, queue.pixels) if priority == "bulk" else queue.before(now, request, images)
+            yield queue.costs, waiting[0] + images, waiting[1] + pixels
 
     def _alive(self) -> list[int]:
         return [engine_id for engine_id, slot in enumerate(self._engines) if slot.alive]

@@ -174,7 +174,7 @@ class ModelLifecycle:
         """`open` on a thread of its own, which is given up where it takes too long: no thread can be ended. Its model
         is closed if it comes after all. Raises TrialError."""
         opening = self._opener.submit(self.open, name, path, number, serving=True)
-        seconds = self._settings.model_load_timeout_seconds * (1 + len(self._engines))  # in a child, and for each
+        seconds = self._settings.model_load_timeout_seconds * (1 + len(self._engines))  # a child, then every device
         opened = asyncio.wrap_future(opening)
         await asyncio.wait({opened}, timeout=seconds + END_SECONDS)
         if opened.done():
@@ -182,7 +182,7 @@ class ModelLifecycle:
         self._opener.shutdown(wait=False)
         self._opener = _new_opener()
         opening.add_done_callback(lambda late: None if late.exception() else _close(late.result()))
-        raise TrialError(f"model {name} cannot be opened: took longer than {seconds:g} s in the server")
+        raise TrialError(f"model {name} cannot be opened: not done after {seconds:g} s")
 
     async def unload(self, name: str, version: str | None = None) -> tuple[ServedModel, ...]:
         """Serve a name, or one version of it, no more; returns once its memory is back. Raises ServiceError

@@ -19,6 +19,9 @@ class Acceptor:
 
     A loop's own server accepts all that wait, up to the backlog, in one turn, and what each of them has sent is worked
     through in the next: everybody else would wait for the whole of a flood.
+
+    Args:
+        seconds_between: the least time from one connection to the next.
     """
 
     def __init__(

@@ -18,8 +18,8 @@ PIECE_BYTES = 1 << 16
 """A connection of which less is read in NOT_READING_SECONDS is closed where an answer waits for its client."""
 
 SECONDS_BETWEEN = 0.002
-"""From one connection that begins to the next, and likewise of those that end. The library does so much for each, on
-threads of its own, that a crowd would take the machine from whoever is being answered; its clients keep theirs."""
+"""The least time between two connections that begin, and between two that end. gRPC's threads do so much for each that
+a crowd would take the machine from other clients; gRPC's own clients keep their connections."""
 
 
 class RelayPort:

@@ -11,7 +11,7 @@ class Turns:
     What many connections ask for in one turn would else be done in the next, while everybody else waits.
 
     Args:
-        seconds_between: at least, from one call to the next.
+        seconds_between: the least time from one call to the next.
     """
 
     def __init__(self, seconds_between: float = 0.0) -> None:
