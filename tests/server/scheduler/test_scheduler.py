@@ -137,7 +137,7 @@ def test_request_wakes_once_all_images_have_a_result() -> None:
     assert two.outcomes == [error, error]
 
 
-def test_flows_take_turns_an_image_each_and_each_keeps_its_order() -> None:
+def test_flows_take_turns_and_one_that_has_no_image_waiting_goes_first() -> None:
     rig = Rig(batch=1)
     large = rig.request(4, flow="a")
     first = images_of(rig.collect())
@@ -145,32 +145,40 @@ def test_flows_take_turns_an_image_each_and_each_keeps_its_order() -> None:
     again = rig.request(flow="a")
     order = [images_of(rig.collect())[0] for _ in range(7)]
     assert first == [(large, 0)]
-    assert order == [(large, 1), (small, 0), (two, 0), (large, 2), (two, 1), (large, 3), (again, 0)]
+    assert order == [(small, 0), (two, 0), (large, 1), (two, 1), (large, 2), (large, 3), (again, 0)]
 
 
 def test_flows_with_one_image_each_are_answered_as_they_came_and_keep_nobody_waiting_for_ever() -> None:
     rig = Rig(batch=1)
     large, came, taken = rig.request(40, flow="large"), [], []
-    for number in range(120):  # two come for each that is taken
-        came += [rig.request(flow=f"{number}a"), rig.request(flow=f"{number}b")]
+    for number in range(200):  # more come than are taken, until 10 wait
+        came.append(rig.request(flow=f"{number}a"))
+        if len(came) < len(taken) + 10:
+            came.append(rig.request(flow=f"{number}b"))
         taken.append(images_of(rig.collect())[0])
     small = [request for request, _ in taken if request is not large]
     assert small == came[: len(small)]
     assert [index for request, index in taken if request is large] == list(range(len(taken) - len(small)))
-    assert len(taken) - len(small) > 5
+    assert len(taken) - len(small) >= 200 // (4 * 11 + 2)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nobody_has_two_turns_while_another_flow_that_waits_has_none(seed: int) -> None:
+def test_nobody_has_more_than_its_turns_while_another_flow_waits(seed: int) -> None:
     rig, chance = Rig(batch=1, queue=10_000), random.Random(seed)
-    waiting: Counter[str | None] = Counter()
-    passed: dict[str | None, Counter[str | None]] = {}  # of each flow that waits: turns of the others since its last
+    waiting: Counter[str] = Counter()
+    more: set[str] = set()  # flows that have had several images waiting ever since they had none
+    passed: dict[str, Counter[str]] = {}  # of each flow that waits: turns of others like it since its last
+    together: Counter[str] = Counter()  # and images of all others
     for _ in range(400):
         if chance.random() < 0.4:
             flow, images = chance.choice("abcd"), chance.choice((1, 1, 1, 7))
             if not waiting[flow]:
-                passed[flow] = Counter()
+                passed[flow], together[flow] = Counter(), 0
+                for others in passed.values():
+                    del others[flow]
             waiting[flow] += images
+            if waiting[flow] > 1:
+                more.add(flow)
             made = rig.request(images, flow=flow)
             if chance.random() < 0.1:
                 waiting[flow] -= rig.scheduler.cancel(made)
@@ -179,11 +187,27 @@ def test_nobody_has_two_turns_while_another_flow_that_waits_has_none(seed: int) 
             rig.scheduler.answered()  # else, after so many were given up, the newest go first
             assert isinstance(taken, str)
             waiting[taken] -= 1
-            passed[taken] = Counter()
+            passed[taken], together[taken] = Counter(), 0
             for flow in waiting:
                 if waiting[flow] and flow != taken:
-                    passed[flow][taken] += 1
+                    passed[flow][taken] += taken in more
+                    together[flow] += 1
                     assert passed[flow][taken] <= 2, (flow, taken)
+                    assert together[flow] <= 4 * 4 + 2 * 3, flow
+        more -= {flow for flow in more if not waiting[flow]}
+
+
+def test_beside_images_of_flows_without_another_a_batch_has_two_of_the_others() -> None:
+    rig = Rig(batch=8)
+    rig.request(30, flow="a")
+    rig.request(30, flow="b")
+    whole = [rig.collect() for _ in range(2)]  # and then the turn of these is over
+    small = [rig.request(flow="c"), rig.request(flow="d")]
+    mixed, after = images_of(rig.collect()), rig.collect()
+    assert [len(batch.items) for batch in (*whole, after)] == [4, 8, 8]
+    assert mixed[:2] == [(request, 0) for request in small]
+    assert len(mixed) == 4
+    assert after.release == "full"
 
 
 def test_who_comes_behind_a_flood_is_promised_its_turn_and_the_overtaken_nothing() -> None:
