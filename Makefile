@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 CPU_KERNELS := kernels/_native/libmilkweed_cpu.so
 
-.PHONY: serve test test-deploy test-floors check docs audit bench kernels image lock clean
+.PHONY: serve test test-all test-floors check docs audit bench kernels image lock clean
 
 serve: $(CPU_KERNELS)
 	$(BIN)/milkweed serve --port $(PORT)
@@ -19,13 +19,14 @@ serve: $(CPU_KERNELS)
 # A file's tests stay in one process, since they share servers; JOBS=0 for all in one. Files go in their own order, so that
 # small ones (tests/server) come last: by number of tests, as xdist would sort them, the slowest would.
 JOBS ?= auto
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 test: .venv/.installed-test $(CPU_KERNELS)
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow"
 
-# What `make test` leaves out of tests/deploy, since it takes minutes: a real Prometheus and Alertmanager, and other programs;
-# without one its tests are skipped and say so. And the slower commands of the documentation.
-test-deploy: .venv/.installed-test
-	MILKWEED_TEST_DEPLOY=1 $(BIN)/python -m pytest tests/deploy tests/docs --durations=10
+# And what takes long and rarely fails: all shapes, sanitizers, studies, the commands of the documentation, a real Prometheus and
+# other programs. At its end it says what it had no program for.
+test-all: .venv/.installed-test $(CPU_KERNELS)
+	$(PYTEST) --durations=20
 
 # The lowest versions that pyproject.toml declares, all at once, in an environment of their own: what is declared is tried.
 # Warnings of old packages about newer ones are no errors here.

@@ -1,9 +1,11 @@
 """Fixtures shared by all rooms: where the shared reference data lies, and the `gpu` marker; how many processes test."""
 
+import gc
 import inspect
 import os
 import random
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,14 +41,15 @@ WORKER_BYTES = 4 << 30
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Tell `-n auto` how many workers have a core and memory each; 0 with a GPU, which one process alone must test."""
+    """Tell `-n auto` how many workers have a core and memory each, and one more, since tests wait; 0 with a GPU, which
+    one process alone must test."""
     if torch.cuda.is_available():
         return 0
     container = container_memory()
     memory = psutil.virtual_memory().available
     if container is not None:
         memory = min(memory, container.limit - container.working_set)
-    workers = min(MOST_WORKERS, usable_cores(), memory // WORKER_BYTES)
+    workers = min(MOST_WORKERS, usable_cores() + 1, memory // WORKER_BYTES)
     return workers if workers > 1 else 0
 
 
@@ -113,11 +116,32 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+def pytest_collection_finish() -> None:
+    """What was imported is no garbage: else each collection of the tests, and of what they test, would walk it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else libraries that look for leaks at the end find these
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was not run, and for want of what."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    for reason, tests in Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped).most_common():
+        terminalreporter.write_line(f"not run ({tests}): {reason}")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where no CUDA device is present."""
-    if torch.cuda.is_available():
-        return
-    skip = pytest.mark.skip(reason="needs a CUDA device")
+    """Mark what `slow_beyond` leaves of a function's cases; skip tests marked `gpu` where no CUDA device is present."""
+    cases: Counter[str] = Counter()
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(skip)
+        if mark := item.get_closest_marker("slow_beyond"):
+            function = item.nodeid.partition("[")[0]
+            cases[function] += 1
+            if cases[function] > mark.args[0]:
+                item.add_marker("slow")
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

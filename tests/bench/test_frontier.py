@@ -105,6 +105,7 @@ def answers(model: nn.Module, images: Tensor) -> Tensor:
         return model(images).argmax(-1)
 
 
+@pytest.mark.slow
 def test_rows_say_what_the_models_do(
     place: Path,
     subject: Subject,
@@ -151,6 +152,7 @@ def test_rows_say_what_the_models_do(
 
 
 @pytest.mark.usefixtures("dense_alone")
+@pytest.mark.slow
 def test_every_second_photograph_judges_or_the_others_do(
     subject: Subject, run: Callable[..., dict[str, Any]], place: Path, tmp_path: Path
 ) -> None:
@@ -167,6 +169,7 @@ def test_every_second_photograph_judges_or_the_others_do(
 
 
 @pytest.mark.usefixtures("dense_alone")
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     def interrupt(_: Subject) -> nn.Module:
         raise KeyboardInterrupt

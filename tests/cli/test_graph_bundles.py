@@ -38,6 +38,7 @@ def test_inspect_shows_what_config_and_graph_say(
     assert "(float32), on disk" in text
 
 
+@pytest.mark.slow
 def test_doctor_tells_what_would_compute_a_graph(
     graph_alone: Path, graph_and_weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def test_serve_has_an_option_for_each_setting(milkweed: Milkweed) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("models", "deit_tiny*", "--json")])
+@pytest.mark.slow_beyond(1)
 def test_a_closed_pipe_is_quiet(arguments: tuple[str, ...]) -> None:
     read, write = os.pipe()
     os.close(read)
@@ -89,6 +90,7 @@ def test_a_closed_pipe_is_quiet(arguments: tuple[str, ...]) -> None:
     assert (process.returncode, err) == (1, "")
 
 
+@pytest.mark.slow_beyond(1)
 def test_a_server_and_its_client_agree_with_the_bundle(
     milkweed: Milkweed, bundle: Path, tmp_path: Path, images: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,7 @@ PARTS = (
 )
 
 pytestmark = [
-    pytest.mark.skipif("MILKWEED_TEST_DEPLOY" not in os.environ, reason="slow: MILKWEED_TEST_DEPLOY=1"),
+    pytest.mark.slow,
     pytest.mark.skipif("MILKWEED_IMAGE_BASE" not in os.environ, reason="MILKWEED_IMAGE_BASE names no image"),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be nobody inside"),
     *(

@@ -1,15 +1,14 @@
 """The commands of the pages that no test runs, and why."""
 
-import os
 import re
 
 # Commands that no test types, by how they begin, and why. What they name is there all the same: see parsed.py.
 NOT_RUN = (
-    (r"make (test|test-deploy|check|docs|kernels)\b", "takes minutes, or is what runs this"),
+    (r"make (test|test-all|check|docs|kernels)\b", "takes minutes, or is what runs this"),
     (r"(\.venv/bin/)?pip install|apt-get|debootstrap|base=", "installs"),
     (r"docker |COMPOSE_PROFILES=gpu docker", "needs a Docker daemon"),
     (r"kubectl |rclone ", "needs a cluster, or an object store"),
-    (r"MILKWEED_TEST_DEPLOY=1 ", "takes minutes, and programs that may be missing"),
+    (r"(?s).*python -m pytest ", "takes minutes, and programs that may be missing"),
     (r".*milkweed (serve|doctor) .*--device cuda", "needs a GPU"),
     (r"compute-sanitizer", "needs a GPU"),
     (r"milkweed import timm:", "needs the network"),
@@ -23,15 +22,7 @@ NOT_RUN = (
     (r".*\.venv/bin/serve ", "needs Ray: tests/deploy/ray"),
 )
 
-# What is run with MILKWEED_TEST_DEPLOY=1 alone, and otherwise looked at as those are.
-SLOW = (
-    (r".*milkweed export ", "ten seconds; tests/cli/modelling/test_export.py"),
-    (r".*milkweed serve .*--backend", "exports first"),
-    (r".*milkweed compress .*--storage", "as the one on the same page, then tests/cli/modelling/test_convert.py"),
-)
-
 
 def reason(command: str) -> str | None:
     """Why a command is not run."""
-    left_out = NOT_RUN if os.environ.get("MILKWEED_TEST_DEPLOY") else (*NOT_RUN, *SLOW)
-    return next((why for begins, why in left_out if re.match(begins, command)), None)
+    return next((why for begins, why in NOT_RUN if re.match(begins, command)), None)

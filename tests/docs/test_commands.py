@@ -84,6 +84,7 @@ def walk(tmp_path: Path, forker: Forker, placeholders: Path, compressed: dict[st
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if shells(page)])
+@pytest.mark.slow
 def test_the_commands_of_a_page_do_what_it_says(page: str, walk: Walk, request: pytest.FixtureRequest) -> None:
     runs = [(block, [command for command in block.commands if reason(command) is None]) for block in shells(page)]
     _stand_where_it_is_read(page, walk, request)
@@ -109,6 +110,7 @@ def test_what_is_not_run_is_there(walk: Walk) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(b.language == "python" for b in blocks_of(page))])
+@pytest.mark.slow_beyond(1)
 def test_the_python_of_a_page_runs(page: str, walk: Walk, request: pytest.FixtureRequest) -> None:
     """All blocks in one program: later ones go on from earlier ones."""
     blocks = [block for block in blocks_of(page) if block.language == "python"]

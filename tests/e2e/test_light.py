@@ -101,12 +101,14 @@ def graph_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
+@pytest.mark.slow_beyond(1)
 def test_a_graph_is_served_without_torch(serving: Serve, graph_bundle: Path, backend: str) -> None:
     expected = answers_of_torch(serving, graph_bundle)
     assert answers(serving, {"graph": graph_bundle}, backend=backend) == (backend, expected)
 
 
 @pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal()))
+@pytest.mark.slow_beyond(1)
 def test_a_program_is_served_without_torch(serving: Serve, program_bundle: Path) -> None:
     opened = open_model(program_bundle).pipeline
     pictures = [encoded(format, seed=1) for format in ("JPEG", "PNG", "WEBP")]

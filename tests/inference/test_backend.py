@@ -70,6 +70,7 @@ SESSIONS = {
 
 @pytest.mark.parametrize("session", SESSIONS.values(), ids=SESSIONS)
 @pytest.mark.parametrize("plan", [LanePlan(1, 2, 1), LanePlan(8, 2, 1), LanePlan(8, 1, 2), LanePlan(3, 3, 1)])
+@pytest.mark.slow_beyond(3)
 def test_answer_does_not_depend_on_neighbours_lanes_or_threads_to_the_bit(
     session: Callable[[Path, LanePlan], GraphSession], plan: LanePlan, exported: Path
 ) -> None:
@@ -189,6 +190,7 @@ def test_several_devices_compute_with_one_backend_and_dtype() -> None:
     assert wanted == [("auto", "auto"), ("onnxruntime", "bfloat16"), ("onnxruntime", "bfloat16")]
 
 
+@pytest.mark.slow
 def test_photographs_have_the_class_that_torch_gives_them(shared: Path, tmp_path: Path) -> None:
     """DeiT-Tiny with its real weights; docs/export.md has the whole sample."""
     import_checkpoint(

@@ -167,6 +167,7 @@ def exported(colour_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.mark.parametrize("micro_batch", [1, 4])
+@pytest.mark.slow_beyond(1)
 def test_openvino_gives_an_image_the_same_bits_in_every_size_and_place(micro_batch: int, exported: Path) -> None:
     graph, plan = Graph(exported, 1), LanePlan(micro_batch, 2, 1)
     made = [graph_forward(graph, Candidate("openvino"), plan, SIZE, fixed=fixed) for fixed in (True, False)]

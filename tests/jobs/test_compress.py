@@ -135,6 +135,7 @@ def _bytes(bundle: Path) -> bytes:
         ({"augmentation": Augmentation(crop="resized")}, "is of another run: its augmentation is "),
     ],
 )
+@pytest.mark.slow_beyond(2)
 def test_the_work_of_another_run_is_refused(run: CompressJob, change: dict[str, Any], message: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         compress(run, Progress(row=_Stop(3)))
@@ -238,6 +239,7 @@ def test_calibration_images_are_evenly_spaced(run: CompressJob, loose_photos: Pa
 
 
 @pytest.mark.parametrize("place", ["state", "bundle"])
+@pytest.mark.slow_beyond(1)
 def test_a_full_disk_keeps_what_can_be_gone_on_with(
     run: CompressJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:

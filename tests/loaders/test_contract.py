@@ -77,6 +77,7 @@ def test_every_size_sampling_and_orientation_is_the_references(
 
 
 @pytest.mark.parametrize("kind", BAD_KINDS)
+@pytest.mark.slow_beyond(6)
 def test_eight_bad_images_of_32_harm_nobody(
     named: tuple[str, Loader], kind: str, picture: Callable, encoded: Callable[..., bytes]
 ) -> None:

@@ -31,6 +31,7 @@ def timm_load() -> Callable[[bytes], torch.Tensor]:
     return lambda body: transform(Image.open(BytesIO(body)).convert("RGB"))
 
 
+@pytest.mark.slow
 def test_loaders_agree_with_timm_on_every_photo(photos, timm_load):
     pillow, cpu = PillowLoader(IGNORE), CpuLoader(IGNORE)
     for body in photos:
@@ -51,6 +52,7 @@ def _orientation(body: bytes) -> int:
     return Image.open(BytesIO(body)).getexif().get(0x0112, 1)
 
 
+@pytest.mark.slow
 def test_dali_agrees_with_the_reference_on_every_photo(photos):
     pytest.importorskip("nvidia.dali", reason="the extra `dali` is not installed")
     from milkweed.loaders.decode.dali import DaliLoader

@@ -151,6 +151,7 @@ def test_a_check_that_fails_stays_failed(out: Path, plant: Plant, capsys: pytest
 
 
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.slow_beyond(1)
 def test_a_kill_at_a_random_moment_loses_nothing(
     seed: int, out: Path, plant: Plant, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,7 @@ def rows_of(photos: Path, bad: Path | None = None) -> Rows:
     return rows
 
 
+@pytest.mark.slow
 def test_a_dry_run_walks_every_row(photos: Path, bad: Path) -> None:
     pytest.importorskip("nvidia.dali", reason="the extra `dali` is not installed")
     rows = rows_of(photos, bad)
@@ -72,6 +73,7 @@ def test_a_dry_run_walks_every_row(photos: Path, bad: Path) -> None:
             )
 
 
+@pytest.mark.slow
 def test_without_dali_the_cpu_loader_stands_in(photos: Path, bad: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     rows = rows_of(photos, bad)
@@ -93,6 +95,7 @@ def test_what_is_missing_is_a_row(photos: Path, monkeypatch: pytest.MonkeyPatch)
     assert others == {(None, "LoaderError: loader dali needs nvidia-dali")}
 
 
+@pytest.mark.slow
 def test_one_failure_is_not_the_others(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
 
@@ -111,6 +114,7 @@ def test_a_folder_without_photographs_is_a_row(tmp_path: Path) -> None:
     assert "no JPEG in" in row["note"]
 
 
+@pytest.mark.slow
 def test_a_machine_without_decoders_gets_a_row() -> None:
     """Nothing that only a server or a decoder needs is imported with the module (review 1.13)."""
     program = (

@@ -60,6 +60,7 @@ for stage in stages(dry=True):
 """
 
 
+@pytest.mark.slow
 def test_on_a_bare_machine_a_dry_run_walks_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "day.jsonl"
     done = subprocess.run([sys.executable, "-c", BARE, str(out)], capture_output=True, text=True, timeout=HANG_SECONDS)

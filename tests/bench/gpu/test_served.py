@@ -27,6 +27,7 @@ def photographs(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_dry_run_serves_a_model_and_measures_it_beside_its_parts(tmp_path: Path, photographs: Path) -> None:
     out = tmp_path / "day.jsonl"
     arguments = ["--dry-run", "--out", str(out), "--photos", str(photographs), "--plan", "minutes=all,sections=served"]

@@ -148,6 +148,7 @@ if "milkweed.bench.gpu.child" in sys.orig_argv:
 """
 
 
+@pytest.mark.slow
 def test_faults_are_named_and_quarantined_and_the_rest_goes_on(
     tmp_path: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ from ...support.waiting import eventually
 SMALL = ["--seconds", "0.5", "--concurrency", "64", "--overload-timeout-ms", "300"]
 
 
+@pytest.mark.slow
 def test_the_command_measures_a_server(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +91,7 @@ def answering(ending: threading.Event, asked: Counter[bool] | None = None) -> An
     return answer
 
 
+@pytest.mark.slow
 def test_against_a_url_there_is_no_cpu() -> None:
     with fake_server(answering(threading.Event())) as fake:
         usual_request = Request(url=f"http://127.0.0.1:{fake.port}", seconds=0.5, rates=(60,))
@@ -107,6 +109,7 @@ KNOWN = 20
 
 
 @pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.slow
 def test_rolling_restarts_count_what_is_lost(monkeypatch: pytest.MonkeyPatch, stays: bool) -> None:
     """A server that stays until everybody knows loses nothing; one that ends at once loses what comes after."""
     ports: list[int] = []

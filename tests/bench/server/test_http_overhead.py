@@ -19,6 +19,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_bundle(tmp_path_factory.mktemp("bundles") / "tiny")
 
 
+@pytest.mark.slow
 def test_figures_hang_together(bundle: Path) -> None:
     result = run(bundle, requests=60, concurrency=4, body_bytes=20_000)
     assert (result["requests"], result["errors"], result["statuses"]) == (60, 0, {"200": 60})
@@ -30,6 +31,7 @@ def test_figures_hang_together(bundle: Path) -> None:
     assert result["machine"]["cores"] >= 1
 
 
+@pytest.mark.slow
 def test_a_server_ends_with_a_bench_that_is_killed(bundle: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from milkweed.bench.process import running_server\n"

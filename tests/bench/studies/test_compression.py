@@ -14,6 +14,8 @@ from milkweed.models import BundleConfig, create_model, default_preprocess, save
 from milkweed.models.bundle.labels import default_labels
 from milkweed.models.programs.session import kernels_refusal
 
+pytestmark = pytest.mark.slow
+
 ARCH = "deit_tiny_patch16_224"
 VIT: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 6}
 PHOTOS = 2 * levers.MIN_IMAGES

@@ -11,7 +11,10 @@ from milkweed.bench.studies import cpu_kernels
 from milkweed.models.programs.session import kernels_refusal
 
 pytest.importorskip("nncf", reason="the extra `quantize` is not installed")
-pytestmark = pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal()))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal())),
+]
 
 ARCH = "deit_tiny_patch16_224"
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 3}

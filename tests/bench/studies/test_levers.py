@@ -9,6 +9,8 @@ from milkweed.bench.studies import levers
 from milkweed.jobs.search import timing
 from milkweed.models.programs.session import kernels_refusal
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("nncf", reason="the extra `quantize` is not installed")
 
 ARCH = "deit_tiny_patch16_224"

@@ -15,6 +15,8 @@ from milkweed.bench.load.plan import Shot
 from milkweed.bench.studies import served
 from milkweed.bench.studies.served import Row, Server
 
+pytestmark = pytest.mark.slow
+
 
 def test_ours_is_measured_and_a_peer_that_is_not_there_says_so(
     tmp_path: Path, colour_bundle: Path, colour_photos: Path, capsys: pytest.CaptureFixture[str]

@@ -14,6 +14,7 @@ def rows(ran: Any) -> dict[tuple[str, str], dict[str, str]]:
     return {(row["part"], row["name"]): row for row in ran.document["findings"]}
 
 
+@pytest.mark.slow_beyond(1)
 def test_doctor_passes_a_machine_that_serves(milkweed: Milkweed, bundle: Path) -> None:
     ran = milkweed("doctor", "--bundle", bundle, *FREE, "--device", "cpu", "--json")
     assert ran.code == 0

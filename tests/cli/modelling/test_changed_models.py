@@ -70,6 +70,7 @@ def test_commands_that_make_bundles_keep_it(milkweed: Milkweed, change: Change, 
         milkweed("inspect", tmp_path / name).ok(quiet=True)
 
 
+@pytest.mark.slow
 def test_export_says_how_near_the_graph_is(milkweed: Milkweed, change: Change, changed: Path, tmp_path: Path) -> None:
     ran = milkweed("export", changed, "--onnx", tmp_path / "model.onnx").ok()
     number = r"[0-9.e-]+"

@@ -59,6 +59,7 @@ def test_export_refuses_what_it_cannot_do(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_export_into_a_bundle_lets_runtimes_serve_it(
     milkweed: Milkweed, dense_bundle: Path, tmp_path: Path, refused: Refused
 ) -> None:

@@ -18,6 +18,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "TURN_SECONDS", 0.001)
 
 
+@pytest.mark.slow
 def test_a_search_prints_what_it_measured_and_what_it_took(
     milkweed: Milkweed, colour_bundle: Path, loose_photos: Path, tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ def answering(most: int, served: list[Fake], refused: bytes = b"") -> Answering:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 @pytest.mark.parametrize("suffix", ["ndjson", "csv"])
+@pytest.mark.slow_beyond(1)
 def test_resume_completes_a_run_that_was_ended(files: Path, tmp_path: Path, end: signal.Signals, suffix: str) -> None:
     out = tmp_path / f"out.{suffix}"
     served: list[Fake] = []

@@ -1,7 +1,6 @@
 """What checkov finds in the manifests and in the Dockerfile is what docs/kubernetes.md explains, and nothing else."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -24,7 +23,7 @@ def test_what_is_left_out_is_explained(root: Path) -> None:
     assert set(re.findall(r"^\| `(CKV\w+)` \|", page, re.MULTILINE)) == skipped(root)
 
 
-@pytest.mark.skipif("MILKWEED_TEST_DEPLOY" not in os.environ, reason="slow: MILKWEED_TEST_DEPLOY=1")
+@pytest.mark.slow
 def test_every_finding_is_explained(kustomize: Any, root: Path, tmp_path: Path) -> None:
     checkov = shutil.which("checkov")
     if checkov is None:

@@ -22,6 +22,8 @@ from ..test_prometheus import RULES
 from .monitoring import EVERY_SECONDS, Key, Message, Programs, Prometheus, monitoring, newest, wait_until
 from .servers import Replica, slow_uploads, traffic
 
+pytestmark = pytest.mark.slow
+
 HEAD = "| fault | alert | for | fires after | told after | ends after | end told after |\n|---|---|---|---|---|---|---|"
 
 FACTOR = 60.0

@@ -19,6 +19,8 @@ from .dashboards import Grafana, filled
 from .monitoring import EVERY_SECONDS, Programs, Prometheus, monitoring, wait_until
 from .servers import Replica, traffic
 
+pytestmark = pytest.mark.slow
+
 DASHBOARDS = Path(__file__).resolve().parents[3] / "deploy" / "grafana" / "dashboards"
 BOARDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in DASHBOARDS.glob("*.json")}
 

@@ -167,9 +167,6 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(ray_here: None, environment: dict[str, str]) -> Iterator[Cluster]:
-    """Slow, so only where it is asked for."""
-    if os.environ.get("MILKWEED_TEST_DEPLOY") != "1":
-        pytest.skip("slow: set MILKWEED_TEST_DEPLOY=1")
     with tempfile.TemporaryDirectory(prefix="mw-", ignore_cleanup_errors=True) as scratch:
         running = Cluster(scratch, environment)
         try:

@@ -1,6 +1,6 @@
 """Three replicas on this machine: the plain server's answers and refusals, and what becomes of requests when one goes.
 
-Slow: with MILKWEED_TEST_DEPLOY=1, by a Python that has Ray. `-s` shows the rows that docs/ray.md has.
+By a Python that has Ray. `-s` shows the rows that docs/ray.md has.
 """
 
 import asyncio
@@ -19,6 +19,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from .load import CLIENTS, Books, load, said
+
+pytestmark = pytest.mark.slow
 
 STEADY_SECONDS = 5.0
 BACK_SECONDS = 300.0

@@ -27,6 +27,7 @@ def admin(serving: Any) -> Iterator[Any]:
         yield server
 
 
+@pytest.mark.slow
 def test_slow_and_greedy_clients_are_refused(admin: Any) -> None:
     with dial(admin.url) as client:
         client.sendall(PUT + b"X-Slow: ")
@@ -57,6 +58,7 @@ def test_a_client_that_leaves_in_its_body_is_not_logged(admin: Any) -> None:
 
 
 @needs_openssl
+@pytest.mark.slow
 def test_admin_port_speaks_tls_as_the_service_does(
     serving: Any, tmp_path_factory: pytest.TempPathFactory, tiny_bundle: Path, tmp_path: Path
 ) -> None:

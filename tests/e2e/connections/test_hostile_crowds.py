@@ -165,6 +165,7 @@ def big(serving: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("connection", [b"close", b"keep-alive"])
+@pytest.mark.slow
 def test_who_reads_slowly_gets_the_whole_answer(big: Any, connection: bytes) -> None:
     received = 0
     with dial(big.url) as client:

@@ -36,6 +36,7 @@ def test_a_content_length_that_is_too_short_ends_the_connection(small: Any) -> N
         (b"X: y\nContent-Length: 0\n", b""),
     ],
 )
+@pytest.mark.slow_beyond(2)
 def test_lies_about_the_body_are_400(small: Any, head: bytes, body: bytes) -> None:
     with dial(small.url) as client:
         client.sendall(HEAD + head + b"\r\n" + body)

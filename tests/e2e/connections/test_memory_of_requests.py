@@ -52,6 +52,7 @@ def uncollected(serving: Any) -> Iterator[Any]:
     ],
     ids=["multipart", "json", "npy", "oip-json", "oip-binary"],
 )
+@pytest.mark.slow_beyond(1)
 def test_a_refused_body_is_gone_when_its_answer_is(
     uncollected: Any, path: str, headers: dict[str, str], body: bytes
 ) -> None:

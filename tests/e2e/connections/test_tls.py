@@ -129,6 +129,7 @@ def test_where_there_is_no_room_it_is_said_over_tls(serving: Any, authority: Aut
             assert answers == [200]
 
 
+@pytest.mark.slow
 def test_who_reads_slowly_over_tls_gets_the_whole_answer(serving: Any, authority: Authority) -> None:
     cert, key = authority.issue("server")
     received, begun = 0, time.monotonic()

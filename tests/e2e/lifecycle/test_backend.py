@@ -18,6 +18,7 @@ def answers(url: str) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+@pytest.mark.slow
 def test_a_server_computes_with_another_backend(
     backend: str, serving: Any, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

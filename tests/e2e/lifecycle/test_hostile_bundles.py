@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import httpx
+import pytest
 
 from ...server.repository.hostile_bundles import DEMO, HOSTILE
 from ...support.ports import free_port
@@ -60,6 +61,7 @@ def fill(root: Path) -> None:
         put(root / name)
 
 
+@pytest.mark.slow
 def test_a_running_server_is_unharmed_by_hostile_bundles_and_so_is_the_next_start(
     serving: Serve, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from ..connections.test_hostile_crowds import HELD, IN_FLIGHT
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.slow_beyond(1)
 def test_signal_drains_without_losing_a_request(serving: Any, tmp_path: Path, number: signal.Signals) -> None:
     hold = tmp_path / "hold"
 
@@ -55,6 +56,7 @@ signal.signal(signal.SIGUSR1, tell)
 """
 
 
+@pytest.mark.slow
 def test_garbage_is_collected_from_the_start_of_the_models_on(serving: Any) -> None:
     with serving(fresh=True, prelude=ON_SIGNAL) as server:
         server.wait_ready()

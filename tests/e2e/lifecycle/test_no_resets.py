@@ -73,6 +73,7 @@ def has_ipv6() -> bool:
     [("127.0.0.1", PROBE), ("::1", PROBE), ("127.0.0.1", WHOLE)],
     ids=["IPv4", "IPv6", "connections that are kept"],
 )
+@pytest.mark.slow_beyond(1)
 def test_nobody_is_reset_when_the_server_ends(serving: Any, host: str, request_: bytes) -> None:
     if host == "::1" and not has_ipv6():
         pytest.skip("no IPv6")

@@ -45,6 +45,7 @@ def ours(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> SearchJob:
     return replace(job, backends=("milkweed",), target=Target(drop=99))
 
 
+@pytest.mark.slow_beyond(1)
 def test_the_bundle_is_served_in_int8_as_it_was_measured(
     ours: SearchJob, photos: Path, vit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def test_the_bundle_is_served_in_int8_as_it_was_measured(
         open_model(ours.out, InferenceOptions(device="cpu", backend="milkweed"))
 
 
+@pytest.mark.slow
 def test_other_numbers_are_to_be_had_by_name(ours: SearchJob) -> None:
     compress(ours)
     for options, name, dtype in (
@@ -130,6 +132,7 @@ def test_a_model_that_our_kernels_do_not_compute_is_left_to_others(
     assert "without our own kernels: fc_norm is a LayerNorm" in config.metrics["search"]["notes"]
 
 
+@pytest.mark.slow
 def test_a_vitae_merges_its_tokens_in_other_numbers(
     ours: SearchJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ def searched(vit: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) 
             return Searched(out, found, config, kills, notes, quantised)
 
 
+@pytest.mark.slow
 def test_the_bundle_is_what_the_record_says(searched: Searched, vit: Path, photos: Path) -> None:
     out, config = searched.out, searched.config
     graph, read = load_graph(out)
@@ -109,6 +110,7 @@ def test_the_bundle_is_what_the_record_says(searched: Searched, vit: Path, photo
     assert (out / "report.html").read_text().count("<svg") == 2
 
 
+@pytest.mark.slow
 def test_a_search_killed_at_any_step_goes_on(searched: Searched) -> None:
     assert {"reading", "exporting", "timing", "quantising", "token"} == set(searched.kills)
     assert any("going on with the unfinished search" in note for note in searched.notes)
@@ -135,6 +137,7 @@ def test_a_model_that_merges_is_trained_and_measured_again(job: SearchJob, monke
 
 
 @pytest.mark.parametrize("fastest", ["float32", "bfloat16"])
+@pytest.mark.slow
 def test_a_bundle_holds_the_float_graph_that_was_measured_and_the_weights_where_asked(
     fastest: str, job: SearchJob, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

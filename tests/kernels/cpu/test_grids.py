@@ -41,6 +41,7 @@ def in_8_bits(program: Program, images: np.ndarray, isa: InstructionSet) -> Prog
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.slow_beyond(12)
 def test_both_number_types_are_near_the_definition(shape: str, isa: InstructionSet) -> None:
     program = made(**SHAPES[shape])
     images = images_of(program, 3)
@@ -53,6 +54,7 @@ def test_both_number_types_are_near_the_definition(shape: str, isa: InstructionS
 
 @pytest.mark.parametrize("shape", ["odd", "few groups", "class token, dense branch"])
 @pytest.mark.parametrize("eight_bits", [False, True])
+@pytest.mark.slow_beyond(8)
 def test_neither_company_nor_memory_changes_an_answer(shape: str, eight_bits: bool, isa: InstructionSet) -> None:
     program = made(**SHAPES[shape])
     images = images_of(program, 5)
@@ -88,6 +90,7 @@ MISTAKES: dict[str, Callable[[Operator], Operator]] = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("groups", [4, 16])
+@pytest.mark.slow_beyond(12)
 def test_a_mistake_is_more_than_rounding(mistake: str, groups: int, isa: InstructionSet) -> None:
     program = made(groups=groups)
     images = images_of(program, 3)
@@ -127,6 +130,7 @@ def test_silu_is_as_near_as_its_comment_says(isa: InstructionSet) -> None:
 
 
 @pytest.mark.parametrize("shape", ["groups", "odd", "few places", "Monarch", "class token"])
+@pytest.mark.slow_beyond(6)
 def test_groups_in_lanes_are_the_product_with_zeros_between_them(
     shape: str, isa: InstructionSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_program_is_what_its_dense_matrices_are(blocks: tuple[int, int]) -> No
 
 
 @pytest.mark.parametrize("blocks", BLOCKS, ids=str)
+@pytest.mark.slow_beyond(12)
 def test_kernels_compute_the_dense_matrices(blocks: tuple[int, int], isa: InstructionSet) -> None:
     program, images, wanted, activations = case(blocks)
     assert error(run(assemble(program, isa), images), wanted) < 2 * BFLOAT16_ERROR

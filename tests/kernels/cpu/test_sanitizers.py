@@ -96,6 +96,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]
     return library, ",".join(each.name for each in sets), " ".join(found)
 
 
+@pytest.mark.slow
 def test_no_access_of_programs_that_the_reader_takes_is_outside(sanitized: tuple[Path, str, str]) -> None:
     library, names, preload = sanitized
     environment = {**os.environ, "LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0", "OPENBLAS_NUM_THREADS": "1"}
@@ -106,6 +107,7 @@ def test_no_access_of_programs_that_the_reader_takes_is_outside(sanitized: tuple
 
 
 @pytest.mark.parametrize("plant", ["", "plant"])
+@pytest.mark.slow
 def test_no_access_is_outside_its_memory(sanitized: tuple[Path, str, str], plant: str) -> None:
     library, names, preload = sanitized
     cases = [Path(__file__).with_name("test_programs.py"), Path(__file__).with_name("vitae_programs.py")]

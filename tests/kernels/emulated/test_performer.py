@@ -22,6 +22,7 @@ def performer(emulated: Build) -> Performer:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tile", [0, 1])
 @pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.slow_beyond(2)
 def test_result_is_that_of_float64(performer: Performer, dim: int, tile: int, dtype: torch.dtype) -> None:
     shapes = [(2, 1), (3, 15), (1, 17), (2, 49), (1, 196)]
     for i, (images, tokens) in enumerate(shapes):
@@ -45,6 +46,7 @@ def test_a_whole_image_of_the_first_stage(performer: Performer) -> None:
 
 
 @pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.slow_beyond(1)
 def test_every_schedule_gives_the_same_bits(performer: Performer, dim: int) -> None:
     for tile, dtype in enumerate(DTYPES):
         case = make_case(dim, 2, 49, dtype)

@@ -56,6 +56,7 @@ def pytest_under_sanitizers(selection: Sequence[tuple[str, str]], compiler: str)
     [QUICK, *(pytest.param((name,), marks=FULL) for name in SELECTION if name not in QUICK)],
     ids=lambda kernels: kernels[0] if len(kernels) == 1 else "quick",
 )
+@pytest.mark.slow
 def test_emulated_kernels_are_clean(kernels: Sequence[str], host_compiler: str) -> None:
     done = pytest_under_sanitizers([SELECTION[kernel] for kernel in kernels], host_compiler)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
@@ -63,6 +64,7 @@ def test_emulated_kernels_are_clean(kernels: Sequence[str], host_compiler: str) 
         assert SELECTION[kernel][0] in done.stdout, f"nothing of {kernel} was run"
 
 
+@pytest.mark.slow
 def test_a_read_past_shared_memory_is_caught(host_compiler: str) -> None:
     done = pytest_under_sanitizers([("../csrc/past_the_end.py", "past")], host_compiler)
     assert done.returncode != 0

@@ -126,6 +126,7 @@ def test_result_is_attention(kernel: Kernel, tokens: int, head_dim: int, dtype: 
 
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("tokens", [50, 101, 197, 256])
+@pytest.mark.slow_beyond(2)
 def test_every_tile_gives_the_same(kernel: Kernel, tokens: int, tile: int) -> None:
     problem = Problem(2, tokens, 3, 64)
     qkv = problem.qkv()

@@ -201,6 +201,7 @@ def test_without_a_cxx_compiler_the_build_says_so(tmp_path: Path, monkeypatch: p
         find_toolchain()
 
 
+@pytest.mark.slow
 def test_what_is_built_loads_and_is_called(tmp_path: Path) -> None:
     """A small library from nvcc to the CUDA implementation, which refuses a CPU's tensors."""
     try:

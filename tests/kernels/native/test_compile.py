@@ -41,6 +41,7 @@ WRITES_FLOATS = "performer_summary"
 
 @pytest.mark.parametrize("arch", [arch for arch in ARCHS if not arch.startswith("compute") and (FULL or arch == "90a")])
 @pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.slow
 def test_kernels_compile_without_spills_store_16_bytes_and_wait_first(header: str, arch: str, tmp_path: Path) -> None:
     cuobjdump()  # skips before minutes of compiling
     launches = chosen_launches(header)
@@ -61,6 +62,7 @@ def test_kernels_compile_without_spills_store_16_bytes_and_wait_first(header: st
         assert found[: len(order[:1])] == order[:1], kernel
 
 
+@pytest.mark.slow
 def test_nvrtc_compiles_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What machines without nvcc use instead."""
 
@@ -75,6 +77,7 @@ def test_nvrtc_compiles_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.slow
 def test_launches_fit_the_device(header: str) -> None:
     """The tiles that launches.cpp calls an H200's fit its shared memory."""
     for launch in chosen_launches(header):

@@ -131,6 +131,7 @@ def test_every_operator_passes_opcheck(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow_beyond(1)
 def test_an_operator_is_compiled_without_graph_breaks(name: str) -> None:
     call = case(name)
 
@@ -144,6 +145,7 @@ def test_an_operator_is_compiled_without_graph_breaks(name: str) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # PyTorch 2.11's own, in importing Inductor
+@pytest.mark.slow
 def test_inductor_hands_over_contiguous_tensors() -> None:
     """A transposed product before the operator: Inductor may not pass on the strides that suit it."""
     call = case("short_attention")

@@ -199,6 +199,7 @@ def test_what_triton_needs_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert refusal() == "the package triton is not installed"
 
 
+@pytest.mark.slow
 def test_triton_is_not_imported_before_it_launches() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"

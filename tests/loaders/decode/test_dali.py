@@ -200,6 +200,7 @@ def test_without_dali_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
         create_loader("dali", SPEC)
 
 
+@pytest.mark.slow
 def test_memory_stays_where_it_is_over_300_rebuilds(loader, picture, encoded):
     body = damaged(encoded(picture(64, 64), "JPEG"))
     graph = loader.graph

@@ -94,6 +94,7 @@ BODIES = {
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc/self/status")
+@pytest.mark.slow
 def test_no_body_costs_more_than_its_share(tmp_path, picture, encoded):
     (tmp_path / "small").write_bytes(encoded(picture(16, 16), "JPEG"))
     for name, (_, make) in BODIES.items():

@@ -206,6 +206,7 @@ def cost(body: bytes) -> tuple[str, float, float]:
 
 
 @pytest.mark.parametrize("name", DECODED)
+@pytest.mark.slow_beyond(1)
 def test_the_most_expensive_pictures_within_the_limits_are_decoded(name: str) -> None:
     said, cpu_seconds, memory = cost(DECODED[name]())
     print(f"{name}: {said}, {cpu_seconds:.2f} s, {memory:.0f} MB")
@@ -215,6 +216,7 @@ def test_the_most_expensive_pictures_within_the_limits_are_decoded(name: str) ->
 
 
 @pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.slow_beyond(1)
 def test_no_bomb_costs_more_than_a_child_may(name: str) -> None:
     body = BOMBS[name]()
     start = time.monotonic()

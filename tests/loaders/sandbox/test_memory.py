@@ -78,6 +78,7 @@ def peak_bytes(child: Child, key: str = "VmHWM:") -> int:
 
 
 @pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.slow_beyond(3)
 def test_no_claim_takes_more_than_a_picture_of_that_size_may(name: str, sandbox: Sandbox) -> None:
     body = BOMBS[name]()
     sandbox = Sandbox(LIMITS, answer_seconds=HANG_SECONDS)

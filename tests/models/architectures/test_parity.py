@@ -45,6 +45,7 @@ def test_every_recorded_model_is_compared(shared: Path, golden: dict[str, np.nda
 
 
 @pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.slow_beyond(4)
 def test_logits_are_the_originals(name: str, fill: ModuleType, golden: dict[str, np.ndarray], images: Tensor) -> None:
     # Huge takes 7 s an image: one is enough.
     count = 1 if name == "vitae_basic_huge" else 2
@@ -54,6 +55,7 @@ def test_logits_are_the_originals(name: str, fill: ModuleType, golden: dict[str,
 
 
 @pytest.mark.parametrize("name", BY_CELL)
+@pytest.mark.slow
 def test_every_cell_gives_the_originals_values(shared: Path, name: str, fill: ModuleType, images: Tensor) -> None:
     recorded = json.loads((shared / "golden" / "keys" / f"{name}_keys.json").read_text())["cells_under_fill"]
     model = build(name, fill)

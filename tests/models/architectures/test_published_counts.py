@@ -29,6 +29,7 @@ def keys(shared: Path, name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", OWN)
+@pytest.mark.slow_beyond(1)
 def test_parameters_and_macs_are_the_published_ones(name: str, shared: Path) -> None:
     with on_meta():
         model = create_model(name)
@@ -45,6 +46,7 @@ def test_timms_are_the_published_ones(shared: Path, published: dict[str, Any]) -
         assert (recorded.parameters, recorded.macs) == (golden["params_total"], golden["macs_224"])
 
 
+@pytest.mark.slow
 def test_linear_layers_and_what_they_save_are_the_published_ones(published: dict[str, Any]) -> None:
     for name, want in published.items():
         with on_meta():

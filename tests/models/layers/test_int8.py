@@ -41,6 +41,7 @@ def images(dtype: torch.dtype = torch.float32) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["dense", *KINDS])
+@pytest.mark.slow_beyond(3)
 def test_int8_layers_give_the_same_bits_as_weights_expanded_on_loading(
     tiny_vit: dict[str, Any], kind: str, dtype: torch.dtype
 ) -> None:

@@ -37,6 +37,7 @@ def compressed(arch: str, layers: list[str], nblocks: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.slow_beyond(2)
 def test_trainable_parameters_are_the_published_ones(variant: str, shared: Path) -> None:
     golden = json.loads((shared / "golden" / "linears_by_variant.json").read_text())[variant]
     with on_meta():

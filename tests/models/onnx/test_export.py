@@ -106,6 +106,7 @@ def test_a_file_holds_nothing_of_the_machine_it_was_made_on(exported: Path) -> N
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.slow
 def test_smaller_dtypes_make_smaller_files(bundle: Path, exported: Path, tmp_path: Path, dtype: str) -> None:
     file = tmp_path / "model.onnx"
     report = export_bundle(bundle, file, dtype=dtype)

@@ -12,6 +12,7 @@ from milkweed.models import read_config
 from milkweed.models.onnx.export_process import main
 
 
+@pytest.mark.slow
 def test_export_process_prints_the_version_and_the_bytes_of_the_weights(colour_bundle: Path, tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     command = [sys.executable, "-P", "-m", "milkweed.models.onnx.export_process", str(colour_bundle), str(file)]

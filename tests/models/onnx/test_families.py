@@ -70,6 +70,7 @@ def photos(shared: Path) -> Tensor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow_beyond(1)
 def test_every_family_computes_what_torch_does(family: str, written: Written, request: pytest.FixtureRequest) -> None:
     file, model = written(family, True), made(*FAMILIES[family], monarch=True)
     assert max(differences(model, file, noise())) <= 1e-4
@@ -83,6 +84,7 @@ def test_every_own_architecture_is_exported() -> None:
     assert {arch for kind, arch in own.items() if kind not in tested} == set()
 
 
+@pytest.mark.slow
 def test_every_kind_of_layer_computes_what_torch_does(tmp_path: Path) -> None:
     def model() -> nn.Module:
         torch.manual_seed(0)

@@ -63,6 +63,7 @@ def pixels(count: int) -> Tensor:
     return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.slow
 def test_nothing_is_sent_and_nothing_written_into_the_home_folder(exported: Path, tmp_path: Path) -> None:
     """In a process of its own, as a server starts: none of the variables by which a CI is known."""
     known = {name: value for name, value in os.environ.items() if name not in ("CI", "TF_BUILD", "JENKINS_URL")}

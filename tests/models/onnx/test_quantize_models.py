@@ -40,6 +40,7 @@ def quantised(model: nn.Module, size: int, folder: Path) -> Graph:
     return graph
 
 
+@pytest.mark.slow
 def test_all_runtimes_compute_a_plain_transformer_in_int8(tmp_path: Path) -> None:
     torch.manual_seed(0)
     arguments = {"num_classes": 7, "embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 32, "patch_size": 8}
@@ -50,6 +51,7 @@ def test_all_runtimes_compute_a_plain_transformer_in_int8(tmp_path: Path) -> Non
     assert not layers["blocks.1.mlp.fc2"]
 
 
+@pytest.mark.slow
 def test_onnx_runtime_has_no_product_of_int8_in_batches_as_monarch_layers_need_it(
     tmp_path: Path, tiny_bundle: Path
 ) -> None:
@@ -57,6 +59,7 @@ def test_onnx_runtime_has_no_product_of_int8_in_batches_as_monarch_layers_need_i
     assert quantised(model, int(config.preprocess["size"]), tmp_path).record.backends == ("openvino",)
 
 
+@pytest.mark.slow
 def test_deit_keeps_its_answers(tmp_path: Path, shared: Path) -> None:
     """KL .0036 to .0048 was measured with 32 to 250 photographs on 250 others; .018 with NNCF's SmoothQuant."""
     model = create_model(ARCH)

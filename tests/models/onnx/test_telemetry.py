@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import socket, sys
 def connect(*arguments):
@@ -26,6 +28,7 @@ assert torch.allclose(OnnxSession(Path(sys.argv[1]))(images), images.mean((2, 3)
 """
 
 
+@pytest.mark.slow
 def test_onnx_runtime_leaves_no_trace_at_home_and_calls_nobody(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

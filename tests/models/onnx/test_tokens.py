@@ -56,11 +56,13 @@ def model_of(case: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_onnx_runtime_gives_torchs_answers_for_any_batch_size(case: str, written: Written) -> None:
     assert max(differences(model_of(case), written(case), noise())) <= 1e-4
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_openvino_gives_torchs_answers_for_any_batch_size(case: str, written: Written) -> None:
     openvino = pytest.importorskip("openvino")
     compiled = openvino.Core().compile_model(str(written(case)), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
@@ -79,6 +81,7 @@ def test_openvino_gives_torchs_answers_for_any_batch_size(case: str, written: Wr
     ("merging and the last block", 2 * 2),  # two of the three blocks merge: once by similarity, once back in order
     ("cells that give all tokens back", 2 * 3),  # and once more to find every token's place
 ])  # fmt: skip
+@pytest.mark.slow
 def test_merging_is_top_k_and_gathers_of_rows(case: str, top_k: int, written: Written) -> None:
     operators, _ = contents(written(case))
     assert operators["TopK"] == top_k

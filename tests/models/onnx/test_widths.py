@@ -49,11 +49,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_onnx_runtime_gives_torchs_answers_for_any_batch_size(case: str, written: Written) -> None:
     assert max(differences(*written(case), noise())) <= 1e-4
 
 
 @pytest.mark.skipif(not (find_spec("nncf") and find_spec("openvino")), reason="needs milkweed[quantize]")
+@pytest.mark.slow
 def test_eight_bits_take_narrower_layers(tmp_path: Path, written: Written) -> None:
     (model, file), images = written("dense"), noise(40)
     (tmp_path / "int8.onnx").write_bytes(quantized_graph(file, images).data)

@@ -87,6 +87,7 @@ def forward_of(made: StoredProgram, batch: int) -> Forward:
 
 @pytest.mark.parametrize("rounding", {each.rounding: each for each in SETS})
 @pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.slow_beyond(1)
 def test_what_is_read_computes_the_same_bits_whichever_cpu_reads_it(
     made_int8: Callable[[str], Made], arch: str, rounding: Rounding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +174,7 @@ def test_a_factor_whose_parts_do_not_fit_is_refused(
         ("vitae_basic", Branch, {"prefix": 3}, r"\d+ \(Branch\): adds \(10, 32\) to 100 tokens"),
     ],
 )
+@pytest.mark.slow_beyond(3)
 def test_operators_that_do_not_fit_each_other_are_refused(
     made_int8: Callable[[str], Made], arch: str, place: Any, changed: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
@@ -186,6 +188,7 @@ def test_operators_that_do_not_fit_each_other_are_refused(
 
 
 @pytest.mark.parametrize("changed", [{"side": 39}, {"channels": 4}, {"kernel": 200}, {"stride": 0}, {"padding": -9}])
+@pytest.mark.slow_beyond(2)
 def test_a_convolution_that_reads_another_grid_is_refused(
     made_int8: Callable[[str], Made], tmp_path: Path, changed: dict[str, int]
 ) -> None:

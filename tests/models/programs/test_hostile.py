@@ -154,6 +154,7 @@ COMPUTED: dict[str, Program] = {
 
 
 @pytest.mark.parametrize("case", COMPUTED)
+@pytest.mark.slow
 def test_numbers_that_overflow_lead_nowhere(case: str, tmp_path: Path) -> None:
     """What they give is no matter; as many tokens as were asked for are left, and no other memory is touched."""
     made = COMPUTED[case]

@@ -107,6 +107,7 @@ def test_a_harmful_recovery_ends_early_and_changes_nothing(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("phase", "step"), [("blocks", 7), ("distillation", 8)])
+@pytest.mark.slow
 def test_a_killed_recovery_ends_where_an_uninterrupted_one_does(
     tmp_path: Path, case: Case, phase: str, step: int
 ) -> None:

@@ -33,6 +33,7 @@ def model(roles: str = "dense", plan: TokenPlan = PLAN, family: str = "vit") -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("roles", ["dense", "all"])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow_beyond(3)
 def test_a_graph_gives_the_bits_of_the_model(family: str, roles: str, dtype: torch.dtype, one_thread: None) -> None:
     served = prepare_for_inference(model(roles, FAMILIES[family], family), dtype=dtype)
     graph = torchscript_forward(served, (2, 3, 32, 32), dtype)
@@ -54,6 +55,7 @@ def test_graphs_of_different_plans_are_not_taken_for_each_other(one_thread: None
 @pytest.mark.parametrize("micro_batch", [1, 4])
 @pytest.mark.parametrize("cpu_graphs", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow_beyond(6)
 def test_an_image_gets_the_same_bits_in_any_company(
     family: str, micro_batch: int, cpu_graphs: bool, dtype: torch.dtype
 ) -> None:

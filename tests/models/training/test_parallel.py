@@ -19,6 +19,7 @@ from . import two_processes
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_two_processes_come_to_the_weights_of_one(tmp_path: Path) -> None:
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "", "OMP_NUM_THREADS": "1"}
     port = free_port(1)

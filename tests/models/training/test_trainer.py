@@ -28,6 +28,7 @@ def without_seconds(history: Any) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "seconds"} for row in history]
 
 
+@pytest.mark.slow
 def test_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     whole = case.small_run(tmp_path / "whole")
     # once before and once after the layers were replaced, anywhere in an epoch

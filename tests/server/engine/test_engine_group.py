@@ -84,6 +84,7 @@ async def test_a_model_has_gone_once_it_is_closed_on_every_device(running: Start
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.slow
 async def test_reloads_under_load_lose_nothing_and_close_everything(running: Start, overlap: str) -> None:
     async with running(settings={**TWO, "overlap": overlap}) as app:
         answers: Counter[int] = Counter()
@@ -110,6 +111,7 @@ async def test_reloads_under_load_lose_nothing_and_close_everything(running: Sta
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu,cpu"])
+@pytest.mark.slow_beyond(1)
 async def test_nothing_holds_what_served_first(running: Start, device: str) -> None:
     async with running(settings={**TWO, "device": device}) as app:
         held = [weakref.ref(pipeline) for pipeline in app.service.models["held"].pipelines.values()]

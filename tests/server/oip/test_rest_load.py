@@ -70,6 +70,7 @@ async def test_numbers_of_json_have_a_limit_and_the_error_names_both(running: St
         (HELD_MS, None, None),
     ],
 )
+@pytest.mark.slow_beyond(2)
 async def test_the_shorter_of_the_deadlines_that_are_named_counts(
     running: Start, default: int, header: int | None, parameter: int | None
 ) -> None:

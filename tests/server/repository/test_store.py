@@ -222,6 +222,7 @@ async def test_a_name_served_from_elsewhere_stops_the_start(tmp_path: Path, put:
             await asyncio.wrap_future(app.state.service.prepared)
 
 
+@pytest.mark.slow
 async def test_memory_comes_back_over_many_reloads(tmp_path: Path, put: Put) -> None:
     sizes = {"embed_dim": 256, "depth": 4, "num_heads": 4}  # 13 MB of weights
     put("a", **sizes)

@@ -172,6 +172,7 @@ def test_an_engine_that_has_gone_need_not_hear_of_it():
 
 @pytest.mark.parametrize("speeds", [(1.0,), (1.0, 1.0), (1.0, 2.0, 0.5), (1.0, 1.0, 4.0, 0.7)])
 @pytest.mark.parametrize("load", [0.7, 2.0])
+@pytest.mark.slow_beyond(2)
 def test_what_is_accepted_is_in_time_and_no_capacity_is_lost(speeds: tuple[float, ...], load: float):
     """Images arrive one by one as a Poisson process, and the time of a batch varies by a twentieth."""
     rig, draw = rig_of(*speeds), Random(1)

@@ -55,6 +55,7 @@ async def test_a_key_in_any_accepted_header_admits(running: Start, keys: Path, h
     ],
 )
 @pytest.mark.parametrize("path", ["/classify", "/v1/models", "/metrics", "/nowhere", "/livez/x"])
+@pytest.mark.slow_beyond(20)
 async def test_a_missing_or_wrong_key_is_401(
     running: Start, keys: Path, headers: dict[str, str], words: str, path: str
 ) -> None:

@@ -37,6 +37,7 @@ def crash(bundle: Path) -> None:
         (break_golden, "golden image 0", []),
     ],
 )
+@pytest.mark.slow_beyond(1)
 async def test_a_bundle_that_fails_leaves_the_old_one_and_is_not_tried_again_until_it_changes(
     tmp_path: Path,
     put: Put,

@@ -50,6 +50,7 @@ def test_it_is_as_good_as_the_golden_projections(shared: Path, name: str) -> Non
 
 
 @shapes
+@pytest.mark.slow_beyond(2)
 def test_more_sweeps_are_no_worse_and_all_better_than_blind(
     inputs: Inputs, shape: tuple[int, int, int, int | None]
 ) -> None:

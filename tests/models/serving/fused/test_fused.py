@@ -36,6 +36,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize("roles", MONARCH_ROLES)
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow_beyond(4)
 def test_float32_is_the_same_function_at_every_batch(name: str, roles: str) -> None:
     model = build(name, roles)
     copied, report = fused(model)
@@ -68,6 +69,7 @@ def test_every_impl_of_the_cpu_gives_the_models_logits(impl: str, roles: str) ->
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow_beyond(1)
 def test_the_kernels_operators_give_the_models_logits(name: str) -> None:
     """In bfloat16, through the packed layouts of the CUDA kernels; the plain fused forward is the yardstick."""
     model = build(name, "all")
@@ -101,6 +103,7 @@ def test_bfloat16_stays_close(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["vitae_basic_tiny", "deit_tiny_patch16_224", "t2t_vit_7", "vitaev2_s"])
+@pytest.mark.slow_beyond(1)
 def test_logits_are_the_originals(name: str, fill: ModuleType, golden: dict[str, np.ndarray], images: Tensor) -> None:
     """Against logits that the original code gave in float64."""
     model = fill.fill(create_model(name))
