@@ -7,12 +7,13 @@ import pytest
 from milkweed.inference import graph
 from milkweed.models import export_bundle
 
+from ..support.once import once
+
 
 @pytest.fixture(scope="session")
 def exported(colour_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("onnx") / "colours.onnx"
-    export_bundle(colour_bundle, file)
-    return file
+    name = "colours.onnx"
+    return once(tmp_path_factory, "exported", lambda made: export_bundle(colour_bundle, made / name)) / name
 
 
 @pytest.fixture

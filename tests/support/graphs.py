@@ -15,10 +15,13 @@ from milkweed.models.bundle.golden import golden_images, recorded
 from milkweed.models.bundle.graph import Graph
 from milkweed.models.bundle.graph_record import GraphRecord
 from milkweed.models.bundle.onnx_header import read_header
+from milkweed.models.bundle.reading import read_config
 from milkweed.models.onnx.export import write_verified
 from milkweed.models.onnx.file import INPUT
 from milkweed.models.onnx.session import OnnxSession
 from milkweed.models.onnx.telemetry import without_telemetry
+
+from .once import once
 
 PROGRAM_SIZE = 40
 PROGRAM_ARGUMENTS = {
@@ -113,7 +116,8 @@ def put_graph(source: Path, out: Path, graph: Graph, *, weights: bool) -> Path:
 @pytest.fixture(scope="session")
 def colour_graph(colour_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Graph:
     """An int8 graph of the model of `colour_bundle`."""
-    return int8_graph(colour_bundle, tmp_path_factory.mktemp("int8"))
+    folder = once(tmp_path_factory, "int8", lambda made: int8_graph(colour_bundle, made))
+    return recorded_graph((folder / "int8.onnx").read_bytes(), int(read_config(colour_bundle).preprocess["size"]))
 
 
 @pytest.fixture(scope="session")

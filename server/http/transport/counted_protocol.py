@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from ...errors import ServiceError
 from ...telemetry.context import DISCONNECT_KEY
@@ -29,6 +29,7 @@ class CountedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._ignoring_input = self._spare = False
         self._ahead_bytes = 0
+        self._running: RequestResponseCycle | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self.on_made: Callable[[], None] = lambda: None  # set by the handshake of TLS, to hear that it is over
 
@@ -47,8 +48,11 @@ class CountedProtocol(HttpToolsProtocol):
         self._ignore_input()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
-        for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
+        # uvicorn tells the newest request alone; where others are behind it, the one that runs would never hear of it.
+        for cycle in {self._running, self.cycle, *(cycle for cycle, _ in self.pipeline)}:
             if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
                 cycle.scope[DISCONNECT_KEY].happen()  # type: ignore[literal-required]
 
     def pause_writing(self) -> None:
@@ -80,6 +84,10 @@ class CountedProtocol(HttpToolsProtocol):
             self._unread.start()
         elif not self.flow.write_paused:
             self._update_table()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _start_next(self) -> None:
         if self.pipeline and not self.transport.is_closing():

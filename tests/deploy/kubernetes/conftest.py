@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ...support.once import once
 from ...support.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -104,15 +105,18 @@ def kustomize(tmp_path_factory: pytest.TempPathFactory) -> Kustomize:
     def render(overlay: str, *components: str) -> Manifests:
         key = (overlay, *components)
         if key not in done:
-            folder = tmp_path_factory.mktemp("kustomize")
-            here = os.path.relpath(KUBERNETES, folder.resolve())
-            content = {
-                "resources": [f"{here}/overlays/{overlay}"],
-                "components": [f"{here}/components/{name}" for name in components],
-            }
-            (folder / "kustomization.yaml").write_text(yaml.safe_dump(content))
-            done[key] = Manifests(documents_of(kubectl, folder))
+            folder = once(tmp_path_factory, "+".join(key), lambda made: rendered(made, overlay, *components))
+            done[key] = Manifests(loaded((folder / "rendered.yaml").read_text()))
         return done[key]
+
+    def rendered(folder: Path, overlay: str, *components: str) -> None:
+        here = os.path.relpath(KUBERNETES, folder.resolve())
+        content = {
+            "resources": [f"{here}/overlays/{overlay}"],
+            "components": [f"{here}/components/{name}" for name in components],
+        }
+        (folder / "kustomization.yaml").write_text(yaml.safe_dump(content))
+        (folder / "rendered.yaml").write_text(text_of(kubectl, folder))
 
     return render
 
@@ -123,16 +127,20 @@ def kustomize_folder() -> Callable[[Path], Manifests]:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed")
-    return lambda folder: Manifests(documents_of(kubectl, folder))
+    return lambda folder: Manifests(loaded(text_of(kubectl, folder)))
 
 
-def documents_of(kubectl: str, folder: Path) -> list[Document]:
+def text_of(kubectl: str, folder: Path) -> str:
     """What `kubectl kustomize` prints: with nothing allowed that a user would have to allow."""
     command = [kubectl, "kustomize", str(folder)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert result.returncode == 0, result.stderr
     assert not result.stderr, result.stderr  # what is deprecated
-    return list(yaml.load_all(result.stdout, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    return result.stdout
+
+
+def loaded(text: str) -> list[Document]:
+    return list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -3,18 +3,33 @@
 import asyncio
 import socket
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 
 from milkweed.server.config.settings import Settings
 from milkweed.server.http.transport.connection_table import ConnectionTable
 from milkweed.server.http.transport.port import HttpPort
+from milkweed.server.telemetry.context import DISCONNECT_KEY
 from milkweed.server.telemetry.metrics import Metrics
 
 from ....support.waiting import HANG_SECONDS
 
 CLIENTS, REQUESTS = 8, 6
 HEAD = b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@asynccontextmanager
+async def listening(app: Any) -> AsyncIterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = HttpPort(app, ConnectionTable(Settings(), 99, Metrics()), None, lifespan="off")
+        serving = asyncio.create_task(port.serve([listener]))
+        async with asyncio.timeout(HANG_SECONDS):
+            yield listener
+            port.should_exit = True
+            await serving
 
 
 async def test_of_many_connections_one_request_behind_another_begins_in_a_turn() -> None:
@@ -43,15 +58,33 @@ async def test_of_many_connections_one_request_behind_another_begins_in_a_turn()
         writer.close()
         return answers
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = HttpPort(app, ConnectionTable(Settings(), 99, Metrics()), None, lifespan="off")
-        serving = asyncio.create_task(port.serve([listener]))
+    async with listening(app) as listener:
         counting = asyncio.create_task(count_turns())
-        async with asyncio.timeout(HANG_SECONDS):
-            answers = await asyncio.gather(*(ask() for _ in range(CLIENTS)))
-            assert answers == [[b"%d" % number for number in range(REQUESTS)]] * CLIENTS
-            over.set()
-            port.should_exit = True
-            await asyncio.gather(serving, counting)
+        answers = await asyncio.gather(*(ask() for _ in range(CLIENTS)))
+        assert answers == [[b"%d" % number for number in range(REQUESTS)]] * CLIENTS
+        over.set()
+        await counting
     assert sum(begun.values()) == CLIENTS * (REQUESTS - 1)
     assert set(begun.values()) == {1}
+
+
+async def test_a_client_that_leaves_is_noticed_by_the_request_that_others_are_behind() -> None:
+    entered, heard, sent = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        entered.set()
+        await receive()
+        assert (await receive())["type"] == "http.disconnect"
+        assert scope[DISCONNECT_KEY].gone
+        heard.set()
+        await send({"type": "http.response.start", "status": 200, "headers": []})  # to nobody: no error
+        await send({"type": "http.response.body", "body": b"x"})
+        sent.set()
+
+    async with listening(app) as listener:
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(HEAD % 0 + HEAD % 1 + HEAD % 2)
+        await entered.wait()
+        writer.transport.abort()
+        await heard.wait()
+        await sent.wait()
