@@ -1,7 +1,7 @@
 """ModelQueue: the waiting images of one model, interactive and bulk, and what the next batch takes of them.
 
-Interactive flows take turns, an image each, and the image of a flow that has none waiting goes before those of flows that
-have (as in FQ-CoDel, RFC 8290): whoever has many images waiting hardly delays others. Where no flow has two images
+Interactive flows take turns, an image each, and the image of a flow that has none waiting goes before those of flows
+that have (as in FQ-CoDel, RFC 8290): whoever has many images waiting hardly delays others. Where no flow has two images
 waiting, it is first come, first served.
 """
 

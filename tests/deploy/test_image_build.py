@@ -25,7 +25,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from ..support.empty_driver import PROGRAM, build_empty_driver
+from ..kernels.triton.empty_driver import PROGRAM, build_empty_driver
 from ..support.ports import free_port
 from ..support.waiting import HANG_SECONDS
 

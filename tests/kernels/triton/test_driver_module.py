@@ -12,7 +12,7 @@ import pytest
 from milkweed.kernels.triton import driver_module
 from milkweed.kernels.triton.linear import missing_for_triton
 
-from ...support.empty_driver import PROGRAM, build_empty_driver
+from .empty_driver import PROGRAM, build_empty_driver
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
