@@ -22,8 +22,8 @@ MOST_OVERTAKING = 4
 get at least a fifth of what they would in strict turns, and nobody starves."""
 
 MOST_BESIDE = 2
-"""Where images cost the same in any batch, so many of flows that have more waiting join those of flows that have not:
-these are answered sooner, and a batch that keeps the device busy is not needed while a flow has one image in it."""
+"""Where a batch costs by the image, as on a CPU, one with images of flows that have no other waiting takes at most so
+many of the others: they are answered sooner, and nothing is lost."""
 
 _TURN = attrgetter("turn")
 
@@ -161,7 +161,8 @@ class ModelQueue:
             ):
                 break
             item = queue.pop() if backwards else queue.popleft()
-            self._advance(item)
+            if not backwards:
+                self._advance(item)
             self._count(item, -1)
             items.append(item)
             pixels += item.pixels

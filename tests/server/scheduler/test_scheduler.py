@@ -210,6 +210,19 @@ def test_beside_images_of_flows_without_another_a_batch_has_two_of_the_others() 
     assert after.release == "full"
 
 
+def test_newest_first_leaves_the_turns_as_they_are() -> None:
+    rig = Rig(batch=1)
+    flood = rig.request(50, flow="a")
+    for _ in range(50):
+        rig.scheduler.cancel(rig.request(flow="gone"))
+    newest = images_of(rig.collect())
+    for _ in range(100):
+        rig.scheduler.answered()
+    small = rig.request(flow="b")
+    assert newest == [(flood, 49)]
+    assert [images_of(rig.collect())[0] for _ in range(3)] == [(flood, 0), (small, 0), (flood, 1)]
+
+
 def test_who_comes_behind_a_flood_is_promised_its_turn_and_the_overtaken_nothing() -> None:
     rig = Rig(batch=1)
     rig.request()
