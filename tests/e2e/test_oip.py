@@ -82,15 +82,17 @@ def repeated(call: Any, payload: bytes) -> None:
 
 
 def test_sigterm_drains_calls_in_flight(serving: Any, grpc: ModuleType, tmp_path: Path) -> None:
-    large, hold = message(encoded(size=(2200, 2200))), tmp_path / "hold"  # below gRPC's limit of 16 MiB
+    large, hold, taken = message(encoded(size=(2200, 2200))), tmp_path / "hold", tmp_path / "taken"  # below 16 MiB
     port = free_port()
-    with serving(grpc_port=port, prelude=HELD.format(path=str(hold))) as server:
+    counted = HELD.replace("    while", f"    open({str(taken)!r}, 'a').write('x' * len(args[0]))\n    while")
+    with serving(grpc_port=port, prelude=counted.format(path=str(hold))) as server:
         server.wait_ready()
         hold.touch()
         with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.max_send_message_length", -1)]) as channel:
             call = channel.unary_unary(MODEL_INFER)
             calls = [call.future(large, timeout=HANG_SECONDS) for _ in range(4)]
-            eventually(lambda: server.metric("milkweed_http_held_body_bytes") > 4 * len(large) * 0.9)
+            depth = 'milkweed_queue_depth_images{model="tiny"}'
+            eventually(lambda: taken.exists() and server.metric(depth) + len(taken.read_text()) == 4)
             server.terminate()
             hold.unlink()
             assert all(b"tiny" in answer.result() for answer in calls)

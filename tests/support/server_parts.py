@@ -222,11 +222,12 @@ async def running_app(
 
     opening = Opening(open_held)
     paths = {name: Path(name) for name in names}
-    app = create_app(
-        Settings(**(settings or {})), paths, open_model=lambda *given, **more: opening.open_model(*given, **more)
-    )
+    # A full machine delays the loop, and a child of the sandbox, for longer than a request usually may take.
+    patient = {"timeout_ms": int(HANG_SECONDS * 1000), **(settings or {})}
+    app = create_app(Settings(**patient), paths, open_model=lambda *given, **more: opening.open_model(*given, **more))
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with app.router.lifespan_context(app):
+        app.state.service.sandboxed_images._sandbox.answer_seconds = HANG_SECONDS
         try:
             if wait:
                 await asyncio.wrap_future(app.state.service.prepared)
