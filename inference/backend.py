@@ -30,8 +30,6 @@ RUNTIMES = {
 }
 NO_TORCH = "PyTorch is not installed: pip install 'milkweed[torch]'"
 
-EXTRAS = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
-
 MIN_SPEEDUP = 1.05
 """A candidate is taken in place of one before it where it is so many times as fast: below, noise would decide."""
 
@@ -111,10 +109,10 @@ def find_candidates(
     if not usable and weights and backend in ("default", "auto") and "torch" not in refused:
         usable = ["torch"] if has_torch() else []
         refused |= {} if usable else {"torch": NO_TORCH}
-    found = tuple(Candidate(name, each) for name in usable for each in dtypes if each in _dtypes(name, device))
-    if not found:
+    candidates = tuple(Candidate(name, each) for name in usable for each in dtypes if each in _dtypes(name, device))
+    if not candidates:
         raise BackendError(f"backend {backend}: {'; '.join(dict.fromkeys(refused.values()))}")
-    return found, refused
+    return candidates, refused
 
 
 def choose_forward(
@@ -176,7 +174,8 @@ def _usable(
             forwards[candidate] = forward
         except (BackendError, BundleError) as error:
             left_out[str(candidate)] = str(error)
-            first_error = first_error or _named(error, candidate)
+            named = BackendError(f"backend {candidate.backend}: {error}") if isinstance(error, BackendError) else error
+            first_error = first_error or named
     if first_error is not None and not forwards:
         raise first_error
     return forwards
@@ -230,7 +229,7 @@ def _refusal(
     if backend == "milkweed":
         return kernels_refusal()
     if runtime_version(backend) is None:
-        return f"{runtime} is not installed: pip install 'milkweed[{EXTRAS[backend]}]'"
+        return f"{runtime} is not installed: pip install 'milkweed[{backend}]'"
     return None
 
 
@@ -248,10 +247,6 @@ def _dtypes(backend: Backend, device: Device) -> Sequence[str]:
 def has_torch() -> bool:
     """Whether torch is installed; nothing is imported."""
     return find_spec("torch") is not None
-
-
-def _named(error: ValueError, candidate: Candidate) -> ValueError:
-    return BackendError(f"backend {candidate.backend}: {error}") if isinstance(error, BackendError) else error
 
 
 def _reason(
@@ -287,8 +282,7 @@ def _speeds(forwards: Mapping[Candidate, Forward], batch_sizes: Sequence[int]) -
 
 def _reference(candidates: Iterable[Candidate]) -> Candidate:
     """What the others are compared with: the first in float32, or the first."""
-    found = list(candidates)
-    return next((each for each in found if each.dtype == "float32"), found[0])
+    return min(candidates, key=lambda candidate: candidate.dtype != "float32")
 
 
 def _medians(forwards: Sequence[Forward], batch_size: int) -> list[float]:

@@ -133,10 +133,11 @@ class ModelQueue:
         """
         expired: list[Request] = []
         most = costs.max_batch_size
-        wanted = min(len(self._interactive) + self._overdue(now) or self.images, most)
-        if not costs.sizes and len(self._flows) > 1 and (single := self._up_to(self._turn)):
-            wanted = min(wanted, single + MOST_BESIDE)
-        size = costs.best_size(wanted)
+        count = min(len(self._interactive) + self._overdue(now) or self.images, most)
+        single = bisect_right(self._interactive, self._turn, key=_TURN)  # of flows that have no other waiting
+        if single and not costs.sizes and len(self._flows) > 1:
+            count = min(count, single + MOST_BESIDE)
+        size = costs.best_size(count)
         items, pixels = self._pop(size, 0, is_late, expired, newest_first)
         cut_by_pixels = len(items) < size and self.images > 0
         if items and costs.sizes:  # what the size is computed with anyway
@@ -145,7 +146,7 @@ class ModelQueue:
         late = set(expired)
         items = [item for item in items if item.request not in late]
         full = cut_by_pixels or len(items) == most
-        return Batch("", items, "full" if full else "captured" if size < wanted else "idle_device", expired)
+        return Batch("", items, "full" if full else "captured" if size < count else "idle_device", expired)
 
     def _pop(
         self, most: int, pixels: int, is_late: Callable[[QueuedImage], bool], expired: list[Request], newest_first: bool
@@ -201,10 +202,6 @@ class ModelQueue:
         self._taken += taken.turn == self._turn
         if taken.turn > self._turn + 1 or self._taken > MOST_OVERTAKING * len(self._flows):
             self._turn, self._taken = max(self._turn + 1, taken.turn - 1), 0
-
-    def _up_to(self, turn: int) -> int:
-        """How many interactive images have this turn or one before it."""
-        return bisect_right(self._interactive, turn, key=_TURN)
 
     def _turn_after(self, flow: Hashable, images: int) -> int:
         """The turn of the last of so many new images of a flow."""

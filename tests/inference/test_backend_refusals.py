@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from milkweed.inference import backend, device, graph
-from milkweed.inference.backend import EXTRAS, RUNTIMES, Backend, BackendError, Candidate, find_candidates
+from milkweed.inference.backend import RUNTIMES, Backend, BackendError, Candidate, find_candidates
 from milkweed.inference.device import CPU, Device
 from milkweed.models.bundle.program_record import ProgramRecord
 from milkweed.models.onnx import session as session_module
@@ -97,7 +97,7 @@ def test_what_a_backend_cannot_do_fails_the_start_or_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     trouble(monkeypatch)
-    words = words.replace("{runtime}", RUNTIMES[name]).replace("{extra}", EXTRAS[name])
+    words = words.replace("{runtime}", RUNTIMES[name]).replace("{extra}", name)
     with pytest.raises(BackendError, match=f"^backend {name}: .*{words}") as caught:
         open_model("colours", colour_bundle, Settings(device="cpu", backend=name))
     assert "\n" not in str(caught.value)

@@ -66,8 +66,7 @@ def test_on_a_bare_machine_a_dry_run_walks_every_row(tmp_path: Path, capsys: pyt
     done = subprocess.run([sys.executable, "-c", BARE, str(out)], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr
     records = read(out)
-    found = rows(records)
-    timed = {(row["section"], row["candidate"]) for row in found if row.get("us")}
+    timed = {(row["section"], row["candidate"]) for row in rows(records) if row.get("us")}
     native = {("mlp", "native_mlp"), ("mlp", "native_linear"), ("mlp", "triton"), ("attention", "native_attention:0")}
     cells = {("performer", "native_performer"), ("branch", "native_branch:0")}
     peers = {("mlp", "dense"), ("mlp", "dense eager"), ("mlp", "Monarch bmm eager"), ("attention", "SDPA flash")}
