@@ -1,5 +1,6 @@
 """Training batches: augmented images from files, the same batch for the same seed, epoch and step."""
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +107,8 @@ class TrainingImages:
             return (self._maker[want] for want in wanted)
         from torch.utils.data import DataLoader
 
+        # A worker is a fork: whatever is garbage here would be ended there too, without the threads that it waits for.
+        gc.collect()
         maker: Any = self._maker
         made = DataLoader(maker, batch_size=None, sampler=wanted, num_workers=self.workers, collate_fn=_unchanged)
         return iter(made)

@@ -1,5 +1,7 @@
 """Training batches: a function of seed, epoch and step, whoever makes them; what cannot be read is named."""
 
+import gc
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,26 @@ def test_worker_processes_make_the_same_batches(samples: list[Sample]) -> None:
         assert first is not None
         assert second is not None
         assert torch.equal(first, second)
+
+
+class Ended:
+    """Garbage that only the collector finds, and that tells which process ended it."""
+
+    def __init__(self, told: Path) -> None:
+        self.itself, self.told = self, told
+
+    def __del__(self) -> None:
+        self.told.write_text(str(os.getpid()))
+
+
+def test_what_is_garbage_before_a_worker_is_forked_is_not_ended_in_it(samples: list[Sample], tmp_path: Path) -> None:
+    gc.disable()
+    try:
+        Ended(tmp_path / "told")
+        next(TrainingImages(samples, SPEC, NOTHING, batch_size=6, workers=1).batches(0, 0))
+    finally:
+        gc.enable()
+    assert (tmp_path / "told").read_text() == str(os.getpid())
 
 
 def test_without_augmentation_images_are_those_of_the_serving_loader(samples: list[Sample]) -> None:
