@@ -86,9 +86,9 @@ def test_what_is_garbage_before_a_worker_is_forked_is_not_ended_in_it(samples: l
     try:
         Ended(tmp_path / "told")
         next(TrainingImages(samples, SPEC, NOTHING, batch_size=6, workers=1).batches(0, 0))
+        assert (tmp_path / "told").read_text() == str(os.getpid())
     finally:
         gc.enable()
-    assert (tmp_path / "told").read_text() == str(os.getpid())
 
 
 def test_without_augmentation_images_are_those_of_the_serving_loader(samples: list[Sample]) -> None:
