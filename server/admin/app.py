@@ -78,8 +78,8 @@ def _repository_routes(service: Service) -> APIRouter:
         versions = (await poller.scan()).values()
         return JSONResponse({"models": [_entry(service, each) for stored in versions for each in stored]})
 
-    @router.post("/v1/repository/look")
-    async def look() -> JSONResponse:
+    @router.post("/v1/repository/poll")
+    async def poll() -> JSONResponse:
         """Load what is new or changed and unload what is gone; the answer tells in lines what was done."""
         return JSONResponse({"done": await _poller(service).poll()})
 

@@ -23,8 +23,8 @@ def collect_decoders(models: Mapping[str, ServedModel]) -> Iterator[Metric]:
     text = "Images of such batches; all were decoded again."
     yield counter("decoder_lost_batch_images", text, model=total("lost_images"))
     text = "Images kept from a batching decoder because their source had broken batches."
-    yield counter("decoder_suspect_images", text, model=total("quarantined_images"))
-    yield gauge("decoder_suspects", "Sources that are kept from it now.", model=total("quarantined_sources"))
+    yield counter("decoder_quarantined_images", text, model=total("quarantined_images"))
+    yield gauge("decoder_quarantined_sources", "Sources that are kept from it now.", model=total("quarantined_sources"))
     text = "0 where a decoder cannot be made anew and only a restart can help."
     healthy = {name: float(all(each.trouble is None for each in devices)) for name, devices in health.items()}
     yield gauge("decoder_healthy", text, model=healthy)

@@ -16,8 +16,8 @@ from ...inference.decode_stage import DecodedBatch
 from ...inference.device import CPU, Device, use_device
 from ...inference.pipeline import Pipeline
 from ...inference.results import BatchResult
-from ..scheduler.request import Batch
-from ..scheduler.scheduler import REMOVED, Scheduler
+from ..scheduler.request import Batch, RemovedModel
+from ..scheduler.scheduler import Scheduler
 from .decode_ahead import Decoded, DecodedQueue, failed, not_decoded
 from .events import EngineEvents
 
@@ -181,11 +181,12 @@ class Engine:
         """The batches of this engine, each in flight from now on; `removed` hears the key of each model that no batch
         will come of any more."""
         while (batch := self._scheduler.next_batch(self.engine_id, give_up)) is not None:
+            if isinstance(batch, RemovedModel):
+                removed(batch.key)
+                continue
             if batch.expired:
-                self._events.batch_done(replace(batch, items=[]), None)
-            if batch.release == REMOVED:
-                removed(batch.model)
-            elif batch.items:
+                self._events.requests_expired(batch.expired)
+            if batch.items:
                 self._in_flight.append(batch)
                 yield batch
 

@@ -12,7 +12,7 @@ from ...inference.forward import plan_lanes
 from ...inference.pipeline import Pipeline
 from ...inference.results import BatchResult
 from ..config.settings import Settings
-from ..scheduler.request import Batch
+from ..scheduler.request import Batch, Request
 from ..scheduler.scheduler import Scheduler
 from .engine import Engine
 from .events import EngineEvents
@@ -120,9 +120,13 @@ class EngineGroup(EngineEvents):
             self._opened = Future()  # it would hold the first models for ever
             self._events.ready(engine_id, error)
 
-    def batch_done(self, batch: Batch, result: BatchResult | None) -> None:
+    def batch_done(self, batch: Batch, result: BatchResult) -> None:
         """Pass on a batch."""
         self._events.batch_done(batch, result)
+
+    def requests_expired(self, requests: Sequence[Request]) -> None:
+        """Pass on requests whose time is over."""
+        self._events.requests_expired(requests)
 
     def model_removed(self, engine_id: int, key: str) -> None:
         """Pass on that a model is removed from one engine."""

@@ -1,9 +1,10 @@
 """EngineEvents: what an engine tells whoever runs it."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from ...inference.results import BatchResult
-from ..scheduler.request import Batch
+from ..scheduler.request import Batch, Request
 
 
 class EngineEvents(Protocol):
@@ -12,8 +13,11 @@ class EngineEvents(Protocol):
     def ready(self, engine_id: int, error: BaseException | None) -> None:
         """The models are loaded and warm, or cannot be, for this reason."""
 
-    def batch_done(self, batch: Batch, result: BatchResult | None) -> None:
-        """A batch is computed; `result` is None where its requests have expired and nothing was computed."""
+    def batch_done(self, batch: Batch, result: BatchResult) -> None:
+        """A batch is computed, or lost with an error for each of its images."""
+
+    def requests_expired(self, requests: Sequence[Request]) -> None:
+        """The time of these requests was over before they were computed."""
 
     def model_removed(self, engine_id: int, key: str) -> None:
         """The last batch of a removed model is done and its pipeline is closed."""

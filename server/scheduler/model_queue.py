@@ -32,6 +32,7 @@ class ModelQueue:
     """Belongs to the scheduler, which holds its lock around every call.
 
     Args:
+        model: its key.
         max_batch_pixels: decoded pixels of one batch; one image may exceed them.
         costs: the cost model of each engine.
         label: what metrics call the model.
@@ -39,8 +40,14 @@ class ModelQueue:
     """
 
     def __init__(
-        self, max_batch_pixels: int, costs: Sequence[CostModel], label: str, max_images: int | None = None
+        self,
+        model: str,
+        max_batch_pixels: int,
+        costs: Sequence[CostModel],
+        label: str,
+        max_images: int | None = None,
     ) -> None:
+        self.model = model
         self.costs = costs
         self.label = label
         self.max_images = max_images
@@ -122,15 +129,23 @@ class ModelQueue:
         return len(queue), self._interactive_pixels
 
     def pop_batch(
-        self, now: float, costs: CostModel, is_late: Callable[[QueuedImage], bool], *, newest_first: bool = False
+        self,
+        now: float,
+        engine_id: int,
+        is_late: Callable[[QueuedImage], bool],
+        *,
+        newest_first: bool = False,
+        draining: bool = False,
     ) -> Batch:
         """The next batch: images in turn, as many as limits and measured costs let; bulk in places left empty.
 
         Args:
-            costs: the cost model of the engine that takes it.
+            engine_id: of the engine that takes it.
             is_late: whether an image need not be computed any more; its whole request is then dropped.
             newest_first: take the interactive images that have waited longest last.
+            draining: nothing more will come.
         """
+        costs = self.costs[engine_id]
         expired: list[Request] = []
         most = costs.max_batch_size
         count = min(len(self._interactive) + self._overdue(now) or self.images, most)
@@ -145,8 +160,13 @@ class ModelQueue:
             items += self._pop(places, pixels, is_late, expired, newest_first)[0]
         late = set(expired)
         items = [item for item in items if item.request not in late]
-        full = cut_by_pixels or len(items) == most
-        return Batch("", items, "full" if full else "captured" if size < count else "idle_device", expired)
+        if cut_by_pixels or len(items) == most:
+            reason = "full"
+        elif size < count:
+            reason = "captured"
+        else:
+            reason = "drain" if draining else "idle_device"
+        return Batch(self.model, engine_id, items, reason, expired)
 
     def _pop(
         self, most: int, pixels: int, is_late: Callable[[QueuedImage], bool], expired: list[Request], newest_first: bool

@@ -86,18 +86,25 @@ class QueuedImage:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Images of one model to compute together, and the requests that were found expired on the way."""
+    """Images of one model to compute together; none where only expired requests were found."""
 
     model: str
+    engine_id: int  # of the engine that took it
     items: list[QueuedImage]
-    release: str  # why it is not larger: full, captured, idle_device, drain
-    expired: list[Request] = field(default_factory=list)
-    engine_id: int = 0  # the engine that took it
+    reason: str  # why it is not larger: full, captured, idle_device, drain
+    expired: list[Request]  # requests whose time was found to be over when it was taken
 
     @property
     def pixels(self) -> int:
         """Decoded size of all images, px."""
         return sum(item.pixels for item in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedModel:
+    """Tells an engine that no batch of a model, by its key, will come any more."""
+
+    key: str
 
 
 def outcome_label(outcome: object) -> str:

@@ -20,11 +20,8 @@ from ..telemetry.queue_metrics import QueueSnapshot, queue_families
 from .admission import QueueLimits
 from .cost_model import CostModel
 from .model_queue import ModelQueue
-from .request import Batch, Priority, QueuedImage, Request
+from .request import Batch, Priority, QueuedImage, RemovedModel, Request
 from .wait_estimate import EngineSlot, Work, time_to_finish, time_to_start
-
-REMOVED = "removed"
-"""`release` of the empty batch that tells an engine of a removed model."""
 
 IMPATIENT_SHARE = 0.3
 """From this share of requests that are given up before their answer on, the newest are computed first. In the order in
@@ -71,10 +68,10 @@ class Scheduler:
         """Accept images for a model from now on. Requests call it `key`; metrics call it `label`, or `key` where
         there is none. `ModelQueue` explains the rest."""
         with self._lock:
-            self._queues[key] = ModelQueue(max_batch_pixels, costs, label or key, max_images)
+            self._queues[key] = ModelQueue(key, max_batch_pixels, costs, label or key, max_images)
 
     def remove_model(self, key: str) -> None:
-        """Accept no more images for a model; once none waits, each engine is told by an empty batch."""
+        """Accept no more images for a model; once none waits, each engine is told."""
         with self._lock:
             self._removing[key] = set(self._alive())
             self._forget_removed(key)
@@ -117,7 +114,9 @@ class Scheduler:
             queue = self._queues.get(request.model)
             return 0 if queue is None else queue.remove(request)
 
-    def next_batch(self, engine_id: int = 0, give_up: Callable[[], bool] = lambda: False) -> Batch | None:
+    def next_batch(
+        self, engine_id: int = 0, give_up: Callable[[], bool] = lambda: False
+    ) -> Batch | RemovedModel | None:
         """The next batch for an engine: waits until it has one, never longer; `None` once closed and empty. `give_up`:
         asked whenever `wake` is called; `None` is the answer once it says so."""
         slot = self._engines[engine_id]
@@ -127,10 +126,10 @@ class Scheduler:
                 while not give_up():
                     gone = self._removed_for(engine_id) if self._removing else None
                     if gone is not None:
-                        return Batch(gone, [], REMOVED, engine_id=engine_id)
+                        return RemovedModel(gone)
                     found = self._oldest()
                     if found is not None and self._is_turn(slot):
-                        return self._pop_batch(engine_id, *found)
+                        return self._pop_batch(engine_id, found)
                     if found is None and self._closed:
                         return None
                     if found is not None:
@@ -272,22 +271,17 @@ class Scheduler:
         if not self._removing[key]:
             del self._queues[key], self._removing[key]
 
-    def _oldest(self) -> tuple[str, ModelQueue] | None:
-        """The model whose next image has waited longest."""
+    def _oldest(self) -> ModelQueue | None:
+        """The queue of the model whose next image has waited longest."""
         heads = [(head.submitted, name) for name, queue in self._queues.items() if (head := queue.peek()) is not None]
-        if not heads:
-            return None
-        _, name = min(heads)
-        return name, self._queues[name]
+        return self._queues[min(heads)[1]] if heads else None
 
-    def _pop_batch(self, engine_id: int, name: str, queue: ModelQueue) -> Batch:
+    def _pop_batch(self, engine_id: int, queue: ModelQueue) -> Batch:
         now = self._clock()
         newest_first = self._given_up > IMPATIENT_SHARE and not self._closed
         costs = queue.costs[engine_id]
-        batch = queue.pop_batch(now, costs, self._late(queue, costs, now), newest_first=newest_first)
-        batch.model, batch.engine_id = name, engine_id
-        if self._closed and batch.release == "idle_device":
-            batch.release = "drain"
+        is_late = self._late(queue, costs, now)
+        batch = queue.pop_batch(now, engine_id, is_late, newest_first=newest_first, draining=self._closed)
         if batch.items:
             self._engines[engine_id].begin(now, costs.seconds(len(batch.items), batch.pixels))
         return batch

@@ -39,7 +39,7 @@ def record_batch(metrics: Metrics, model: ServedModel, engine: str, batch: Batch
     bound = metrics.model(model.name)
     full = forward.images >= model.max_batch_size
     bound.batch_size.observe(forward.images)
-    bound.batches["full" if full else batch.release].inc()
+    bound.batches["full" if full else batch.reason].inc()
     bound.padding.inc(forward.padding)
     metrics.engine_busy.labels(engine).inc(forward.busy_seconds)
 

@@ -1,7 +1,7 @@
 """RepositoryPoller: keeps what is served as the repository has it: at the start, from time to time, or when told to.
 
 A folder that is being written, renamed or mounted shows for a moment what is not so. Looks from time to time therefore
-act on what two of them, one after the other, have seen alike; a look that somebody asks for acts at once.
+act on what two of them, one after the other, have seen alike; a poll that somebody asks for acts at once.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class RepositoryPoller:
     def __init__(self, settings: Settings, lifecycle: ModelLifecycle) -> None:
         self.root, self._lifecycle, self._keep = Path(settings.repository), lifecycle, settings.keep_versions
         self._start_with_failures = settings.start_with_failures
-        self._seen: dict[Key, StoredBundle] = {}  # in the look before
+        self._seen: dict[Key, StoredBundle] = {}  # in the poll before
         self._served: dict[Key, StoredBundle] = {}
         self._bad: dict[Key, StoredBundle] = {}  # not tried again until they change
         self._held: set[Key] = set()  # unwanted, but an alias stands for them
@@ -106,7 +106,7 @@ class RepositoryPoller:
         """Serve what is new or changed, and no longer what is gone; what was done, in lines. Failures are logged.
 
         Args:
-            twice: only what the look before has seen like this one; all else stays as it serves.
+            twice: only what the poll before has seen like this one; all else stays as it serves.
 
         Raises:
             RepositoryError: it cannot be read, or has no bundle left while some of it serve. That looks
@@ -138,7 +138,7 @@ class RepositoryPoller:
             return done
 
     def _settled(self, now: Mapping[Key, StoredBundle], before: Mapping[Key, StoredBundle]) -> dict[Key, StoredBundle]:
-        """What two looks have seen alike, and of all else what serves."""
+        """What two polls have seen alike, and of all else what serves."""
         found = {}
         for key in {**before, **now}:
             each = now[key] if now.get(key) == before.get(key) else self._served.get(key)

@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ...inference.device import resolve_devices
 from ...inference.results import BatchResult
@@ -244,16 +245,18 @@ class Service(EngineEvents):
         else:
             self.prepared.set_exception(error)
 
-    def batch_done(self, batch: Batch, result: BatchResult | None) -> None:
+    def batch_done(self, batch: Batch, result: BatchResult) -> None:
         """Deliver a batch, on an engine's thread: one hop to the event loop, then metrics and cost model."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._set_results, batch, result)
-        if result is not None:
-            for stage, spent in result.cpu_seconds.items():
-                self._cpu.add(stage, spent)
-            loaded = self.loaded[batch.model]
-            observe_batch(loaded.costs[batch.engine_id], batch, result)
-            record_batch(self.metrics, loaded.model, self.engines.names[batch.engine_id], batch, result)
+        self._call_soon(self._set_results, batch, result)
+        for stage, spent in result.cpu_seconds.items():
+            self._cpu.add(stage, spent)
+        loaded = self.loaded[batch.model]
+        observe_batch(loaded.costs[batch.engine_id], batch, result)
+        record_batch(self.metrics, loaded.model, self.engines.names[batch.engine_id], batch, result)
+
+    def requests_expired(self, requests: Sequence[Request]) -> None:
+        """Tell on an engine's thread whoever waits for these that their time is over."""
+        self._call_soon(self._fail, requests, TimeoutError())
 
     def model_removed(self, engine_id: int, key: str) -> None:
         """Note, on an engine's thread, that it has closed its pipeline of a model."""
@@ -261,23 +264,27 @@ class Service(EngineEvents):
 
     def engine_ended(self, engine_id: int) -> None:
         """Fail all requests that wait, on the last engine's thread: nobody would answer them."""
-        loop = self._loop
-        if self._accepting and loop is not None and not loop.is_closed():
+        if self._accepting:
             ended = ServiceError("not_ready", "the engine has ended", retry_after_seconds=5)
-            loop.call_soon_threadsafe(self._fail_all, ended)
-            loop.call_soon_threadsafe(self._on_ended)
+            self._call_soon(self._fail_all, ended)
+            self._call_soon(self._on_ended)
 
-    def _set_results(self, batch: Batch, result: BatchResult | None) -> None:
-        for request in batch.expired:
-            request.fail(TimeoutError())
-        if result is not None:
-            for item, outcome in zip(batch.items, result.outcomes, strict=True):
-                item.request.set_result(item.index, outcome, result)
+    def _call_soon(self, call: Callable[..., None], *args: Any) -> None:
+        """Call on the event loop, from any thread, unless the loop has ended."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, *args)
+
+    def _set_results(self, batch: Batch, result: BatchResult) -> None:
+        for item, outcome in zip(batch.items, result.outcomes, strict=True):
+            item.request.set_result(item.index, outcome, result)
 
     def _fail_all(self, error: ServiceError) -> None:
         """Answer every request in flight with one error."""
         self.scheduler.abandon()
-        for request in list(self._requests):
+        self._fail(list(self._requests), error)
+
+    def _fail(self, requests: Iterable[Request], error: Exception) -> None:
+        for request in requests:
             request.fail(error)
 
 

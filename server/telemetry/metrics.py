@@ -21,7 +21,7 @@ logger = logging.getLogger("milkweed.metrics")
 # The stages of a request, in order; they meet without gaps, so they add up to the whole.
 STAGES = ("receive", "parse", "queue", "decode", "ready", "forward", "postprocess", "deliver", "respond")
 OUTCOMES = ("ok", "invalid", "rejected", "expired", "cancelled", "error")
-RELEASES = ("full", "captured", "idle_device", "drain")
+BATCH_REASONS = ("full", "captured", "idle_device", "drain")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CANCEL_STAGES = ("receive", "wait")
 CPU_STAGES = ("decode", "forward", "postprocess")
@@ -46,7 +46,7 @@ class ModelMetrics:
         self.stages = tuple(metrics.stage_duration.labels(model, stage) for stage in STAGES)
         self.images = {outcome: metrics.images.labels(model, outcome) for outcome in OUTCOMES}
         self.batch_size = metrics.batch_size.labels(model)
-        self.batches = {release: metrics.batches.labels(model, release) for release in RELEASES}
+        self.batches = {reason: metrics.batches.labels(model, reason) for reason in BATCH_REASONS}
         self.padding = metrics.padding.labels(model)
 
 
@@ -89,7 +89,7 @@ class Metrics:
             "http_request_body_bytes", "Size of request bodies.", ("route", "format"), BYTES_BUCKETS
         )
         self.body_bytes = {form: body_bytes.labels("/classify", form) for form in BODY_FORMS}
-        self.held_bytes = self._gauge("http_held_body_bytes", "Bytes of request bodies in memory now.")
+        self.held_bytes = self._gauge("http_buffered_body_bytes", "Bytes of request bodies in memory now.")
         rejected = self._counter(
             "requests_rejected_total", "Requests answered with an error, each under one reason.", ("reason",)
         )
@@ -128,7 +128,7 @@ class Metrics:
         self.batches = self._counter(
             "batches_total",
             "Batches by why they were not larger: full, a captured size that costs less, device idle, drain.",
-            ("model", "release"),
+            ("model", "reason"),
         )
         self.padding = self._counter(
             "batch_padding_images_total", "Empty places computed to fill fixed batch shapes.", ("model",)

@@ -20,7 +20,7 @@ def test_the_admin_port_loads_models_and_is_closed_to_browsers(serving: Any, tin
             assert admin.post("/v1/models/tiny/load").status_code == 200
             tiny = {"name": "tiny", "number": None, "serves": True, "error": None}
             assert admin.get("/v1/repository").json() == {"models": [tiny]}
-            assert admin.post("/v1/repository/look", headers={"origin": "http://evil"}).status_code == 401
+            assert admin.post("/v1/repository/poll", headers={"origin": "http://evil"}).status_code == 401
         assert httpx.get(url + "/v1/repository").status_code == 404  # not on the service's port
         server.terminate()
         assert server.exit() == 0

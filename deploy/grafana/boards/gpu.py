@@ -158,7 +158,7 @@ def _process_memory() -> list[Panel]:
             "What is held for requests",
             "bytes",
             "Bodies of requests, and the encoded images among them that wait, of all chosen servers.",
-            Query(total(series("milkweed_http_held_body_bytes")), "bodies"),
+            Query(total(series("milkweed_http_buffered_body_bytes")), "bodies"),
             Query(total(series("milkweed_queue_bytes", MODEL)), "waiting"),
         ),
     ]
@@ -214,10 +214,10 @@ def _decoding() -> list[Panel]:
         lines(
             "Trouble of batching decoders",
             IMAGES_A_SECOND,
-            "lost: images of batches that one bad image broke; all were decoded again. suspect: images kept from the "
+            "lost: images of batches that one bad image broke; all were decoded again. quarantined: images kept from the "
             "batching decoder because their source had broken batches.",
             Query(total(rate("milkweed_decoder_lost_batch_images_total", MODEL)), "lost"),
-            Query(total(rate("milkweed_decoder_suspect_images_total", MODEL)), "suspect"),
+            Query(total(rate("milkweed_decoder_quarantined_images_total", MODEL)), "quarantined"),
         ),
     ]
 

@@ -166,7 +166,7 @@ def _batches() -> list[Panel]:
             "suffix: batches/s",
             "full: as many as fit. captured: a captured size costs less than a padded one. idle_device: no more "
             "waited. drain: the server is ending.",
-            Query(total(rate("milkweed_batches_total", MODEL), "release"), "{{release}}"),
+            Query(total(rate("milkweed_batches_total", MODEL), "reason"), "{{reason}}"),
             stacked=True,
         ),
         lines(
@@ -200,7 +200,7 @@ def _queue() -> list[Panel]:
             "Bytes of requests",
             "bytes",
             "Bodies in memory, bounded by max_held_bytes of each server, and the encoded images among them that wait.",
-            Query(total(series("milkweed_http_held_body_bytes")), "bodies"),
+            Query(total(series("milkweed_http_buffered_body_bytes")), "bodies"),
             Query(total(series("milkweed_queue_bytes", MODEL)), "waiting"),
         ),
     ]

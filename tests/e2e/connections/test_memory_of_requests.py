@@ -64,7 +64,7 @@ def test_a_refused_body_is_gone_when_its_answer_is(
             answer = client.post(path, content=body, headers=headers)
             assert answer.status_code in (400, 413, 422), answer.text
         assert uncollected.rss() - before < 5 * BODY
-    assert uncollected.server.metric("milkweed_http_held_body_bytes", uncollected.server.metrics_url) == 0
+    assert uncollected.server.metric("milkweed_http_buffered_body_bytes", uncollected.server.metrics_url) == 0
 
 
 def test_a_refused_message_is_gone_when_its_answer_is(uncollected: Any) -> None:
@@ -81,7 +81,7 @@ def test_a_refused_message_is_gone_when_its_answer_is(uncollected: Any) -> None:
                 call(message, timeout=HANG_SECONDS)
             before = before or (uncollected.rss() if turn == 2 else 0)
         assert uncollected.rss() - before < 5 * size
-    assert uncollected.server.metric("milkweed_http_held_body_bytes", uncollected.server.metrics_url) == 0
+    assert uncollected.server.metric("milkweed_http_buffered_body_bytes", uncollected.server.metrics_url) == 0
 
 
 def test_an_answer_is_held_until_it_is_read(serving: Any, tiny_bundle: Path, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_an_answer_is_held_until_it_is_read(serving: Any, tiny_bundle: Path, tmp
     body, port = array.getvalue(), free_port()
     with serving(bundles={"wordy": tmp_path / "wordy"}, metrics_port=port) as server:
         server.wait_ready()
-        held = partial(server.metric, "milkweed_http_held_body_bytes", f"http://127.0.0.1:{port}")
+        held = partial(server.metric, "milkweed_http_buffered_body_bytes", f"http://127.0.0.1:{port}")
         length = len(httpx.post(server.url + "/classify?top_k=10", content=body).content)
         assert length > 2 * MIB
         with dial(server.url) as client:

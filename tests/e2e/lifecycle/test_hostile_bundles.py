@@ -76,7 +76,7 @@ def test_a_running_server_is_unharmed_by_hostile_bundles_and_so_is_the_next_star
         server.wait_ready()
         version = answer(server.url)
         fill(root)
-        done = httpx.post(f"http://127.0.0.1:{admin}/v1/repository/look", timeout=300).json()["done"]
+        done = httpx.post(f"http://127.0.0.1:{admin}/v1/repository/poll", timeout=300).json()["done"]
         assert f"serves zz-late ({version})" in done
         said = dict(re.fullmatch(r"failed (\S+): (.*)", line).groups() for line in done if line.startswith("failed"))
         assert said.keys() == LINES.keys()

@@ -20,8 +20,8 @@ async def test_a_decoder_that_is_lost_is_not_alive_but_still_served(running: Sta
         assert app.value("decoder_healthy", model="held") == 0
         assert app.value("decoder_rebuilds_total", model="held") == 3
         assert app.value("decoder_lost_batch_images_total", model="held") == 96
-        assert app.value("decoder_suspect_images_total", model="held") == 7
-        assert app.value("decoder_suspects", model="held") == 2
+        assert app.value("decoder_quarantined_images_total", model="held") == 7
+        assert app.value("decoder_quarantined_sources", model="held") == 2
         live = await app.client.get("/livez")
         assert live.status_code == 503
         assert "the decoder of held is lost: DALI cannot be built" in live.json()["error"]["message"]

@@ -111,7 +111,7 @@ async def test_the_admin_port_does_the_same(running: Start) -> None:
         ("/v1/models/held/unload?vesion=3", b"", "no parameter 'vesion'; there are: version; did you mean version?"),
         ("/v1/models/held/load?number=3&number=4", b"", "parameter number is given twice"),
         ("/v1/models/held/load", b'{"number": "3"}', "takes no body; parameters: number"),
-        ("/v1/repository/look?name=held", b"", "no parameter 'name'"),
+        ("/v1/repository/poll?name=held", b"", "no parameter 'name'"),
     ],
 )
 async def test_what_the_admin_api_is_told_counts_or_is_refused(

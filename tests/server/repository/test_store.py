@@ -202,7 +202,7 @@ async def test_the_admin_api_loads_unloads_and_says_what_there_is(tmp_path: Path
         assert failed.status_code == 422
         assert "model.safetensors" in failed.json()["error"]["message"]
         assert await app.version("b") is not None
-        assert (await app.admin.post("/v1/repository/look")).json() == {"done": []}
+        assert (await app.admin.post("/v1/repository/poll")).json() == {"done": []}
 
 
 async def test_without_a_repository_there_is_nothing_to_admin(tmp_path: Path, put: Put) -> None:

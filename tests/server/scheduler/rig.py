@@ -78,5 +78,5 @@ class Rig:
     def collect(self, engine: int = 0) -> Batch:
         """The next batch for an engine, where there is something for it to do."""
         batch = self.scheduler.next_batch(engine)
-        assert batch is not None
+        assert isinstance(batch, Batch)
         return batch

@@ -88,7 +88,7 @@ def test_interactive_goes_before_bulk_but_not_for_ever():
     second = rig.request(3)
     batch = rig.collect()
     assert [item.request for item in batch.items] == [bulk, bulk, second, second]
-    assert batch.release == "full"
+    assert batch.reason == "full"
 
 
 def test_bulk_takes_places_that_are_computed_anyway():
@@ -117,7 +117,7 @@ def test_a_captured_size_is_taken_where_two_batches_cost_less():
     rig.costs[0].observe(4, 1.0)  # padding three to four is dear
     rig.request(3)
     batch = rig.collect()
-    assert (len(batch.items), batch.release) == (2, "captured")
+    assert (len(batch.items), batch.reason) == (2, "captured")
     assert (len(rig.collect().items), rig.scheduler.depth) == (1, 0)
 
 

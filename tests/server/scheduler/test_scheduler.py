@@ -24,10 +24,10 @@ def test_batch_holds_what_waits_and_says_why_no_more() -> None:
     first, second = rig.request(), rig.request(2)
     batch = rig.collect()
     assert images_of(batch) == [(first, 0), (second, 0), (second, 1)]
-    assert batch.release == "idle_device"
+    assert batch.reason == "idle_device"
     assert rig.scheduler.depth == 0
     rig.request(4)
-    assert rig.collect().release == "full"
+    assert rig.collect().reason == "full"
 
 
 def test_large_request_is_split_over_batches() -> None:
@@ -35,7 +35,7 @@ def test_large_request_is_split_over_batches() -> None:
     large = rig.request(6)
     batches = [rig.collect(), rig.collect()]
     assert [images_of(batch) for batch in batches] == [[(large, n) for n in range(4)], [(large, 4), (large, 5)]]
-    assert [batch.release for batch in batches] == ["full", "idle_device"]
+    assert [batch.reason for batch in batches] == ["full", "idle_device"]
 
 
 def test_admission_is_all_or_nothing_and_names_the_limit() -> None:
@@ -105,7 +105,7 @@ def test_close_drains_and_then_ends() -> None:
         rig.request()
     assert caught.value.code == "draining"
     batch = rig.collect()
-    assert (images_of(batch), batch.release) == ([(waiting, 0)], "drain")
+    assert (images_of(batch), batch.reason) == ([(waiting, 0)], "drain")
     assert rig.scheduler.next_batch() is None
 
 
@@ -207,7 +207,7 @@ def test_beside_images_of_flows_without_another_a_batch_has_two_of_the_others() 
     assert [len(batch.items) for batch in (*whole, after)] == [4, 8, 8]
     assert mixed[:2] == [(request, 0) for request in small]
     assert len(mixed) == 4
-    assert after.release == "full"
+    assert after.reason == "full"
 
 
 def test_newest_first_leaves_the_turns_as_they_are() -> None:

@@ -6,8 +6,7 @@ from random import Random
 import pytest
 
 from milkweed.server.errors import ServiceError
-from milkweed.server.scheduler.request import Batch
-from milkweed.server.scheduler.scheduler import REMOVED
+from milkweed.server.scheduler.request import Batch, RemovedModel
 from milkweed.server.scheduler.wait_estimate import spread_seconds
 
 from ...support.waiting import HANG_SECONDS
@@ -152,15 +151,14 @@ def test_a_model_has_gone_once_every_engine_has_heard_of_it(engines: int):
     assert len(rig.collect(0).items) == 2  # what was accepted is computed first
     for engine in range(engines):
         assert "a" in rig.scheduler.models
-        told = rig.collect(engine)
-        assert (told.model, told.release, told.items) == ("a", REMOVED, [])
+        assert rig.scheduler.next_batch(engine) == RemovedModel("a")
     assert not rig.scheduler.models
 
 
 def test_an_engine_that_has_gone_need_not_hear_of_it():
     rig = rig_of(1.0, 1.0)
     rig.scheduler.remove_model("a")
-    rig.collect(0)
+    assert rig.scheduler.next_batch(0) == RemovedModel("a")
     assert rig.scheduler.models
     rig.scheduler.remove_engine(1)
     assert not rig.scheduler.models

@@ -146,7 +146,7 @@ async def test_a_repository_that_is_empty_is_not_believed(tmp_path: Path, put: P
         for _ in range(3):
             with pytest.raises(RepositoryError, match="no bundle is left in it, 1 serve"):
                 await app.service.poller.poll(twice=True)
-        answer = await app.admin.post("/v1/repository/look")
+        answer = await app.admin.post("/v1/repository/poll")
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "bad_bundle")
         assert await app.version("a") == version
         (tmp_path / "a").rename(tmp_path / "models" / "a")

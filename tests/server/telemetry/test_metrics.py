@@ -47,8 +47,8 @@ async def test_batches_and_images_are_counted(running: Start) -> None:
         await app.classify(files=files)
         await until(lambda: app.value("batch_size_count", model="held") == 4)
         assert app.value("batch_size_sum", model="held") == 12
-        assert app.value("batches_total", model="held", release="full") == 2
-        assert app.value("batches_total", model="held", release="idle_device") == 2
+        assert app.value("batches_total", model="held", reason="full") == 2
+        assert app.value("batches_total", model="held", reason="idle_device") == 2
         assert app.value("images_total", model="held", outcome="ok") == 11
         assert app.value("images_total", model="held", outcome="invalid") == 1
         assert app.value("decode_backend_images_total", backend="pillow", format="JPEG") == 1
@@ -120,11 +120,11 @@ async def test_in_flight_and_held_bytes_return_to_zero(running: Start) -> None:
     async with running() as app:
         request = await app.hold()
         assert app.value("http_requests_in_flight", route="/classify") == 1
-        assert app.value("http_held_body_bytes") == len(encoded()) + 5 * SCORE_BYTES  # the body and its answer
+        assert app.value("http_buffered_body_bytes") == len(encoded()) + 5 * SCORE_BYTES  # the body and its answer
         app.model.gate.set()
         await request
         assert app.value("http_requests_in_flight", route="/classify") == 0
-        assert app.value("http_held_body_bytes") == 0
+        assert app.value("http_buffered_body_bytes") == 0
 
 
 async def test_a_collector_that_fails_costs_a_scrape_only_its_own_series(
@@ -149,4 +149,4 @@ async def test_a_collector_that_fails_costs_a_scrape_only_its_own_series(
 async def test_each_app_has_its_own_registry() -> None:
     first, second = Metrics(), Metrics()
     first.held_bytes.set(5)
-    assert second.registry.get_sample_value("milkweed_http_held_body_bytes") == 0
+    assert second.registry.get_sample_value("milkweed_http_buffered_body_bytes") == 0
