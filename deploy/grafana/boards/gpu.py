@@ -214,8 +214,8 @@ def _decoding() -> list[Panel]:
         lines(
             "Trouble of batching decoders",
             IMAGES_A_SECOND,
-            "lost: images of batches that one bad image broke; all were decoded again. quarantined: images kept from the "
-            "batching decoder because their source had broken batches.",
+            "lost: images of batches that one bad image broke; all were decoded again. quarantined: images kept from "
+            "the batching decoder because their source had broken batches.",
             Query(total(rate("milkweed_decoder_lost_batch_images_total", MODEL)), "lost"),
             Query(total(rate("milkweed_decoder_quarantined_images_total", MODEL)), "quarantined"),
         ),
