@@ -7,13 +7,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ..loaders.base import Loader
-from ..loaders.decode.dali_options import DaliOptions
-from ..loaders.headers.limits import DEFAULT_LIMITS, Limits
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..loaders.select import create_loader
 from ..models.bundle.config import BundleConfig
@@ -23,11 +21,12 @@ from ..models.bundle.program_record import OPERATORS, ProgramRecord
 from ..models.bundle.reading import naming, read_config
 from ..models.errors import BundleError
 from ..models.programs.file import load_operators
-from .backend import BackendSetting, Candidate, choose_forward, find_candidates
+from .backend import Candidate, choose_forward, find_candidates
 from .device import ITEM_BYTES, Device, resolve_device, usable_cores, use_device
 from .forward import Forward, LanePlan, plan_lanes
 from .graph import BundleGraph, Graph, check_version, own_graph
 from .memory import trim_heap
+from .options import InferenceOptions
 from .pipeline import GPU_BATCH_SIZE, Pipeline, default_batch_size
 from .program import own_activations, program_forward, session_forward
 
@@ -38,37 +37,6 @@ if TYPE_CHECKING:
     from ..models.serving.fused.report import FusionReport
 
 logger = logging.getLogger("milkweed.opening")
-
-
-@dataclass(frozen=True, kw_only=True)
-class InferenceOptions:
-    """How a bundle is opened: the settings of the same names.
-
-    Args:
-        dtype: as `resolve_dtypes` takes it.
-        max_batch_size: images of one forward at most; 0 = as many as keep the device busy.
-        lanes, threads_per_lane, micro_batch, decode_threads: 0 = chosen for the model and the machine.
-        fusion, tuning, tuning_cache, cuda_graphs: for a GPU.
-        cpu_graphs: for a CPU.
-        limits: of one image.
-    """
-
-    device: str = "auto"
-    dtype: str = "auto"
-    backend: BackendSetting = "default"
-    loader: str = "auto"
-    decode_threads: int = 0
-    lanes: int = 0
-    threads_per_lane: int = 0
-    micro_batch: int = 0
-    max_batch_size: int = 0
-    fusion: Literal["auto", "off"] = "auto"
-    tuning: Literal["auto", "off", "force"] = "auto"
-    tuning_cache: str = "auto"
-    cuda_graphs: bool = True
-    cpu_graphs: bool = True
-    dali: DaliOptions = field(default_factory=DaliOptions)
-    limits: Limits = DEFAULT_LIMITS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,8 @@ from ..loaders.thread_clock import thread_cpu_seconds
 from .backend import BackendChoice
 from .decode_stage import DecodedBatch, DecodeStage
 from .device import Device
-from .errors import InferenceError
 from .forward import Forward, LanePlan, batches
-from .results import BatchResult, ForwardStats, ImageResult, Predictions
+from .results import BatchResult, ForwardStats, ImageResult, InferenceError, Predictions
 
 if TYPE_CHECKING:
     from ..models.serving.fused.report import FusionReport

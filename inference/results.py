@@ -6,10 +6,21 @@ import numpy as np
 import numpy.typing as npt
 
 from ..loaders.errors import InputError
-from .errors import InferenceError
 from .yielding import give_way
 
 SCORES_AT_ONCE = 1000
+
+INTERNAL_MESSAGE = "internal error; the log has the details under this request id"
+
+
+class InferenceError(Exception):
+    """An image that got no answer through a fault of ours; the log says which. `code` is that of the HTTP error."""
+
+    code = "internal"
+
+    def __init__(self, message: str = INTERNAL_MESSAGE) -> None:
+        super().__init__(message)
+        self.message = message
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,12 @@ from ..models.serving.fused.report import FusionReport
 from ..models.serving.prepare import prepare_for_inference
 from .device import CPU, Device
 from .forward import Forward, ForwardResult, LanePlan
+from .options import InferenceOptions
 from .pipeline import GPU_BATCH_SIZE
 
 if TYPE_CHECKING:
     from ..models.serving.cuda_graph import Capture, CudaGraphForward
     from ..models.serving.torchscript import TorchScriptForward
-    from .open import InferenceOptions
 
 
 logger = logging.getLogger("milkweed.opening")
@@ -58,7 +58,7 @@ def prepare_model(
     device: Device,
     dtype: str,
     size: int,
-    options: "InferenceOptions",
+    options: InferenceOptions,
 ) -> ServingForm:
     """Bring a model into its serving form: packed on a CPU, fused and tuned for each batch size on a GPU.
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..inference.errors import INTERNAL_MESSAGE
+from ..inference.results import INTERNAL_MESSAGE
 
 
 class ErrorKind(NamedTuple):

@@ -13,7 +13,8 @@ from ...inference.backend import BackendError, Candidate, find_candidates
 from ...inference.device import CPU
 from ...inference.forward import Forward, plan_lanes
 from ...inference.graph import Graph, graph_forward
-from ...inference.open import InferenceOptions, open_model
+from ...inference.open import open_model
+from ...inference.options import InferenceOptions
 from ...inference.torch_forward import TorchForward
 from ...jobs.search.quality import quality
 from ...jobs.search.runs import FEWEST

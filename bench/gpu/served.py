@@ -18,7 +18,8 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from ...inference.decode_stage import DecodedBatch
-from ...inference.open import InferenceOptions, open_model
+from ...inference.open import open_model
+from ...inference.options import InferenceOptions
 from ...inference.pipeline import Pipeline
 from ...kernels.impls.quarantine import VARIABLE, quarantined
 from ..bodies import made_jpegs, photos

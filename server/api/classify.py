@@ -19,9 +19,10 @@ from ..http.responses import send_whole
 from ..repository.served_model import ServedModel
 from ..scheduler.request import Outcome, outcome_label
 from ..security.auth import ACCOUNT_KEY, Authenticator
+from ..service.caller import Caller, CheckedImage, check_image
 from ..service.params import ClassifyParams, check_scores, params_for, read_params
 from ..service.service import Service
-from ..service.submit import CheckedImage, Requester, ask, check_image, count_outcomes, make_request
+from ..service.submit import classify, count_outcomes, make_request
 from ..telemetry.context import RequestContext, context_of
 from .stream import Stream, wants_stream
 
@@ -40,7 +41,7 @@ class Classify:
         early = form in ("raw", "array") or "model" in query
         params = self._params(query, context) if early else self._params_of_default(context)
         service.check_time(params.timeout_seconds, params.priority)
-        requester, streamed = Requester(context, receive), wants_stream(context.headers)
+        caller, streamed = Caller(context, receive), wants_stream(context.headers)
         with service.body_budget.lease() as lease:
             with ExitStack() as models:
                 models.enter_context(service.lifecycle.using(params.model))
@@ -54,16 +55,16 @@ class Classify:
                         images = await self._images(params, payload, scope, lease)
                         del payload  # with the body, of which the images may be copies
                         left, spec = _left(params, context), params.model.spec
-                        images = await service.sandboxed_images.decode(images, spec, lease, requester, left)
+                        images = await service.sandboxed_images.decode(images, spec, lease, caller, left)
                         context.end_stage("parse")
                         if not streamed:
-                            outcomes = await ask(service, params, images, requester)
+                            outcomes = await classify(service, params, images, caller)
                             answer = await self._answer(params, outcomes, context)
                 except TimeoutError:
                     milliseconds = round(params.timeout_seconds * 1e3)
                     raise ServiceError("deadline", f"no answer within {milliseconds} ms") from None
                 if streamed:
-                    await self._stream(params, images, requester, send)
+                    await self._stream(params, images, caller, send)
                     return
             del images
             lease.resize(len(answer.body))  # until the client has read it
@@ -110,21 +111,19 @@ class Classify:
         lease.take_for_answer(SCORE_BYTES * len(images) * params.top_k)
         return images
 
-    async def _stream(
-        self, params: ClassifyParams, images: list[CheckedImage], requester: Requester, send: Send
-    ) -> None:
+    async def _stream(self, params: ClassifyParams, images: list[CheckedImage], caller: Caller, send: Send) -> None:
         """Send each image's result as soon as it is there."""
-        service, model, context = self._service, params.model, requester.context
-        context.asks(model.name, len(images))
-        request, waiter, wanted = make_request(params, images, requester)
+        service, model, context = self._service, params.model, caller.context
+        context.note_request(model.name, len(images))
+        request, waiter, checked = make_request(params, images, caller)
         try:
-            if wanted:
-                service.submit(request, wanted)
+            if checked:
+                service.submit(request, checked)
         except ServiceError as error:
             service.finish(request)
             count_outcomes(service, model, {outcome_label(error): len(images)})
             raise
-        stream = Stream(params, request, requester, send, service.parsers)
+        stream = Stream(params, request, caller, send, service.parsers)
         try:
             await stream.run(waiter, request.deadline - time.perf_counter())
         finally:

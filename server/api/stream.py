@@ -11,8 +11,8 @@ from ..http.disconnect import cancel_on_disconnect
 from ..http.parser_threads import ParserThreads
 from ..repository.served_model import ServedModel
 from ..scheduler.request import Outcome, Request, outcome_label
+from ..service.caller import Caller
 from ..service.params import ClassifyParams
-from ..service.submit import Requester
 
 CONTENT_TYPE = b"application/x-ndjson"
 
@@ -29,9 +29,9 @@ class Stream:
     each outcome; images that were refused before have theirs already."""
 
     def __init__(
-        self, params: ClassifyParams, request: Request, requester: Requester, send: Send, parsers: ParserThreads
+        self, params: ClassifyParams, request: Request, caller: Caller, send: Send, parsers: ParserThreads
     ) -> None:
-        self._params, self._requester, self._send, self._parsers = params, requester, send, parsers
+        self._params, self._caller, self._send, self._parsers = params, caller, send, parsers
         self._ready: asyncio.Queue[tuple[int, Outcome] | None] = asyncio.Queue()
         self._open = set(range(len(request.outcomes)))
         self.counts: Counter[str] = Counter()  # images by how they ended
@@ -48,7 +48,7 @@ class Stream:
         """Send everything within `seconds`; each image without an answer by then gets an error. Raises
         ClientDisconnected where the client has gone."""
         waiter.add_done_callback(lambda _: self._ready.put_nowait(None))
-        receive, context = self._requester.receive, self._requester.context
+        receive, context = self._caller.receive, self._caller.context
         headers = [(b"content-type", CONTENT_TYPE), (b"server-timing", context.server_timing())]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
@@ -89,7 +89,7 @@ class Stream:
 
     async def _end(self) -> None:
         ok, total = self.counts["ok"], self.counts.total()
-        head, request_id = self._params.model.head_json, self._requester.context.request_id
+        head, request_id = self._params.model.head_json, self._caller.context.request_id
         body = b'%b%b", "images": %d, "succeeded": %d}\n' % (head, request_id, total, ok)
         await self._send({"type": "http.response.body", "body": body})
 

@@ -1,6 +1,6 @@
 """What settings say of how a bundle is opened for inference."""
 
-from ...inference.open import InferenceOptions
+from ...inference.options import InferenceOptions
 from ...loaders.decode.dali_options import DaliOptions
 from .settings import Settings, image_limits
 

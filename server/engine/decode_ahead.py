@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ...inference.decode_stage import DecodedBatch
-from ...inference.errors import InferenceError
-from ...inference.results import BatchResult
+from ...inference.results import BatchResult, InferenceError
 from ..scheduler.request import Batch
 
 Decoded = tuple[Batch, DecodedBatch]

@@ -12,9 +12,9 @@ from ..http.body_budget import BudgetLease
 from ..repository.served_model import ServedModel
 from ..security.auth import Authenticator
 from ..security.key_store import Account
+from ..service.caller import Caller
 from ..service.params import ClassifyParams, params_for
 from ..service.service import Service
-from ..service.submit import Requester
 from ..telemetry.context import RequestContext
 from . import metadata as describe
 from .grpc_convert import infer_response, parsed_bytes, read_infer_message
@@ -98,8 +98,8 @@ class GrpcService:
     async def _answer(self, request: InferRequest, size: int, model: ServedModel, call: Call) -> Any:
         service = self._service
         charge = partial(self._auth.charge_images, call.account)
-        requester = Requester(call.context, receive=None)
-        inference = Inference(service, *self._params(model, call), requester, call.lease, charge)
+        caller = Caller(call.context, receive=None)
+        inference = Inference(service, *self._params(model, call), caller, call.lease, charge)
         read = partial(service.parsers.run, partial(prepare, request, model, service.settings), size)
         return await inference.answer(read, partial(infer_response, self._messages, model))
 

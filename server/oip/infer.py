@@ -17,9 +17,10 @@ from ..errors import ServiceError
 from ..http.body_budget import BudgetLease
 from ..repository.served_model import ServedModel
 from ..scheduler.request import Outcome, outcome_label
+from ..service.caller import Caller, CheckedImage, check_image
 from ..service.params import ClassifyParams, check_scores
 from ..service.service import Service
-from ..service.submit import CheckedImage, Requester, ask, check_image, count_outcomes
+from ..service.submit import classify, count_outcomes
 from ..telemetry.context import RequestContext
 from .images import images_of
 from .options import OUTPUTS, Options, WantedOutput, read_options
@@ -63,7 +64,7 @@ class Inference:
     service: Service
     params: ClassifyParams
     requested: bool
-    requester: Requester
+    caller: Caller
     lease: BudgetLease
     charge: Callable[[int], None]
 
@@ -72,7 +73,7 @@ class Inference:
     ) -> T:
         """Read, classify and write, all before the time of the request is over. Raises ServiceError `deadline` when it
         is, what `read` and `write` raise, and the error of an image, see `_outcomes`."""
-        deadline = Deadline(self.params.timeout_seconds, self.requester.context, self.requested)
+        deadline = Deadline(self.params.timeout_seconds, self.caller.context, self.requested)
         try:
             async with asyncio.timeout(deadline.left()) as deadline.timeout:
                 prepared = await read()
@@ -101,12 +102,12 @@ class Inference:
             _refuse_bad(service, model, prepared.images)
         self.lease.take_for_answer(SCORE_BYTES * len(prepared.images) * params.top_k)
         images = await service.sandboxed_images.decode(
-            prepared.images, model.spec, self.lease, self.requester, deadline.left()
+            prepared.images, model.spec, self.lease, self.caller, deadline.left()
         )
-        self.requester.context.end_stage("parse")
+        self.caller.context.end_stage("parse")
         if not options.partial:
             _refuse_bad(service, model, images)
-        outcomes = await ask(service, params, images, self.requester)
+        outcomes = await classify(service, params, images, self.caller)
         bad = [index for index, outcome in enumerate(outcomes) if not isinstance(outcome, Predictions)]
         if bad and (not options.partial or len(bad) == len(outcomes)):
             raise _image_error(outcomes[bad[0]], bad[0], len(outcomes))

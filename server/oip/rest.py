@@ -19,9 +19,9 @@ from ..http.payload import payload_kind
 from ..http.responses import error_response, send_whole
 from ..repository.served_model import ServedModel
 from ..security.auth import ACCOUNT_KEY, Authenticator
+from ..service.caller import Caller
 from ..service.params import params_for
 from ..service.service import Service
-from ..service.submit import Requester
 from ..telemetry.context import RequestContext, context_of
 from . import metadata as describe
 from .images import decoded_bytes
@@ -91,7 +91,7 @@ class Infer:
         requested = b"x-request-timeout-ms" in context.headers
         charge = partial(self._auth.charge_images, scope.get(ACCOUNT_KEY))
         with service.body_budget.lease() as lease:
-            inference = Inference(service, params, requested, Requester(context, receive), lease, charge)
+            inference = Inference(service, params, requested, Caller(context, receive), lease, charge)
             with service.lifecycle.using(model):
                 read = partial(self._read, model, scope["path_params"]["name"], context, receive, lease)
                 body, headers = await inference.answer(read, partial(infer_answer, model))

@@ -25,7 +25,7 @@ from ..errors import ServiceError, internal_error
 from ..http.body_budget import BodyBudget, BudgetLease
 from ..http.parser_threads import KeptThreads
 from ..telemetry.families import counter
-from .submit import CheckedImage, Requester
+from .caller import Caller, CheckedImage
 
 logger = logging.getLogger("milkweed.sandbox")
 
@@ -76,7 +76,7 @@ class SandboxedImages:
         self._seconds = FIRST_GUESS_SECONDS
 
     async def decode(
-        self, images: list[CheckedImage], spec: PreprocessSpec, lease: BudgetLease, requester: Requester, left: float
+        self, images: list[CheckedImage], spec: PreprocessSpec, lease: BudgetLease, caller: Caller, left: float
     ) -> list[CheckedImage]:
         """The images, those of rare formats as crops, or with the error of each that could not be decoded.
 
@@ -92,14 +92,14 @@ class SandboxedImages:
         if not rare:
             return images
         size, waiter = sum(len(data) for _, data, _ in rare), asyncio.get_running_loop().create_future()
-        request = _Request(requester.context.caller, rare, spec, waiter, len(rare), size)
+        request = _Request(caller.context.caller, rare, spec, waiter, len(rare), size)
         self._admit(request, left)
         lease.take(3 * spec.size**2 * len(rare))
         self._requests.append(request)
         self._count(request.caller, 1, request.images, request.bytes)
         self._start()
         try:
-            await requester.wait(waiter)
+            await caller.wait(waiter)
         finally:
             self._requests.remove(request)
             self._count(request.caller, -1, -request.images, -request.bytes)

@@ -106,7 +106,7 @@ class RequestContext:
         """A stage outside the engine ends now; the engine writes down its own."""
         setattr(self.stages, stage, time.perf_counter())
 
-    def asks(self, model: str, images: int) -> None:
+    def note_request(self, model: str, images: int) -> None:
         """Write down which model gets how many images, with those that were refused already."""
         self.model_name, self.images = model, images
 

@@ -25,7 +25,8 @@ from milkweed.bench.peers.catalogue import PEERS, SERVERS, STAMP, Peer, running_
 from milkweed.bench.peers.servers.tiny_vit import RAW_BYTES, classify, decode, load
 from milkweed.bench.process import free_port, slow_device
 from milkweed.bench.server.bundles import tiny_bundle
-from milkweed.inference.open import InferenceOptions, open_model
+from milkweed.inference.open import open_model
+from milkweed.inference.options import InferenceOptions
 from milkweed.inference.results import Predictions
 from milkweed.inference.torch_forward import TorchForward
 from milkweed.loaders import PreprocessSpec, create_loader

@@ -15,7 +15,7 @@ from milkweed.inference.device import (
     resolve_dtypes,
     usable_cores,
 )
-from milkweed.inference.open import InferenceOptions
+from milkweed.inference.options import InferenceOptions
 from milkweed.server.config.inference_options import inference_options
 from milkweed.server.config.settings import Settings
 from milkweed.server.telemetry.system_metrics import container_memory

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from milkweed.inference.device import CPU, Device
 from milkweed.inference.forward import LanePlan
-from milkweed.inference.open import InferenceOptions
+from milkweed.inference.options import InferenceOptions
 from milkweed.inference.pipeline import Pipeline
 from milkweed.inference.torch_forward import NO_FUSED_KERNEL, TorchForward, prepare_model
 from milkweed.models.architectures.registry import create_model

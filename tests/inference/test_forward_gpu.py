@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from milkweed.inference.open import InferenceOptions, open_model
+from milkweed.inference.open import open_model
+from milkweed.inference.options import InferenceOptions
 from milkweed.inference.results import Predictions
 
 from ..support.server_parts import encoded

@@ -9,10 +9,9 @@ import torch
 
 from milkweed.inference import forward as forward_module
 from milkweed.inference.device import CPU, Device
-from milkweed.inference.errors import InferenceError
 from milkweed.inference.forward import Forward, LanePlan, batches, plan_lanes
 from milkweed.inference.pipeline import Pipeline
-from milkweed.inference.results import Predictions
+from milkweed.inference.results import InferenceError, Predictions
 from milkweed.inference.torch_forward import TorchForward
 from milkweed.loaders.errors import InputError
 from milkweed.models.architectures.registry import create_model

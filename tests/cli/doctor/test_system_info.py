@@ -108,7 +108,8 @@ def test_a_device_that_is_not_there_is_broken() -> None:
 
 def test_what_would_be_used_is_what_the_pipeline_has() -> None:
     from milkweed.cli.bundle_args import demo_bundle
-    from milkweed.inference.open import InferenceOptions, open_model
+    from milkweed.inference.open import open_model
+    from milkweed.inference.options import InferenceOptions
 
     found = plan(demo_bundle(), device="cpu", dtype="auto", lanes=3, decode_threads=5)
     pipeline = open_model(

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from milkweed.inference import backend, device
-from milkweed.inference.open import InferenceOptions, open_model
+from milkweed.inference.open import open_model
+from milkweed.inference.options import InferenceOptions
 from milkweed.jobs.search import runs, search
 from milkweed.jobs.search.compress import compress
 from milkweed.jobs.search.front import Target

@@ -20,7 +20,7 @@ from milkweed.server.http.body_budget import (
     PAUSE_SECONDS,
     BodyBudget,
 )
-from milkweed.server.service.submit import check_image
+from milkweed.server.service.caller import check_image
 
 from ...support.bodies import as_json, as_tensor, files, most_held, npy
 from ...support.server_parts import Start, check_error, encoded, entered

@@ -18,7 +18,7 @@ from milkweed.loaders.sandbox.process import Child, DiedError
 from milkweed.loaders.sandbox.sandbox import Sandbox
 from milkweed.server.config.settings import LOCAL_FORMATS
 from milkweed.server.service import sandboxed_images
-from milkweed.server.service.submit import CheckedImage, Requester
+from milkweed.server.service.caller import Caller, CheckedImage
 from milkweed.server.telemetry.context import RequestContext
 
 from ...support import server_parts
@@ -94,11 +94,11 @@ async def test_what_nobody_waits_for_is_dropped_and_counted_while_a_child_has_it
 
 async def test_a_child_keeps_its_own_image_and_none_beside_it(running: Start, turnstile: Turnstile) -> None:
     async with running(settings=RARE_TOO) as app:
-        spec, requester = PreprocessSpec.from_dict(server_parts.MEANS), Requester(RequestContext([]), None)
+        spec, caller = PreprocessSpec.from_dict(server_parts.MEANS), Caller(RequestContext([]), None)
         images: list[CheckedImage] = [(bmp(side), validate(bmp(side))) for side in (20, 30, 31)]
         kept = [weakref.ref(image[1]) for image in images if isinstance(image, tuple)]
         with app.service.body_budget.lease() as lease:
-            decoding = app.service.sandboxed_images.decode(images, spec, lease, requester, 100.0)
+            decoding = app.service.sandboxed_images.decode(images, spec, lease, caller, 100.0)
             task = asyncio.create_task(decoding)
             await turnstile.has(20)
             task.cancel()
