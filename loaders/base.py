@@ -45,14 +45,14 @@ class LoaderHealth:
         lost_images: images of such batches; all were decoded another way.
         quarantined_images: images that were decoded another way because their source had broken batches.
         quarantined_sources: sources in quarantine now.
-        trouble: why it cannot be built again; images are still decoded another way, but only a restart can help.
+        error: why it cannot be built again; images are still decoded another way, but only a restart can help.
     """
 
     rebuilds: int = 0
     lost_images: int = 0
     quarantined_images: int = 0
     quarantined_sources: int = 0
-    trouble: str | None = None
+    error: str | None = None
 
 
 SOUND = LoaderHealth()

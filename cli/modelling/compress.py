@@ -26,7 +26,7 @@ def compress(options: CompressOptions) -> None:
     """Make a model smaller and faster, and say what it cost.
 
     With --images, one command searches: tokens, 8 bits and training by photographs alone, every trial measured on
-    this machine; the result keeps the promise that is asked for, or the command says what can be had. An interrupted
+    this machine; the result meets the target that is asked for, or the command says what can be had. An interrupted
     search goes on when the same command is given again. Both forms write a report, OUT/report.html.
 
     Without it, you choose (the expert's form). With --calibration, layers keep the

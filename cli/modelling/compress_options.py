@@ -56,13 +56,13 @@ class CompressOptions:
         Path | None,
         text_option("DIR", "Folder of 32 photographs or more: search by them. Labels are used where given."),
     ] = None
-    speedup: Annotated[float | None, decimal_option("Promise: times as fast as the dense model in float32.")] = None
-    target_ms: Annotated[float | None, decimal_option("Promise: milliseconds an image at most.")] = None
+    speedup: Annotated[float | None, decimal_option("Target: minimum speedup over the dense model in float32.")] = None
+    target_ms: Annotated[float | None, decimal_option("Target: maximum latency, ms/image.")] = None
     max_drop: Annotated[
-        float | None, decimal_option("Promise: points of top-1 lost at most, by the 95 % interval; 1 if none is given.")
+        float | None, decimal_option("Target: points of top-1 lost at most, by the 95 % interval; 1 if none is given.")
     ] = None
-    bytes: Annotated[str | None, text_option("SIZE", "Promise: size of the bundle at most, such as 6MB.")] = None
-    batch: Annotated[str, text_option("LIST", "Images at a time for which a promised speed has to hold.")] = "1,8"
+    bytes: Annotated[str | None, text_option("SIZE", "Target: maximum size of the bundle, such as 6MB.")] = None
+    batch: Annotated[str, text_option("LIST", "Batch sizes at which a target of speed has to be met.")] = "1,8"
     backend: Annotated[
         str, text_option("LIST", "torch, onnxruntime, openvino: what may compute the result. All that are installed.")
     ] = ""

@@ -1,4 +1,4 @@
-"""The form of `milkweed compress` that searches: promises in, a table of everything that was measured out."""
+"""The form of `milkweed compress` that searches: targets in, a table of everything that was measured out."""
 
 from dataclasses import MISSING, fields, replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Searches, and writes the bundle that keeps the promise, with a record and a report of all that was measured."""
+"""Searches, and writes the bundle that meets the target, with a record and a report of all that was measured."""
 
 import shutil
 from collections.abc import Mapping

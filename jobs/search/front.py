@@ -1,4 +1,4 @@
-"""Chooses among measured models: the one that keeps a promise best."""
+"""Chooses among measured models: the one that meets a target best."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from ...models.report.frontier import Quality
 
 
 class TargetError(ValueError):
-    """No model that was tried keeps the promise; the message says what can be had."""
+    """No model that was tried meets the target; the message says what can be had."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Target:
-    """A promise; one of the four, or none, which means MAX_DROP.
+    """What the result has to reach; one of the four, or none, which means MAX_DROP.
 
     Args:
         speedup: times as fast as the dense model in the backend and float32 that it is fastest in, at each batch size.
@@ -53,7 +53,7 @@ class Target:
     def __post_init__(self) -> None:
         given = {name: value for name, value in vars(self).items() if value is not None}
         if len(given) > 1:
-            raise ValueError(f"targets {' and '.join(given)}: only one can be promised")
+            raise ValueError(f"targets {' and '.join(given)}: only one can be asked for")
         for name, value in given.items():
             if not 0 < value < inf:
                 raise ValueError(f"target {name} {value} must be a number above 0")
@@ -68,7 +68,7 @@ AS_FAST = 1.03
 
 
 def pick(models: Sequence[Measured], dense: Measured, target: Target) -> Measured:
-    """Return the model that keeps the promise: with the least KL, or for `drop` one of the fastest.
+    """Return the model that meets the target: with the least KL, or for `drop` one of the fastest.
 
     Raises:
         TargetError: none does.
@@ -134,7 +134,7 @@ def _no_drop(wanted: float, best: Measured | None) -> str:
         return f"a loss of at most {wanted:g} points: none of the models is faster than the dense one"
     found = best.quality.change
     return (
-        f"a loss of at most {wanted:g} points cannot be promised by {best.quality.images} images: the surest model "
+        f"a loss of at most {wanted:g} points cannot be shown by {best.quality.images} images: the surest model "
         f"lost {-found.value:.2f} and, by the interval, up to {-found.low:.2f} points ({_described(best)}); "
         "more images may tell"
     )

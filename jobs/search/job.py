@@ -20,9 +20,9 @@ class SearchJob:
     Args:
         source: the bundle of the dense model.
         images: a folder of images, labelled or not; every second one fits, the others judge.
-        target: what is promised.
+        target: what the result has to reach.
         backends: those that may compute the result; empty for all that are installed.
-        batches: numbers of images at a time for which the promise of speed holds.
+        batches: numbers of images at a time for which a target of speed holds.
         max_images: how many images are used at most, evenly spaced.
         keep_weights: write the weights beside a graph, for torch and GPUs, and to train on from.
         distil: train the chosen model to answer as the dense one, for some minutes.

@@ -39,7 +39,7 @@ SCREENED_IMAGES = 64
 """Token schedules are compared by so many judging images; those that are left, by all."""
 
 MEASURED, NARROWER, DISTILLED = 4, 2, 2
-"""So many token schedules are exported, quantised and timed where no speed is promised; so many models that are narrow
+"""So many token schedules are exported, quantised and timed where no speed is asked for; so many models that are narrow
 enough for the bytes; so many are trained."""
 
 MOST_KL = 0.3
@@ -53,7 +53,7 @@ class Found:
     Args:
         dense: the dense model in float32, in the backend that it is fastest in.
         models: everything that was measured.
-        chosen: the one that keeps the promise.
+        chosen: the one that meets the target.
     """
 
     dense: Measured
@@ -84,7 +84,7 @@ class Search:
         """Search, and choose.
 
         Raises:
-            TargetError: no model keeps the promise; the message says what can be had.
+            TargetError: no model meets the target; the message says what can be had.
         """
         exact = self._exact()
         self._measure(exact)
@@ -188,7 +188,7 @@ class Search:
         return float(self.trials.get(f"screened/{levers.file}", measured))
 
     def _schedules(self, cost: Mapping[TokenPlan, int], best: Levers) -> None:
-        """Measure some schedules: those that find the first one which keeps a promise of speed, or from end to end.
+        """Measure some schedules: those that find the first one which meets a target of speed, or from end to end.
 
         Args:
             cost: multiply-accumulates of each, the least KL and the most operations first.
@@ -240,7 +240,7 @@ class Search:
         return DISTILLED if self.job.distil else 0
 
     def _wanted_speedup(self) -> float | None:
-        """The promised speed, as times the dense model's; None where none is promised."""
+        """The speedup that is asked for; None where none is."""
         target = self.job.target
         if target.ms is not None:
             return max(self.runs.dense.ms.values()) / target.ms

@@ -89,8 +89,8 @@ class DaliLoader:
     def health(self) -> LoaderHealth:
         """See `Loader.health`."""
         counts, graph = self.counts, self.graph
-        trouble = graph.trouble if graph.failed_builds >= MOST_FAILED_BUILDS else None
-        return LoaderHealth(graph.rebuilds, counts.retried, counts.quarantined, len(self._quarantine), trouble)
+        error = graph.error if graph.failed_builds >= MOST_FAILED_BUILDS else None
+        return LoaderHealth(graph.rebuilds, counts.retried, counts.quarantined, len(self._quarantine), error)
 
     def load(
         self,

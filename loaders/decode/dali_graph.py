@@ -69,7 +69,7 @@ class DaliGraph:
         self.spec, self.options, self.device = spec, options, device
         self.dtype: torch.dtype = getattr(torch, options.dtype)
         self.rebuilds, self.failed_builds = 0, 0
-        self.trouble: str | None = None
+        self.error: str | None = None
         self._threads, self._device_id = num_threads, device_id if device == "gpu" else None
         self._dali = import_dali()
         self.pipeline: Any = self.build()
@@ -125,9 +125,9 @@ class DaliGraph:
             self.pipeline = self.build()
         except LoaderError as error:
             self.failed_builds += 1
-            self.trouble = str(error)
-            raise DaliError(self.trouble) from None
-        self.failed_builds, self.trouble = 0, None
+            self.error = str(error)
+            raise DaliError(self.error) from None
+        self.failed_builds, self.error = 0, None
 
     def build(self) -> Any:
         """Return a new pipeline, built; raise LoaderError if it cannot be built here."""

@@ -26,7 +26,7 @@ def collect_decoders(models: Mapping[str, ServedModel]) -> Iterator[Metric]:
     yield counter("decoder_quarantined_images", text, model=total("quarantined_images"))
     yield gauge("decoder_quarantined_sources", "Sources that are kept from it now.", model=total("quarantined_sources"))
     text = "0 where a decoder cannot be made anew and only a restart can help."
-    healthy = {name: float(all(each.trouble is None for each in devices)) for name, devices in health.items()}
+    healthy = {name: float(all(each.error is None for each in devices)) for name, devices in health.items()}
     yield gauge("decoder_healthy", text, model=healthy)
 
 

@@ -95,7 +95,7 @@ class EngineGroup(EngineEvents):
         return all(engine.ended for engine in self.engines)
 
     @property
-    def trouble(self) -> str | None:
+    def error(self) -> str | None:
         """Says in words which engines do not answer; None where all do."""
         lost = [name for name, engine in zip(self.names, self.engines, strict=True) if not engine.alive]
         if not lost:

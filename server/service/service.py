@@ -175,17 +175,17 @@ class Service(EngineEvents):
 
     def check_alive(self) -> None:
         """Raises ServiceError where only a restart of the process brings back what is lost, though others go on."""
-        trouble = None if self.draining else next(self._troubles(), None)
-        if trouble is not None:
-            raise ServiceError("internal", trouble)
+        error = None if self.draining else next(self._errors(), None)
+        if error is not None:
+            raise ServiceError("internal", error)
 
-    def _troubles(self) -> Iterator[str]:
-        if self.engines.trouble is not None:
-            yield self.engines.trouble
+    def _errors(self) -> Iterator[str]:
+        if self.engines.error is not None:
+            yield self.engines.error
         for name, model in self.models.items():
             for pipeline in model.pipelines.values():
-                if pipeline.loader.health.trouble is not None:
-                    yield f"the decoder of {name} is lost: {pipeline.loader.health.trouble}"
+                if pipeline.loader.health.error is not None:
+                    yield f"the decoder of {name} is lost: {pipeline.loader.health.error}"
 
     def submit(self, request: Request, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
         """Queue a request: all of its images or none. Raises ServiceError `overloaded` with an estimate of when there

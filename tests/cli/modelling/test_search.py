@@ -43,7 +43,7 @@ def test_options_of_one_form_are_refused_in_the_other(refused: Refused, tmp_path
     said = refused("compress", *paths, "--images", tmp_path, "--budget", 0.5, code=2)
     assert "--budget is of the expert's form, not of a search" in said
     said = refused("compress", *paths, "--images", tmp_path, "--speedup", 2, "--max-drop", 1, code=2)
-    assert "speedup and drop: only one can be promised" in said
+    assert "speedup and drop: only one can be asked for" in said
     for option, value in (
         ("--bytes", "6 parsecs"),
         ("--batch", "1,x"),

@@ -1,4 +1,4 @@
-"""Promises are kept by what was measured, or refused with what can be had."""
+"""Targets are met by what was measured, or refused with what can be had."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_the_front_has_what_nothing_beats() -> None:
         (Target(bytes=100), "slow"),  # bytes alone may cost speed
     ],
 )
-def test_a_promise_is_kept_with_the_least_divergence_or_fastest(target: Target, name: str) -> None:
+def test_a_target_is_met_with_the_least_divergence_or_fastest(target: Target, name: str) -> None:
     assert pick(MODELS, DENSE, target).name == name
 
 
@@ -63,15 +63,13 @@ def test_what_is_slower_than_the_dense_model_is_not_taken() -> None:
         (Target(bytes=10), "10 bytes cannot be kept: the least of 6 models has 20 bytes .slow"),
     ],
 )
-def test_a_promise_that_cannot_be_kept_says_what_can(target: Target, said: str) -> None:
+def test_a_target_that_cannot_be_met_says_what_can(target: Target, said: str) -> None:
     with pytest.raises(TargetError, match=said):
         pick(MODELS, DENSE, target)
 
 
 def test_a_loss_that_so_few_images_cannot_show_is_refused_with_what_they_show() -> None:
-    with pytest.raises(
-        TargetError, match=r"at most 0.1 points cannot be promised by 250 images.*up to 0.50 points .bits"
-    ):
+    with pytest.raises(TargetError, match=r"at most 0.1 points cannot be shown by 250 images.*up to 0.50 points .bits"):
         pick(MODELS[1:3], DENSE, Target(drop=0.1))
 
 

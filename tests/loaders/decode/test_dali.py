@@ -99,7 +99,7 @@ def test_a_batch_that_dali_loses_is_answered_and_the_graph_rebuilt(picture, enco
     assert np.array_equal(result.pixels, loader.load([*good[:3], *good[4:]]).pixels)  # as if it had not been there
     assert result.decoders == ["dali"] * 6
     assert (loader.counts.retried, loader.health.rebuilds) == (before.retried + 7, 1)
-    assert loader.health.trouble is None
+    assert loader.health.error is None
     # and the next batch is DALI's again
     assert loader.load(good).decoders == ["dali"] * 7
 

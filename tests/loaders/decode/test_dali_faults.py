@@ -58,7 +58,7 @@ def test_any_error_of_a_run_costs_a_rebuild_and_no_image(loader, good, caplog):
     assert "JFIF" not in caplog.text  # no image bytes
 
 
-def test_a_graph_that_cannot_be_built_anew_is_trouble_until_it_can(loader, good, monkeypatch):
+def test_a_graph_that_cannot_be_built_anew_is_an_error_until_it_can(loader, good, monkeypatch):
     build = DaliGraph.build
 
     def refuse(graph: DaliGraph) -> Any:
@@ -68,12 +68,12 @@ def test_a_graph_that_cannot_be_built_anew_is_trouble_until_it_can(loader, good,
     monkeypatch.setattr(DaliGraph, "build", refuse)
     wanted = CpuLoader(SPEC).load(good).pixels
     assert np.array_equal(loader.load(good).pixels, wanted)
-    assert loader.health.trouble is None  # once may be chance
+    assert loader.health.error is None  # once may be chance
     assert np.array_equal(loader.load(good).pixels, wanted)
-    assert loader.health.trouble == "DALI cannot be built for the cpu: no memory"
+    assert loader.health.error == "DALI cannot be built for the cpu: no memory"
     monkeypatch.setattr(DaliGraph, "build", build)
     assert loader.load(good).decoders == ["dali"] * 4
-    assert loader.health.trouble is None
+    assert loader.health.error is None
 
 
 def test_several_bad_bodies_in_one_batch(loader, good):

@@ -1,4 +1,4 @@
-"""What a search promises, what it cannot promise, and what it refuses to begin with."""
+"""The targets that a search meets, those that it cannot, and what it refuses to begin with."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,11 +32,11 @@ def test_another_searchs_folder_is_not_gone_on_with(job: SearchJob, monkeypatch:
         compress(replace(job, batches=(2,)))
 
 
-def test_what_cannot_be_promised_says_what_can(job: SearchJob) -> None:
+def test_a_target_out_of_reach_says_what_can(job: SearchJob) -> None:
     with pytest.raises(TargetError, match="1000 times as fast as dense cannot be kept: the fastest of"):
         compress(replace(job, target=Target(speedup=1000)))
     assert not job.out.exists()
-    _, config = compress(replace(job, target=Target(bytes=1 << 30)))  # what was measured serves the next promise
+    _, config = compress(replace(job, target=Target(bytes=1 << 30)))  # what was measured serves the next target
     assert config.metrics["search"]["models"]
 
 
@@ -63,7 +63,7 @@ def test_the_first_schedule_that_keeps_a_speed_is_bisected(job: SearchJob, monke
     assert len(tried) <= 4
 
 
-def test_narrower_layers_keep_a_promise_of_bytes(job: SearchJob, vit: Path) -> None:
+def test_narrower_layers_meet_a_target_of_bytes(job: SearchJob, vit: Path) -> None:
     whole = sum(each.numel() * 4 for each in load_bundle(vit)[0].state_dict().values())
     _, config = compress(replace(job, target=Target(bytes=int(0.75 * whole))))
     (chosen,) = (row for row in config.metrics["search"]["models"] if row["chosen"])
