@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ..support.waiting import HANG_SECONDS
 from . import __main__ as runner
 from .finding import Finding, Target, attempt
 
@@ -38,15 +39,16 @@ def hangs(draw: random.Random) -> None:
     [
         (finds, "fuzzed: seed 2: ZeroDivisionError: "),
         (dies, "fuzzed: seed 0: its process died: SIGKILL"),
-        (hangs, "fuzzed: seed 0: a case takes more than 0.5 s"),
+        (hangs, "fuzzed: seed 0: a case takes more than 0.1 s"),
     ],
 )
 def test_a_finding_is_named_by_its_seed(
     target: Target, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(runner, "CASE_SECONDS", 0.5)
+    monkeypatch.setattr(runner, "CASE_SECONDS", 0.1 if target is hangs else HANG_SECONDS)
+    monkeypatch.setattr(runner, "MOST_FINDINGS", 1)  # it ends by that, however long a case takes
     first = next(seed for seed in range(99) if not random.Random(seed).randrange(3))
-    assert runner.fuzz("fuzzed", target, 0, 0.2, tmp_path) == 1
+    assert runner.fuzz("fuzzed", target, 0, HANG_SECONDS, tmp_path) == 1
     printed = capsys.readouterr().out
     assert words.replace("seed 2", f"seed {first}") in printed
     assert "1 findings" in printed
