@@ -12,18 +12,17 @@ from typing import Any
 import torch
 
 from ..kernels.impls.all import all_impls
+from .gpu.device import SMALL, Ceilings, measure_ceilings
 from .gpu.journal import Record
-from .gpu.rows.bench import Bench
-from .gpu.rows.device import SMALL, Ceilings, measure_ceilings
-from .gpu.rows.mlp import mlp_rows
-from .gpu.rows.shapes import MLP_SHAPES, MlpShape
-from .gpu.rows.timing import HostTimer
+from .gpu.measure import Bench
+from .gpu.plan import MLP_SHAPES
+from .gpu.rows import mlp_rows
 from .machine import about, torch_threads
 
 DEFAULT_OUT = Path("bench/results/kernels.json")
 GPU_OUT = Path("bench/results/gpu.json")
 
-SHAPES = tuple(shape for shape in MLP_SHAPES if shape.name.startswith("ViT-"))
+SHAPES = tuple(name for name in MLP_SHAPES if name.startswith("ViT-"))
 
 DTYPES = ("float32", "bfloat16")
 NBLOCKS = (2, 4, 8)  # that all shapes can be cut into
@@ -67,18 +66,18 @@ def run(
 
 
 def _measured(
-    cells: Sequence[tuple[MlpShape, int]], nblocks: int, dtype: torch.dtype, rounds: int, progress: Progress | None
+    cells: Sequence[tuple[str, int]], nblocks: int, dtype: torch.dtype, rounds: int, progress: Progress | None
 ) -> tuple[list[Record], Ceilings]:
     """The rows of all shapes and batches, and the highest that copies and products reached beside them."""
     torch.manual_seed(0)
-    device, timer, rows = torch.device("cpu"), HostTimer(rounds), list[Record]()
-    ceilings = measure_ceilings(device, dtype, timer, SMALL)
+    device, rows = torch.device("cpu"), list[Record]()
+    ceilings = measure_ceilings(device, dtype, SMALL, rounds)
     impls = [impl for impl in all_impls() if not impl.name.startswith(("native", "triton"))]
-    bench = Bench(device, dtype, nblocks, impls, timer, ceilings)
+    bench = Bench(device, dtype, nblocks, impls, ceilings, rounds=rounds)
     for done, (shape, batch) in enumerate(cells, 1):
-        rows += mlp_rows(shape.name, batch, bench)
+        rows += mlp_rows(shape, batch, bench)
         # Others may have had the cores before: what was reached once is what there is.
-        now = measure_ceilings(device, dtype, timer, SMALL)
+        now = measure_ceilings(device, dtype, SMALL, rounds)
         ceilings = Ceilings(
             max(ceilings.bytes_per_second, now.bytes_per_second), max(ceilings.flops_per_second, now.flops_per_second)
         )

@@ -161,7 +161,7 @@ def kernels(document: Document) -> Any:
     """`bench kernels` and `bench.gpu`: the roofline, with the fastest way of each family, shape and batch below it.
 
     The roof is what a large copy and a large matrix product reached in the same run. Operations and bytes of a point
-    are what its algorithm cannot avoid (`bench/gpu/rows/shapes.py`). What fits in a cache may lie above the slope.
+    are what its algorithm cannot avoid (`bench/gpu/rows.py`). What fits in a cache may lie above the slope.
     """
     best: dict[tuple[str, str, int], Mapping[str, Any]] = {}
     for row in document["rows"]:

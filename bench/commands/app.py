@@ -121,7 +121,7 @@ def kernels(
 
 def _gpu_kernels(nblocks: int, files: Files) -> None:
     """The benchmark of the GPU, which prints its own tables; its journal stays beside the JSON."""
-    from ..gpu import command
+    from ..gpu import __main__ as command
 
     journal = files.document.with_suffix(".jsonl")
     journal.unlink(missing_ok=True)  # this command measures anew each time; `python -m milkweed.bench.gpu` goes on

@@ -6,195 +6,175 @@ multiprocessors ran at; a weaker peer, one round or an unknown clock proves noth
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
-from typing import Any
 
-from .rows.shapes import ALL, FORWARDS, GOAL_BATCHES, GOAL_SHAPES, MLP_SHAPES, MLPS, ROUNDS
+from .journal import Record
+from .plan import (
+    ALL,
+    DENSE_COMPILED,
+    DENSE_EAGER,
+    FORWARDS,
+    GOAL_BATCHES,
+    GOAL_SHAPES,
+    MLP_SHAPES,
+    MLPS,
+    ROUNDS,
+    TWIN_COMPILED,
+    TWIN_EAGER,
+)
 
-Row = dict[str, Any]
-
-DENSE_COMPILED, DENSE_EAGER = "dense, torch.compile", "dense eager"
-TWIN_COMPILED, TWIN_EAGER = "dense twin, torch.compile", "dense twin, eager launches"
-"""Candidates that goals name: PyTorch's strongest (max-autotune), and the way most people run a model."""
+TRAINED = ("fused, bfloat16", "fused, float16")
+ONCE = (1,)
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A speed over peers.
+    """A figure that is to be reached: of a candidate's rows, or where there are peers, a speedup over them.
 
     Args:
-        wanted: how many times faster than the fastest peer the fastest of `ours` is to be.
-        section, what, batch: of the rows.
-        peers: candidates that must have been timed.
-        ours: how our candidates' names begin.
+        target: the figure's bound, or the speedup.
+        ours: the candidate, whose worst row counts; of a speedup how our candidates' names begin: the fastest counts.
+        figure: its name in the rows' `figures`.
+        at_most: the target is the largest figure allowed, not the smallest.
+        rounds: it must be there in each; the worst counts, since that is what all of them showed.
+        what, batch: of the rows of a speedup.
+        peers: candidates that must have been timed; the fastest counts.
     """
 
     name: str
-    wanted: float
+    target: float
     section: str
-    what: str
-    batch: int
-    peers: tuple[str, ...]
-    ours: str = ""
+    ours: str
+    figure: str = ""
+    at_most: bool = False
+    rounds: tuple[int, ...] = ROUNDS
+    what: str = ""
+    batch: int = 0
+    peers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Bound:
-    """A figure that is to be `wanted` at most, or at least.
-
-    Args:
-        section, candidate: of the rows; the worst of them counts.
-        figure: its name in their `figures`.
-        rounds: it must be there in each.
-    """
-
-    name: str
-    wanted: float
-    section: str
-    candidate: str
-    figure: str
-    at_most: bool = True
-    rounds: tuple[int, ...] = (1,)
-
-
-TRAINED = ("fused, bfloat16", "fused, float16")
-
-BOUNDS = (
-    Bound("ViT-B over HTTP: ms, the median of one JPEG alone", 3.0, "served", "one JPEG", "p50_ms", rounds=ROUNDS),
-    Bound("ViT-B over HTTP: share of its slowest part", 0.8, "served", "end to end", "of_the_limit", False, ROUNDS),
-    Bound("ViT-B, all linears Monarch: bytes of weights of the dense model's", 0.45, "served", "weights", "of_dense"),
-    Bound("ViT-B over HTTP: MB that 100,000 images leave behind", 64.0, "served", "growth", "growth_mb"),
-    *(Bound(f"logits of trained models, {each}", 1e-2, "numerics", each, "logits_error") for each in TRAINED),
-    *(Bound(f"percent of equal top-1, {each}", 99.5, "numerics", each, "agreement", False) for each in TRAINED),
-)
-"""What is asked of the service and of trained models."""
+def goals() -> list[Goal]:
+    """Return every goal, those measured first coming first."""
+    http = "ViT-B over HTTP"
+    weights = "ViT-B, all linears Monarch: bytes of weights of the dense model's"
+    return [
+        *_speedups(),
+        Goal(f"{http}: ms, the median of one JPEG alone", 3.0, "served", "one JPEG", "p50_ms", True),
+        Goal(f"{http}: share of its slowest part", 0.8, "served", "end to end", "of_the_limit"),
+        Goal(weights, 0.45, "served", "weights", "of_dense", True, ONCE),
+        Goal(f"{http}: MB that 100,000 images leave behind", 64.0, "served", "growth", "growth_mb", True, ONCE),
+        *(
+            Goal(f"logits of trained models, {way}", 1e-2, "numerics", way, "logits_error", True, ONCE)
+            for way in TRAINED
+        ),
+        *(Goal(f"percent of equal top-1, {way}", 99.5, "numerics", way, "agreement", False, ONCE) for way in TRAINED),
+    ]
 
 
-def speed_goals() -> list[Goal]:
-    """Every goal that is a speed over peers, those measured first coming first."""
-    found = []
-    for shape in MLP_SHAPES:
+def _speedups() -> Iterator[Goal]:
+    for name, shape in MLP_SHAPES.items():
         for batch in GOAL_BATCHES if shape.goal else ():
-            name, strongest = f"MLP {shape.name} batch {batch}", (DENSE_COMPILED, DENSE_EAGER)
-            found.append(Goal(f"{name}: over dense", shape.goal or 0, "mlp", shape.name, batch, strongest))
+            over_dense = partial(Goal, section="mlp", what=name, batch=batch, peers=(DENSE_COMPILED, DENSE_EAGER))
+            yield over_dense(f"MLP {name} batch {batch}: over dense", shape.goal or 0, ours="")
             # 2 %: two timings of the same code differ by that.
-            no_loss = f"{name}: tuned is not slower than dense"
-            found.append(Goal(no_loss, 0.98, "mlp", shape.name, batch, strongest, "tuned"))
-    for what in GOAL_SHAPES:
+            yield over_dense(f"MLP {name} batch {batch}: tuned is not slower than dense", 0.98, ours="tuned")
+    for name in GOAL_SHAPES:
         for batch in GOAL_BATCHES:
-            for peer, wanted in (("SDPA flash", 1.3), ("SDPA cuDNN", 1.0)):
-                name = f"attention {what} batch {batch}: over {peer}"
-                found.append(Goal(name, wanted, "attention", what, batch, (peer,)))
-    return [*found, *_forward_goals()]
+            for peer, target in (("SDPA flash", 1.3), ("SDPA cuDNN", 1.0)):
+                title = f"attention {name} batch {batch}: over {peer}"
+                yield Goal(title, target, "attention", "", what=name, batch=batch, peers=(peer,))
+    for arch, layers, targets in (
+        ("vit_base_patch16_224", MLPS, {TWIN_COMPILED: 1.35}),
+        ("vit_base_patch16_224", ALL, {TWIN_COMPILED: 1.8}),
+        ("vitae_basic_tiny", MLPS, {TWIN_EAGER: 3.0, TWIN_COMPILED: 1.5}),
+        ("vitae_basic_small", MLPS, {TWIN_EAGER: 3.0, TWIN_COMPILED: 1.5}),
+    ):
+        ours = f"fused {'+'.join(layers)}"
+        for batch in FORWARDS[arch][1]:
+            for peer, target in targets.items():
+                title = f"{arch} {ours} batch {batch}: over {peer}"
+                yield Goal(title, target, "forward", ours, what=arch, batch=batch, peers=(peer,))
 
 
-def _forward_goals() -> Iterator[Goal]:
-    wanted = {
-        ("vit_base_patch16_224", MLPS): {TWIN_COMPILED: 1.35},
-        ("vit_base_patch16_224", ALL): {TWIN_COMPILED: 1.8},
-        ("vitae_basic_tiny", MLPS): {TWIN_EAGER: 3.0, TWIN_COMPILED: 1.5},
-        ("vitae_basic_small", MLPS): {TWIN_EAGER: 3.0, TWIN_COMPILED: 1.5},
-    }
-    for (arch, layers), peers in wanted.items():
-        for batch in FORWARDS[arch].batches:
-            for peer, times in peers.items():
-                ours = f"fused {'+'.join(layers)}"
-                yield Goal(f"{arch} {ours} batch {batch}: over {peer}", times, "forward", arch, batch, (peer,), ours)
-
-
-def judge(rows: Sequence[Row]) -> list[Row]:
+def judge(rows: Sequence[Record]) -> list[Record]:
     """Return each goal with `measured` (None, with a reason in `why`) and `met`."""
-    return [*(_judged(goal, rows) for goal in speed_goals()), *(_judged_bound(bound, rows) for bound in BOUNDS)]
+    return [_judged(goal, [row for row in rows if row["section"] == goal.section]) for goal in goals()]
 
 
-def _judged_bound(bound: Bound, rows: Sequence[Row]) -> Row:
-    said: Row = {"goal": bound.name, "wanted": bound.wanted, "at_most": bound.at_most, "measured": None, "met": None}
-    here = [r for r in rows if (r["section"], r.get("candidate")) == (bound.section, bound.candidate)]
-    worst, found = max if bound.at_most else min, list[float]()
-    for turn in bound.rounds:
-        figures = [row["figures"].get(bound.figure) for row in here if row["round"] == turn]
-        if not figures or None in figures:
-            note = "; ".join(row["note"] for row in here if row["round"] == turn and row["note"])
-            return {**said, "why": f"round {turn}: {note or f'no row of {bound.candidate}'}"}
-        if words := [figure for figure in figures if isinstance(figure, str)]:
-            return {**said, "why": f"round {turn}: {bound.figure} is {words[0]}"}
-        found.append(worst(figures))
-    measured = worst(found)
-    met = measured <= bound.wanted if bound.at_most else measured >= bound.wanted
-    return {**said, "measured": measured, "met": met, "rounds": found}
+def _judged(goal: Goal, rows: Sequence[Record]) -> Record:
+    said: Record = {"goal": goal.name, "wanted": goal.target, "measured": None, "met": None}
+    if goal.figure:
+        said["at_most"] = goal.at_most
+    values, timed = list[float](), list[Record]()
+    for turn in goal.rounds:
+        value = (_figure if goal.figure else _speedup)(goal, [row for row in rows if row.get("round") == turn], timed)
+        if isinstance(value, str):
+            return {**said, "why": f"round {turn}: {value}"}
+        values.append(value)
+    worst = max(values) if goal.at_most else min(values)
+    met = worst <= goal.target if goal.at_most else worst >= goal.target
+    said |= {"measured": worst, "met": met, "rounds": values}
+    if timed:
+        clocks = [row["sm_mhz"] for row in timed]
+        spread = max(values) / min(values) - 1
+        said |= {"by": timed[-2]["candidate"], "spread": spread, "sm_mhz": [min(clocks), max(clocks)]}
+    return said
 
 
-def _judged(goal: Goal, rows: Sequence[Row]) -> Row:
-    said: Row = {"goal": goal.name, "wanted": goal.wanted, "measured": None, "met": None}
-    here = [r for r in rows if (r["section"], r.get("what"), r.get("batch")) == (goal.section, goal.what, goal.batch)]
-    ratios, clocks, by = [], list[float](), ""
-    for turn in ROUNDS:
-        found = _ratio(goal, [row for row in here if row["round"] == turn])
-        if isinstance(found, str):
-            return {**said, "why": f"round {turn}: {found}"}
-        ratio, own, peer = found
-        by = own["candidate"]
-        ratios.append(float(f"{ratio:.4g}"))
-        clocks += [own["sm_mhz"], peer["sm_mhz"]]
-    # The smaller of the two rounds is what was shown twice.
-    facts = {"rounds": ratios, "spread": max(ratios) / min(ratios) - 1, "sm_mhz": [min(clocks), max(clocks)]}
-    return {**said, "measured": min(ratios), "met": min(ratios) >= goal.wanted, "by": by, **facts}
+def _figure(goal: Goal, rows: Sequence[Record], _: list[Record]) -> float | str:
+    """Return the worst figure of a round; why it is not known."""
+    ours = [row for row in rows if row["candidate"] == goal.ours]
+    figures = [row["figures"].get(goal.figure) for row in ours]
+    if not figures or None in figures:
+        return "; ".join(row["note"] for row in ours if row["note"]) or f"no row of {goal.ours}"
+    if words := [figure for figure in figures if isinstance(figure, str)]:
+        return f"{goal.figure} is {words[0]}"
+    return float(max(figures) if goal.at_most else min(figures))
 
 
-def _ratio(goal: Goal, rows: Sequence[Row]) -> tuple[float, Row, Row] | str:
-    """How many times faster ours is in one round, with both rows; why that is not known."""
-    named = {row["candidate"]: row for row in rows}
+def _speedup(goal: Goal, rows: Sequence[Record], timed: list[Record]) -> float | str:
+    """Return how many times faster ours is in a round, and add both rows to `timed`; why that is not known."""
+    here = {row["candidate"]: row for row in rows if (row["what"], row["batch"]) == (goal.what, goal.batch)}
     for name in goal.peers:
-        if not named.get(name, {}).get("us"):
-            return f"{name}: {named[name]['note']}" if name in named else f"no row of {name}"
-    own = fastest(row for row in rows if row["ours"] and row["candidate"].startswith(goal.ours))
-    if own is None:
+        if not here.get(name, {}).get("us"):
+            return f"{name}: {here[name]['note']}" if name in here else f"no row of {name}"
+    ours = fastest(row for name, row in here.items() if row["ours"] and name.startswith(goal.ours))
+    if ours is None:
         return "none of ours was timed"
-    peers = [row for row in rows if row["candidate"] in goal.peers or _is_stronger(goal, row)]
-    peer = fastest(peers)
+
+    def is_peer(name: str) -> bool:  # over dense means over the best of the dense rows
+        return name in goal.peers or (DENSE_COMPILED in goal.peers and name.startswith("dense"))
+
+    peer = fastest(row for name, row in here.items() if not row["ours"] and is_peer(name))
     assert peer is not None
-    if not own.get("sm_mhz") or not peer.get("sm_mhz"):
+    if not ours.get("sm_mhz") or not peer.get("sm_mhz"):
         return "the SM clock is unknown"
-    return peer["us"] / own["us"], own, peer
+    timed += [ours, peer]
+    return float(f"{peer['us'] / ours['us']:.4g}")
 
 
-def _is_stronger(goal: Goal, row: Row) -> bool:
-    """Whether the row is another dense peer: over dense means over the best of them."""
-    return DENSE_COMPILED in goal.peers and not row["ours"] and bool(str(row["candidate"]).startswith("dense"))
-
-
-def fastest(rows: Iterable[Row]) -> Row | None:
+def fastest(rows: Iterable[Record]) -> Record | None:
     """Return the fastest row; None if none ran."""
     return min((row for row in rows if row.get("us")), key=lambda row: float(row["us"]), default=None)
 
 
-def goal_lines(found: Iterable[Row]) -> Iterator[str]:
+def goal_lines(judged: Iterable[Record]) -> Iterator[str]:
     """Return one line for each goal."""
-    for one in found:
-        unit = "" if "at_most" in one else "x"
-        wanted = f"{'at most ' if one.get('at_most') else 'at least ' if not unit else ''}{one['wanted']}{unit}"
-        if one["measured"] is None:
-            yield f"  not measured  {one['goal']} (wanted {wanted}): {one['why']}"
+    for goal in judged:
+        unit = "" if "at_most" in goal else "x"
+        wanted = f"{'at most ' if goal.get('at_most') else 'at least ' if not unit else ''}{goal['wanted']}{unit}"
+        if goal["measured"] is None:
+            yield f"  not measured  {goal['goal']} (wanted {wanted}): {goal['why']}"
             continue
-        verdict, rounds = "met   " if one["met"] else "missed", "/".join(map(str, one["rounds"]))
-        more = f"rounds {rounds}"
+        verdict, more = "met   " if goal["met"] else "missed", f"rounds {'/'.join(map(str, goal['rounds']))}"
         if unit:
-            clock = "-".join(f"{mhz:.0f}" for mhz in one["sm_mhz"])
-            more = f"by {one['by']}, {more}, spread {100 * one['spread']:.1f} %, SM {clock} MHz"
-        yield f"  {verdict} {one['measured']:>6.4g}{unit}  {one['goal']}, wanted {wanted}, {more}"
+            clock = "-".join(f"{mhz:.0f}" for mhz in goal["sm_mhz"])
+            more = f"by {goal['by']}, {more}, spread {100 * goal['spread']:.1f} %, SM {clock} MHz"
+        yield f"  {verdict} {goal['measured']:>6.4g}{unit}  {goal['goal']}, wanted {wanted}, {more}"
 
 
-def doubt_lines(rows: Iterable[Row]) -> Iterator[str]:
-    """Return one line for each doubt about impls that tuning was to settle: how often it chose them."""
-    found: dict[str, list[bool]] = {}
-    for row in rows:
-        for what, chosen in row.get("doubts", {}).items():
-            found.setdefault(what, []).append(chosen)
-    for what, chosen in sorted(found.items()):
-        yield f"  {f'chosen in {sum(chosen)} of' if any(chosen) else 'never chosen in'} {len(chosen)} chains: {what}"
-
-
-def table(rows: Sequence[Row]) -> Iterator[str]:
+def table(rows: Sequence[Record]) -> Iterator[str]:
     """Lines: one for each row of figures; then a block for each shape and batch, fastest first, with the speed over the
     best peer."""
     for row in rows:
@@ -204,16 +184,16 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{row['section']} {row['what']}, round {row['round']}: {row['candidate']}: {figures}{note}"
     timed = [row for row in rows if "candidate" in row and "us" in row]
     for (section, what, batch), group in groupby(timed, key=lambda row: (row["section"], row["what"], row["batch"])):
-        members = list(group)
+        members = sorted(group, key=lambda row: row["us"] or float("inf"))
         peer = fastest(row for row in members if not row["ours"])
         clock = next((f", SM {row['sm_mhz']:.0f} MHz" for row in members if row.get("sm_mhz")), "")
         yield f"{section} {what}, batch {batch}, round {members[0]['round']}{clock}"
         yield f"  {'candidate':34} {'us':>9} {'+-':>7} {'floor':>7} {'over peer':>9} {'error':>8}"
-        for row in sorted(members, key=lambda row: row["us"] or float("inf")):
+        for row in members:
             yield _line(row, peer)
 
 
-def _line(row: Row, peer: Row | None) -> str:
+def _line(row: Record, peer: Record | None) -> str:
     if not row["us"]:
         return f"  {row['candidate']:34} {'-':>9}  {row['note']}"
     over = f"{peer['us'] / row['us']:8.2f}x" if peer is not None else " " * 9

@@ -4,14 +4,16 @@ All that is known of a run is read from here, so a process may be killed at any 
 
 - start and device: a start of the driver, and what its figures belong to;
 - begin, case, end: a unit of work (`mlp/ViT-B/32/r1`) by the process that does it; an end has a state and a reason;
-- check and row: what was found, right or wrong and how fast;
-- quarantine: kernels that the smoke test found unfit.
+- check and row: what was right or wrong, and how fast.
 """
 
+import faulthandler
 import json
 import os
-import threading
+import sys
 import time
+import traceback
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,9 @@ that it needs is not on this machine."""
 
 TRIES = 2
 """What ended by an exception, or with its process, is tried by so many starts; what was wrong stays wrong."""
+
+BROKEN = 4
+"""Exit status of a process whose device no longer works: its failed unit has its end, and another process goes on."""
 
 ROW_KEY = ("section", "what", "batch", "candidate", "round")
 
@@ -43,111 +48,129 @@ class Journal:
         if torn:  # a process was killed in the middle of a line
             os.write(self._file, b"\n")
 
-    def write(self, record: Mapping[str, Any], *, sync: bool = True) -> None:
-        """Append a record; with `sync` it is on the disk when this returns."""
-        stamped = {"pid": os.getpid(), "at": round(time.time(), 3), **record}
-        os.write(self._file, (json.dumps(_plain(stamped)) + "\n").encode())
-        if sync:
+    def write(self, kind: str, record: Mapping[str, Any]) -> None:
+        """Append a record; it is on the disk when this returns, unless it only says that something begins."""
+        text = json.dumps({"pid": os.getpid(), "at": round(time.time(), 3), "kind": kind, **record})
+        finite = json.loads(text, parse_constant=lambda _: "not finite")  # JSON has no infinities and no NaN
+        os.write(self._file, (json.dumps(finite) + "\n").encode())
+        if kind not in ("begin", "case"):
             os.fsync(self._file)
 
-    def begin(self, unit: str, limit: float = 0.0) -> None:
-        """A unit begins that may take so many seconds; if its process dies, this record says where."""
-        self.write({"kind": "begin", "unit": unit, "limit": limit}, sync=False)
-
-    def case(self, unit: str, what: str) -> None:
-        """Something within a unit begins, such as one check of a tile."""
-        self.write({"kind": "case", "unit": unit, "what": what}, sync=False)
-
-    def end(self, unit: str, state: str, why: str = "", **more: Any) -> None:
-        """A unit ended."""
-        self.write({"kind": "end", "unit": unit, "state": state, "why": why, **more})
-
     def read(self) -> list[Record]:
-        """All records so far."""
+        """Return all records so far."""
         return read(self.path)
 
 
-class Writer:
-    """Writes one process's findings, and remembers whether a check among them failed."""
+def attempt(journal: Journal, unit: str, limit: float, rows: Iterable[Record]) -> None:
+    """Measure a unit: write its begin, each row as it comes, and its end.
 
-    def __init__(self, journal: Journal, section: str) -> None:
-        self.journal, self.section = journal, section
-        self.failed: list[str] = []
-        self._lock = threading.Lock()
+    Args:
+        limit: after so many seconds the process ends; its driver writes the unit's end.
+        rows: measures while it is iterated; a row's `kind` may say that it is another record, and `"passed": False`
+            is a failed check.
 
-    def __call__(self, record: Mapping[str, Any]) -> None:
-        """Append a row, or what the record's own `kind` says; `"passed": False` is a failed check."""
-        with self._lock:
-            self.journal.write({"kind": "row", "section": self.section, **record})
-            if record.get("passed") is False:
-                self.failed.append(str(record.get("note") or record.get("what") or "a check"))
+    Raises:
+        SystemExit: the device no longer works, so nothing more can be measured by this process.
+    """
+    journal.write("begin", {"unit": unit, "limit": limit})
+    began, failed, state, why = time.monotonic(), list[str](), COMPLETE, ""
+    faulthandler.dump_traceback_later(limit, exit=True)
+    try:
+        for row in rows:
+            kind = row.get("kind", "row")
+            journal.write(kind, {"unit": unit, **({"round": round_of(unit)} if kind == "row" else {}), **row})
+            if row.get("passed") is False:
+                failed.append(str(row.get("note") or row.get("what") or "a check"))
+        if failed:
+            state, why = WRONG, f"{len(failed)} failed, the first: {failed[0]}"
+    except (Absent, ImportError) as error:
+        state, why = ABSENT, one_line(error).partition(": ")[2]
+    except Exception as error:  # the other units must not miss their figures
+        traceback.print_exc()
+        state, why = ERROR, one_line(error)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    journal.write("end", {"unit": unit, "state": state, "why": why, "seconds": round(time.monotonic() - began, 2)})
+    if state == ERROR and _device_is_broken():
+        raise SystemExit(BROKEN)
+
+
+def attempt_parts(journal: Journal, unit: str, limit: float, parts: Iterable[tuple[str, Iterable[Record]]]) -> None:
+    """Measure parts of a unit as units of their own, so that a fault is that part's.
+
+    Those that an earlier process of this run measured, or died at, are left out.
+    """
+    ended = ends(journal.read())
+    for name, rows in parts:
+        if f"{unit}/{name}" not in ended:
+            attempt(journal, f"{unit}/{name}", limit, rows)
+
+
+def round_of(unit: str) -> int:
+    """Return the round that a unit belongs to, by the end of its name; what is measured once is of the first."""
+    return int(unit[-1]) if unit.endswith(("/r1", "/r2")) else 1
+
+
+def one_line(error: Exception) -> str:
+    """Return an error's type and first line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a file; lines that a killed process left unfinished are passed over."""
-    if not path.exists():
-        return []
+    """Return the records of a file; lines that a killed process left unfinished are passed over."""
     records = []
-    for line in path.read_bytes().splitlines():
+    for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             record = json.loads(line)
         except ValueError:
             continue
-        if isinstance(record, dict):
+        if isinstance(record, dict) and "kind" in record:
             records.append(record)
     return records
 
 
 def rows(records: Iterable[Record]) -> list[Record]:
-    """The rows; of two with the same key the later one, since its unit was measured again."""
-    found: dict[tuple[Any, ...], Record] = {}
+    """Return the rows; of two with the same key the later one, since its unit was measured again."""
+    latest: dict[tuple[Any, ...], Record] = {}
     for record in records:
-        if record.get("kind") == "row":
-            found[tuple(str(record.get(name)) for name in ROW_KEY)] = record
-    return list(found.values())
+        if record["kind"] == "row":
+            latest[tuple(str(record.get(name)) for name in ROW_KEY)] = record
+    return list(latest.values())
 
 
 def ends(records: Iterable[Record]) -> dict[str, Record]:
-    """How each unit ended, by the last of its ends."""
-    return {record["unit"]: record for record in records if record.get("kind") == "end"}
-
-
-def in_flight(records: Iterable[Record]) -> list[str]:
-    """Units that the one process of these records began and did not end, the innermost one last."""
-    began: list[str] = []
-    for record in records:
-        if record["kind"] == "begin":
-            began.append(record["unit"])
-        elif record["kind"] == "end" and record["unit"] in began:
-            began.remove(record["unit"])
-    return began
+    """Return how each unit ended, by the last of its ends."""
+    return {record["unit"]: record for record in records if record["kind"] == "end"}
 
 
 def to_measure(records: Iterable[Record], units: Iterable[str]) -> list[str]:
-    """Those of `units` that a start should measure: never begun, interrupted, or failed without being wrong."""
-    records = list(records)
-    last, failed = ends(records), dict[str, int]()
+    """Return those of `units` that a start should measure: never begun, interrupted, or failed without being wrong."""
+    last, tries = dict[str, str](), Counter[str]()
     for record in records:
-        if record.get("kind") == "end" and record["state"] in (ERROR, DIED):
-            failed[record["unit"]] = failed.get(record["unit"], 0) + 1
-    return [
-        unit
-        for unit in units
-        if unit not in last
-        or last[unit]["state"] == ABSENT
-        or (last[unit]["state"] in (ERROR, DIED) and failed[unit] < TRIES)
-    ]
+        if record["kind"] == "end":
+            last[record["unit"]] = record["state"]
+            tries[record["unit"]] += record["state"] in (ERROR, DIED)
+
+    def again(unit: str) -> bool:
+        state = last.get(unit, ABSENT)
+        return state == ABSENT or (state in (ERROR, DIED) and tries[unit] < TRIES)
+
+    return [unit for unit in units if again(unit)]
 
 
-def quarantine(records: Iterable[Record]) -> tuple[str, ...]:
-    """Names of all kernels that a smoke test found unfit."""
-    return tuple(dict.fromkeys(name for r in records if r.get("kind") == "quarantine" for name in r["names"]))
+def quarantine(records: Iterable[Record]) -> list[str]:
+    """Return the kernels that smoke tests showed to be unfit: tiles, or operators whose processes all died."""
+    bad = (unit for unit, end in ends(records).items() if end["state"] in (WRONG, ERROR, DIED))
+    return [unit.rpartition("/")[2] for unit in bad if unit.startswith("smoke/")]
 
 
-def _plain(value: Any) -> Any:
-    """The value with infinities and NaN, which JSON has none of, as text."""
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return "not finite"
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+def _device_is_broken() -> bool:
+    """Return whether an earlier call, such as an illegal access, has made the CUDA context useless."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False

@@ -6,8 +6,74 @@ is what one process measures, writes and ends before it begins the next.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from .rows.shapes import BRANCHES, DRY, FORWARDS, GOAL_BATCHES, GOAL_SHAPES, PERFORMERS, ROUNDS
+
+class MlpShape(NamedTuple):
+    """An MLP of width `width` and hidden width `hidden` on `tokens` tokens an image.
+
+    `goal` is the speedup over the best dense row that the project asks for from batch 32 on; None where it asks none.
+    """
+
+    width: int
+    hidden: int
+    tokens: int
+    goal: float | None = None
+
+
+DRY = "dry run"
+"""The shapes of dry runs, which prove the script and give no figure, have this name."""
+
+MLP_SHAPES = {
+    "ViT-B": MlpShape(768, 3072, 197, goal=2.0),
+    "ViT-S": MlpShape(384, 1536, 197, goal=2.0),
+    "ViTAE-S, T2T-14": MlpShape(384, 1152, 196, goal=1.5),
+    "ViTAE-T, T2T-7": MlpShape(256, 512, 196, goal=1.3),
+    "ViT-T, DeiT-T": MlpShape(192, 768, 197),
+    DRY: MlpShape(64, 128, 17),
+}
+
+ATTENTION_SHAPES = {"ViT-B": (12, 64, 197), "ViT-S": (6, 64, 197), DRY: (2, 32, 17)}
+"""Heads, their width, tokens."""
+
+GOAL_SHAPES = ("ViT-B", "ViT-S")
+GOAL_BATCHES = (32, 128)
+"""MLPs and attention of these shapes at these batches are measured first."""
+
+ROUNDS = (1, 2)
+"""What has a goal is measured so often; once shows nothing."""
+
+PERFORMERS = {
+    "ViTAE-T cell 1": (256, 64, 3136),
+    "ViTAE-T cell 2": (192, 64, 784),
+    "ViTAE-S cell 1": (256, 96, 3136),
+    "ViTAE-S cell 2": (192, 192, 784),
+}
+"""Reduction cells: input width, token width, tokens."""
+
+BRANCHES = {
+    "ViTAE-T": (256, 4, 2, 64, False),
+    "ViTAE-S": (384, 6, 3, 96, False),
+    "ViTAE-B": (768, 12, 4, 192, True),
+}
+"""Normal cells: width, heads, mlp ratio, groups, shallow with a class token."""
+
+MLPS, ALL = ("mlp",), ("mlp", "qkv", "proj")
+"""The linear layers that are Monarch."""
+
+DRY_ARCH = "deit_tiny_patch16_224"
+FORWARDS = {
+    "vit_base_patch16_224": ((MLPS, ALL), GOAL_BATCHES),
+    "vitae_basic_tiny": ((MLPS,), (32, 1)),
+    "vitae_basic_small": ((MLPS,), (32, 1)),
+    "vit_small_patch16_224": ((MLPS, ALL), GOAL_BATCHES),
+    DRY_ARCH: ((MLPS,), (1,)),
+}
+"""The whole forwards of each architecture: which layers are Monarch, and the batches; in the order of their value."""
+
+DENSE_COMPILED, DENSE_EAGER = "dense, torch.compile", "dense eager"
+TWIN_COMPILED, TWIN_EAGER = "dense twin, torch.compile", "dense twin, eager launches"
+"""Candidates that goals name: PyTorch's strongest (max-autotune), and the way most people run a model."""
 
 OPERATORS = (
     *("native_linear", "native_mlp", "native_attention"),
@@ -20,12 +86,34 @@ COUNTED = ("native_mlp", "native_linear", "native_attention", "triton_mlp")
 ON_REQUEST = ("images",)
 """Sections that are only run when they are named."""
 
-DRY_ARCH = "deit_tiny_patch16_224"
 VITAES = ("vitae_basic_tiny", "vitae_basic_small")
 VITAE_SHAPES = ("ViTAE-S, T2T-14", "ViTAE-T, T2T-7")
 
-SHORTEST_SECONDS = 5.0
-"""The driver begins no process if less time than this is left."""
+
+@dataclass(frozen=True)
+class Task:
+    """What a process is to do.
+
+    Args:
+        out: the journal.
+        seconds: after these, no further unit is begun.
+        unit_seconds, unit_limit: of a `Step`.
+        photos: a folder of JPEGs for the sections `served`, `numerics` and `images`.
+        bad: a folder of bad files for `images`.
+        bundles: trained models for `numerics`.
+    """
+
+    out: str
+    units: Sequence[str] = ()
+    seconds: float = 0.0
+    unit_seconds: float = 1.0
+    unit_limit: float = 60.0
+    dtype: str = "bfloat16"
+    nblocks: int = 4
+    dry_run: bool = False
+    photos: str | None = None
+    bad: str | None = None
+    bundles: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -33,27 +121,27 @@ class Step:
     """Some units of one section, measured by one process.
 
     Args:
-        start_seconds: expected until its first unit begins: imports, the CUDA context.
         unit_seconds: expected for one unit on an H100; only for choosing what fits.
         unit_limit: after so many seconds a unit is given up, and its process ended.
+        start_seconds: expected until its first unit begins: imports, the CUDA context.
     """
 
-    name: str
-    section: str
-    units: tuple[str, ...]
+    units: Sequence[str]
     unit_seconds: float
     unit_limit: float
     start_seconds: float = 6.0
 
     @property
-    def seconds(self) -> float:
-        """Expected for all of it."""
-        return self.start_seconds + self.unit_seconds * len(self.units)
+    def section(self) -> str:
+        """The section of all of its units."""
+        return self.units[0].partition("/")[0]
 
-    def within(self, seconds: float) -> "Step":
-        """The step with as many of its units as are expected to fit."""
-        fitting = int((seconds - self.start_seconds) / self.unit_seconds)
-        return replace(self, units=self.units[: max(0, fitting)])
+    def __str__(self) -> str:
+        return self.units[0] + (f" and {len(self.units) - 1} more" if len(self.units) > 1 else "")
+
+    def holds(self, unit: str) -> bool:
+        """Return whether a unit is one of these, or a part of one."""
+        return f"{unit}/".startswith(tuple(f"{name}/" for name in self.units))
 
 
 Stage = tuple[Step, ...]
@@ -65,17 +153,16 @@ class Plan:
 
     Args:
         minutes: its time; None for as long as everything takes.
-        sections: those that are asked for; None for all but ON_REQUEST.
+        sections: those that are asked for, and `library`, which tells what the figures belong to.
     """
 
-    minutes: float | None = 9.0
-    sections: frozenset[str] | None = None
+    minutes: float | None
+    sections: frozenset[str]
 
-    def asks_for(self, step: Step) -> bool:
-        """`library` is always asked for: it tells what the figures belong to."""
-        if self.sections is None:
-            return step.section not in ON_REQUEST
-        return step.section == "library" or step.section in self.sections
+    def units(self, *, dry: bool) -> list[str]:
+        """Return every unit of its sections, whether or not there is time for it."""
+        steps = (step for stage in stages(dry=dry) for step in stage if step.section in self.sections)
+        return [unit for step in steps for unit in step.units]
 
 
 def parse_plan(text: str) -> Plan:
@@ -84,86 +171,64 @@ def parse_plan(text: str) -> Plan:
     Raises:
         ValueError: it says something else.
     """
-    minutes, sections = Plan().minutes, None
+    minutes, sections = "9", set(SECTIONS) - set(ON_REQUEST)
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         if name == "minutes":
-            minutes = None if value == "all" else float(value)
+            minutes = value
         elif name == "sections":
-            sections = frozenset(value.split("+"))
-            if unknown := sections - set(section_names()):
-                raise ValueError(f"section {sorted(unknown)[0]!r}: expected some of {', '.join(section_names())}")
+            sections = set(value.split("+"))
         else:
             raise ValueError(f"{part!r}: expected minutes=N or sections=NAME+NAME")
-    return Plan(minutes, sections)
-
-
-def section_names() -> list[str]:
-    """All sections, in the order of the stages."""
-    return list(dict.fromkeys(step.section for stage in stages(dry=False) for step in stage))
-
-
-def all_units(plan: Plan, *, dry: bool) -> list[str]:
-    """Every unit that the plan's sections ask for, whether or not there is time for it."""
-    return [unit for stage in stages(dry=dry) for step in stage if plan.asks_for(step) for unit in step.units]
+    if unknown := sections - set(SECTIONS):
+        raise ValueError(f"section {min(unknown)!r}: expected some of {', '.join(SECTIONS)}")
+    return Plan(None if minutes == "all" else float(minutes), frozenset({"library", *sections}))
 
 
 def stages(*, dry: bool) -> list[Stage]:
-    """Everything there is to measure; a dry run walks the same path with tiny shapes, and expects little time."""
-    found = _stages(dry)
-    return [tuple(replace(step, unit_seconds=1.0) for step in stage) for stage in found] if dry else found
-
-
-def _stages(dry: bool) -> list[Stage]:
-    shapes, batches = ([DRY], (2,)) if dry else (GOAL_SHAPES, GOAL_BATCHES)
+    """Return everything there is to measure; a dry run walks the same path, tiny shapes, and expects little time."""
+    shapes, batches = ([DRY], [2]) if dry else (GOAL_SHAPES, GOAL_BATCHES)
     first, vitaes, last = ([DRY_ARCH], [], []) if dry else (["vit_base_patch16_224"], VITAES, ["vit_small_patch16_224"])
-    cells = [*list(PERFORMERS)[:1], *list(BRANCHES)[:1]] if dry else [*PERFORMERS, *BRANCHES]
-    return [
-        (Step("library", "library", ("library",), 30, 300),),
-        (*_smoke(OPERATORS, 25, 30), Step("precompile", "precompile", ("precompile",), 45, 60)),
-        _smoke(TRITON, 35, 240),  # what was not compiled ahead is compiled here
-        (Step("ceilings", "ceilings", ("ceilings",), 4, 30),),
-        *_goal_rows(shapes, batches, 1),
-        (Step("counters", "counters", _units("counters", COUNTED), 12, 60, 2),),
-        *_forwards(first, 1, dry),
-        *_goal_rows(shapes, batches, 2),
-        *_forwards(first, 2, dry),
-        (Step("served", "served", _units("served", ("r1", "r2")), 90, 400),),
-        (Step("numerics", "numerics", ("numerics",), 40, 120),),
-        *(stage for turn in ROUNDS for stage in _forwards(vitaes, turn, dry)),
-        *((_mlps(VITAE_SHAPES, GOAL_BATCHES, turn),) for turn in (() if dry else ROUNDS)),
-        (Step("cells", "cells", _timed("cells", cells, (2,) if dry else (32, 1), 1), 5, 40),),
-        *(stage for turn in ROUNDS for stage in _forwards(last, turn, dry)),
-        (Step("racecheck", "racecheck", _units("racecheck", OPERATORS), 20, 120, 2),),
-        (Step("tests", "tests", ("tests",), 240, 500, 2),),
-        (Step("images", "images", ("images",), 300, 560),),
+    cells = _timed("cells", [*PERFORMERS, *BRANCHES], [32, 1], 1)
+    if dry:
+        cells = _timed("cells", [*list(PERFORMERS)[:1], *list(BRANCHES)[:1]], [2], 1)
+
+    def mlps(names: Sequence[str], batches: Sequence[int], turn: int) -> Stage:
+        return (Step(_timed("mlp", names, batches, turn), (50, 25)[turn - 1], 150),)  # the second compiles nothing
+
+    def attention(turn: int) -> Stage:
+        return (Step(_timed("attention", shapes, batches, turn), 6, 40),)
+
+    def forwards(archs: Sequence[str], turn: int) -> list[Stage]:
+        units = [_timed("forward", [arch], FORWARDS[arch][1], turn) for arch in archs]
+        return [(Step(of_arch, (60, 35)[turn - 1], 200),) for of_arch in units]
+
+    everything: list[Stage] = [
+        (Step(["library"], 30, 300),),
+        (*(Step([f"smoke/{name}"], 25, 30, 10) for name in OPERATORS), Step(["precompile"], 45, 60)),
+        tuple(Step([f"smoke/{name}"], 35, 240, 10) for name in TRITON),  # what was not compiled ahead is compiled here
+        (Step(["ceilings"], 4, 30),),
+        *(mlps(shapes, batches, 1), attention(1)),
+        (Step([f"counters/{name}" for name in COUNTED], 12, 60, 2),),
+        *forwards(first, 1),
+        *(mlps(shapes, batches, 2), attention(2)),
+        *forwards(first, 2),
+        (Step(["served/r1", "served/r2"], 90, 400),),
+        (Step(["numerics"], 40, 120),),
+        *(stage for turn in ROUNDS for stage in forwards(vitaes, turn)),
+        *(mlps(VITAE_SHAPES, GOAL_BATCHES, turn) for turn in ROUNDS if not dry),
+        (Step(cells, 5, 40),),
+        *(stage for turn in ROUNDS for stage in forwards(last, turn)),
+        (Step([f"racecheck/{name}" for name in OPERATORS], 20, 120, 2),),
+        (Step(["tests"], 240, 500, 2),),
+        (Step(["images"], 300, 560),),
     ]
+    return [tuple(replace(step, unit_seconds=1.0) for step in stage) for stage in everything] if dry else everything
 
 
-def _smoke(names: Sequence[str], seconds: float, limit: float) -> Stage:
-    return tuple(Step(f"smoke {name}", "smoke", (f"smoke/{name}",), seconds, limit, 10) for name in names)
+def _timed(section: str, names: Sequence[str], batches: Sequence[int], turn: int) -> list[str]:
+    return [f"{section}/{name}/{batch}/r{turn}" for batch in batches for name in names]
 
 
-def _mlps(shapes: Sequence[str], batches: Sequence[int], turn: int) -> Step:
-    """The MLPs of some shapes; what the first round compiled is kept on disk."""
-    units = _timed("mlp", shapes, batches, turn)
-    return Step(f"mlp of {' and '.join(shapes)}, round {turn}", "mlp", units, 50 if turn == 1 else 25, 150)
-
-
-def _goal_rows(shapes: Sequence[str], batches: Sequence[int], turn: int) -> list[Stage]:
-    """MLPs and attention of the shapes whose goals come first."""
-    units = _timed("attention", shapes, batches, turn)
-    return [(_mlps(shapes, batches, turn),), (Step(f"attention, round {turn}", "attention", units, 6, 40),)]
-
-
-def _forwards(archs: Sequence[str], turn: int, dry: bool) -> list[Stage]:
-    units = {arch: _timed("forward", [arch], (1,) if dry else FORWARDS[arch].batches, turn) for arch in archs}
-    return [(Step(f"{arch}, round {turn}", "forward", units[arch], 60 if turn == 1 else 35, 200),) for arch in archs]
-
-
-def _timed(section: str, names: Sequence[str], batches: Sequence[int], turn: int) -> tuple[str, ...]:
-    return tuple(f"{section}/{name}/{batch}/r{turn}" for batch in batches for name in names)
-
-
-def _units(section: str, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{section}/{name}" for name in names)
+SECTIONS = tuple(dict.fromkeys(step.section for stage in stages(dry=False) for step in stage))
+"""All sections, in the order of the stages."""

@@ -1,18 +1,18 @@
 """Rows of the whole service: one image over HTTP, images a second beside those of its parts, memory over many images.
 
 The server is the one that people start, a process of its own on loopback. It serves a ViT-B of random weights whose
-linear layers are all Monarch, on the impls that the rows of MLPs and attention found best, and gets JPEGs of the usual
-size. The same bundle, opened in this process, says how fast the parts of the way are.
+linear layers are all Monarch, on the impls that the rows of MLPs and attention showed to be the best, and gets JPEGs of
+the usual size. The same bundle, opened in this process, says how fast the parts of the way are.
 """
 
 import atexit
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
 from importlib import import_module
 from itertools import cycle, islice
 from pathlib import Path
@@ -32,12 +32,11 @@ from ..server.request import Request
 from ..server.sections import capacity, no_row_failed
 from ..server.subject import Subject
 from ..turns import in_turns, medians
-from .child import Measure, Task
-from .journal import Record, Writer
-from .rows.bench import Bench, bench_of
-from .rows.device import memory_used
-from .rows.forward import monarch_model, proven
-from .rows.shapes import ALL
+from .device import device_for, memory_used
+from .forward import monarch_model
+from .journal import Record, round_of
+from .measure import bench_of
+from .plan import ALL, Task
 
 PHOTOS = 200
 
@@ -60,64 +59,64 @@ class Scale:
     clients: int = 4
     seconds: float = 4.0
     images: int = 100_000
-    most_seconds: float = 120.0
+    max_seconds: float = 120.0
 
 
 DRY = Scale(None, batch=4, connections=16, clients=1, seconds=0.3, images=100)
 
 
-def served(task: Task, writer: Writer) -> Measure:
-    """Return what measures a round; one server serves all of them.
+def served(task: Task, unit: str) -> Iterator[Record]:
+    """Measure a round; one server serves all of them.
 
     Raises:
         ImportError: it needs a package that is not here.
     """
     import_module("milkweed.server.process.serve")  # the server's process would only say that it did not start
-    service = Service(task, bench_of(task, writer), DRY if task.dry else Scale())
-    atexit.register(service.close)
-
-    def measure(unit: str) -> None:
-        turn = int(unit.rpartition("/r")[2])
-        # Memory over many images takes the longest, and is no matter of noise.
-        for rows in (service.latency, service.throughput, *([service.memory] if turn == 1 else [])):
-            for row in rows():
-                writer({**row, "unit": unit, "round": turn})
-
-    return measure
+    service = started(replace(task, units=(), bundles=()))
+    yield from service.latency()
+    yield from service.throughput()
+    if round_of(unit) == 1:  # memory over many images takes the longest, and is no matter of noise
+        yield from service.memory()
 
 
-class Service:
-    """A server of ours, the same bundle in this process, and what is posted.
+@cache
+def started(task: Task) -> "Service":
+    """Start a server and open the same bundle here, both until this process ends.
 
     Raises:
         RuntimeError: the server does not start.
     """
+    scale, bench, opened = DRY if task.dry_run else Scale(), bench_of(task), ExitStack()
+    atexit.register(opened.close)
+    bodies = photos(Path(task.photos), PHOTOS) if task.photos else made_jpegs(12)
+    kept = {impl.name for impl in bench.proven()}
+    others = [impl.name for impl in bench.impls if impl.name not in kept]
+    os.environ[VARIABLE] = ",".join([*quarantined(), *others])  # or a start would time them all, for minutes
+    options = InferenceOptions(device=bench.device.type, dtype=task.dtype, max_batch_size=scale.batch)
+    settings = {name: getattr(options, name) for name in ("device", "dtype", "max_batch_size")}
+    bundle = Path(opened.enter_context(tempfile.TemporaryDirectory())) / "bundle"
+    if scale.arch is None:
+        tiny_bundle(bundle)
+    else:
+        random_bundle(bundle, scale.arch, monarch_model(scale.arch, ALL, bench.nblocks))
+    pipeline = open_model(bundle, options).pipeline  # first: the server finds the plans of this
+    opened.callback(pipeline.close)
+    process, url = opened.enter_context(running_server(bundle, settings))
+    request = Request(seconds=scale.seconds, clients=scale.clients, concurrency=scale.connections)
+    plan = learned(request.plan(url, tuple(shot for shot in shots("raw", bodies) if shot.good)))
+    subject = Subject("milkweed", plan, request, process.pid)
+    return Service(scale, task, bodies, pipeline, subject)
 
-    def __init__(self, task: Task, bench: Bench, scale: Scale) -> None:
-        self.scale, self.bench, self.what = scale, bench, scale.arch or "tiny ViT"
-        self.bodies = photos(Path(task.photos), PHOTOS) if task.photos else made_jpegs(12)
-        kept = {impl.name for impl in proven(bench)}
-        others = [impl.name for impl in bench.impls if impl.name not in kept]
-        os.environ[VARIABLE] = ",".join([*quarantined(), *others])  # or a start would time them all, for minutes
-        options = InferenceOptions(device=bench.device.type, dtype=task.dtype, max_batch_size=scale.batch)
-        settings = {name: getattr(options, name) for name in ("device", "dtype", "max_batch_size")}
-        with ExitStack() as opened:
-            bundle = Path(opened.enter_context(tempfile.TemporaryDirectory())) / "bundle"
-            if scale.arch is None:
-                tiny_bundle(bundle)
-            else:
-                random_bundle(bundle, scale.arch, monarch_model(scale.arch, ALL, bench.nblocks))
-            self.pipeline: Pipeline = open_model(bundle, options).pipeline  # first: the server finds the plans of this
-            opened.callback(self.pipeline.close)
-            process, url = opened.enter_context(running_server(bundle, settings))
-            request = Request(seconds=scale.seconds, clients=scale.clients, concurrency=scale.connections)
-            plan = learned(request.plan(url, tuple(shot for shot in shots("raw", self.bodies) if shot.good)))
-            self.subject = Subject("milkweed", plan, request, process.pid)
-            self._opened = opened.pop_all()
 
-    def close(self) -> None:
-        """End the server, and remove its bundle."""
-        self._opened.close()
+@dataclass
+class Service:
+    """A server of ours, the same bundle in this process, and what is posted."""
+
+    scale: Scale
+    task: Task
+    bodies: list[bytes]
+    pipeline: Pipeline
+    subject: Subject
 
     def latency(self) -> Iterator[Record]:
         """One connection that posts one JPEG after the other: from the first byte sent to the last of the answer."""
@@ -125,7 +124,7 @@ class Service:
         row = alone.row("latency", "1 connection", replace(self.subject.plan, connections=1))
         names = ("p50", "p99")
         figures = {f"{name}_ms": value for name, value in (row["latency_ms"] or {}).items() if name in names}
-        yield self._row("one JPEG", 1, figures)
+        yield self._row("one JPEG", figures, batch=1)
 
     def throughput(self) -> Iterator[Record]:
         """Images a second from JPEG to answer, and of decoding, forward and HTTP alone; the slowest is the limit."""
@@ -133,26 +132,26 @@ class Service:
         whole = capacity(self.subject)
         limit = min(parts, key=lambda name: parts[name])
         for name, rate in parts.items():
-            yield self._row(name, self.scale.batch, {"images_per_second": round(rate, 1)})
+            yield self._row(name, {"images_per_second": round(rate, 1)})
         figures = {"images_per_second": whole, "of_the_limit": round(whole / parts[limit], 4)}
-        yield self._row("end to end", self.scale.batch, figures, f"the limit is {limit}")
+        yield self._row("end to end", figures, f"the limit is {limit}")
 
     def memory(self) -> Iterator[Record]:
         """Bytes of weights beside the dense model's; what the server and the GPU hold before and after many images."""
         weights, dense = self.pipeline.forward_stage.resident_bytes, self.pipeline.dense_bytes
-        figures = {"weights_mb": round(weights / 1e6, 2), "of_dense": round(weights / dense, 4)}
-        yield self._row("weights", self.scale.batch, figures)
-        most = replace(self.subject.plan, connections=4 * self.scale.connections, seconds=self.scale.most_seconds)
-        self.subject.row("memory", "before", replace(most, requests=self.scale.images // 20))
+        yield self._row("weights", {"weights_mb": round(weights / 1e6, 2), "of_dense": round(weights / dense, 4)})
+        seconds = self.scale.max_seconds
+        plan = replace(self.subject.plan, connections=4 * self.scale.connections, seconds=seconds)
+        self.subject.row("memory", "before", replace(plan, requests=self.scale.images // 20))
         before = self._held()
-        row = self.subject.row("memory", "after", replace(most, requests=self.scale.images))
+        row = self.subject.row("memory", "after", replace(plan, requests=self.scale.images))
         gpu, host = (after - held for after, held in zip(self._held(), before, strict=True))
         answered = row["statuses"].get("200", 0)
         figures = {"images": answered, "gpu_growth_mb": round(gpu / 1e6, 2), "host_growth_mb": round(host / 1e6, 2)}
-        note = f"{answered} images in {self.scale.most_seconds:g} s, not {self.scale.images}"
+        note = f"{answered} images in {seconds:g} s, not {self.scale.images}"
         if answered >= self.scale.images:  # over fewer it shows less
             figures["growth_mb"], note = max(figures["gpu_growth_mb"], figures["host_growth_mb"]), ""
-        yield self._row("growth", self.scale.batch, figures, note)
+        yield self._row("growth", figures, note)
 
     def _stages(self) -> dict[str, float]:
         """Images a second of decoding and of the forward, as the server's pipeline has them, in turns."""
@@ -161,8 +160,8 @@ class Service:
         def decode() -> DecodedBatch:
             return pipeline.decode(list(islice(bodies, size)), [None] * size)
 
-        calls: dict[str, Callable[[], object]] = {"decode": decode}
-        calls["forward"] = partial(pipeline.forward, [decode()], [[1] * size])
+        decoded = decode()
+        calls = {"decode": decode, "forward": lambda: pipeline.forward([decoded], [[1] * size])}
         spent = in_turns(calls, rounds=3, seconds=self.scale.seconds)
         return {name: 1e3 * size / medians(times)[0] for name, times in spent.items()}
 
@@ -177,12 +176,13 @@ class Service:
 
     def _held(self) -> tuple[int, int]:
         """Bytes of the GPU in use by everybody, and resident bytes of the server."""
-        gpu = memory_used(self.bench.device) if self.bench.device.type == "cuda" else 0
+        gpu = 0 if self.task.dry_run else memory_used(device_for(self.task))
         return gpu, round(self.subject.rss_mb() * 1e6)
 
-    def _row(self, candidate: str, batch: int, figures: dict[str, float], note: str = "") -> Record:
-        """A row; it is a failed check where the server did what it must never do since the last one."""
+    def _row(self, candidate: str, figures: dict[str, float], note: str = "", batch: int | None = None) -> Record:
+        """Make a row; it is a failed check where the server did what it must never do since the last one."""
         complaints = no_row_failed(self.subject.rows)
         self.subject.rows.clear()
-        found = {"what": self.what, "batch": batch, "candidate": candidate, "figures": figures}
-        return {**found, "passed": not complaints, "note": "; ".join([*complaints, *filter(None, [note])])}
+        where = {"what": self.scale.arch or "tiny ViT", "batch": batch or self.scale.batch, "candidate": candidate}
+        said = "; ".join([*complaints, *filter(None, [note])])
+        return {**where, "figures": figures, "passed": not complaints, "note": said}

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from milkweed.bench.gpu.rows.mlp import mlp_work
-from milkweed.bench.gpu.rows.shapes import DRY_MLP, MLP_SHAPES
+from milkweed.bench.gpu.plan import DRY, MLP_SHAPES
+from milkweed.bench.gpu.rows import mlp_work
 from milkweed.bench.kernels import run
 from milkweed.cli import main
 
 
 def test_work_is_what_the_algorithm_cannot_avoid() -> None:
-    shape = MLP_SHAPES[0]
+    shape = MLP_SHAPES["ViT-B"]
     monarch, dense = mlp_work(shape, 10, 4, torch.float32)
     assert dense.flops == 2 * 10 * 2 * 768 * 3072
     weights = 2 * 768 * 3072
@@ -26,7 +26,7 @@ def test_work_is_what_the_algorithm_cannot_avoid() -> None:
 
 
 def test_every_way_is_checked_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milkweed.bench.kernels.SHAPES", (DRY_MLP,))
+    monkeypatch.setattr("milkweed.bench.kernels.SHAPES", (DRY,))
     document = run(batches=(1, 2), rounds=2)
     rows = document["rows"]
     assert {row["batch"] for row in rows} == {1, 2}
@@ -43,7 +43,7 @@ def test_every_way_is_checked_and_counted(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milkweed.bench.kernels.SHAPES", (DRY_MLP,))
+    monkeypatch.setattr("milkweed.bench.kernels.SHAPES", (DRY,))
     plot = tmp_path / "roofline.svg"
     arguments = ["bench", "kernels", "--device", "cpu", "--batch-sizes", "2", "--rounds", "1", "--plot", str(plot)]
     assert main(arguments) == 0
@@ -76,7 +76,7 @@ def test_on_a_gpu_the_command_is_the_gpus_benchmark(
         return 1
 
     monkeypatch.setattr("milkweed.inference.device.resolve_device", lambda name: torch.device("cuda", 0))
-    monkeypatch.setattr("milkweed.bench.gpu.command.main", measured)
+    monkeypatch.setattr("milkweed.bench.gpu.__main__.main", measured)
     assert main(["bench", "kernels", "--nblocks", "2", "--plot", str(plot), "--json"]) == 1
     out, err = capsys.readouterr()
     document = json.loads(out)

@@ -15,15 +15,15 @@ import psutil
 import pytest
 
 from milkweed.bench.gpu import driver
-from milkweed.bench.gpu.command import COMPLETE, FAILED, NOTHING, PARTIAL, main
-from milkweed.bench.gpu.journal import Record, ends, read, rows
-from milkweed.bench.gpu.plan import Plan, Stage, all_units, stages
+from milkweed.bench.gpu.__main__ import COMPLETE, FAILED, NOTHING, PARTIAL, main
+from milkweed.bench.gpu.journal import Journal, Record, ends, read, rows
+from milkweed.bench.gpu.plan import Stage, Step, Task, parse_plan, stages
 
 from ...support.waiting import HANG_SECONDS, eventually, has_ended
 from .conftest import Plant
 
 PLAN = "minutes=all,sections=attention"
-UNITS = [unit for unit in all_units(Plan(None, frozenset({"attention"})), dry=False) if unit != "library"]
+UNITS = parse_plan(PLAN).units(dry=False)[1:]
 
 # Sections without torch and CUDA. A unit of `attention` writes a row; FAULTS has code for some of them.
 PLANTED = """
@@ -35,27 +35,27 @@ def module(name, **functions):
     vars(made).update(functions)
     sys.modules[made.__name__] = made
 
-def library(task, writer):
-    return lambda unit: writer({{"kind": "device", "device": {device!r}, "sources": "s"}})
+def library(task, unit):
+    yield {{"kind": {kind!r}, "device": {device!r}, "sources": "s"}}
 
-def attention(task, writer):
-    def measure(unit):
-        time.sleep({seconds})
-        exec(FAULTS.get(unit, ""))
-        _, what, batch, turn = unit.split("/")
-        quarantine = os.environ["MILKWEED_QUARANTINE"]
-        row = {{"unit": unit, "what": what, "batch": int(batch), "round": int(turn[1:]), "quarantine": quarantine}}
-        timed = {{"us": 2.0, "iqr_us": 0.1, "floor_us": 1.0, "error": 0.001, "note": ""}}
-        writer({{**row, **timed, "candidate": "native_attention:0", "ours": True}})
-    return measure
+def attention(task, unit):
+    time.sleep({seconds})
+    namespace = dict(globals(), passed=None)
+    exec(FAULTS.get(unit, ""), namespace)
+    _, what, batch, turn = unit.split("/")
+    row = {{"what": what, "batch": int(batch), "quarantine": os.environ["MILKWEED_QUARANTINE"]}}
+    row |= {{"us": 2.0, "iqr_us": 0.1, "floor_us": 1.0, "error": 0.001, "note": namespace.get("note", "")}}
+    yield {{**row, "candidate": "native_attention:0", "ours": True, "passed": namespace["passed"]}}
 
-module("prepare", library=library)
-module("rows.bench", timed=attention)
+module("device", library=library)
+module("rows", attention=attention)
 """
 
 
-def planted(faults: dict[str, str] | None = None, *, device: str = "H100", seconds: float = 0.0) -> str:
-    return PLANTED.format(faults=faults or {}, device=device, seconds=seconds)
+def planted(
+    faults: dict[str, str] | None = None, *, device: str = "H100", seconds: float = 0.0, kind: str = "device"
+) -> str:
+    return PLANTED.format(faults=faults or {}, device=device, seconds=seconds, kind=kind)
 
 
 GRANDCHILD = f"9{os.getpid()}"
@@ -88,34 +88,26 @@ def limited(monkeypatch: pytest.MonkeyPatch, limit: float) -> None:
     monkeypatch.setattr(driver, "stages", short)
 
 
-def test_what_is_there_is_not_measured_again(out: Path, plant: Plant) -> None:
-    plant(planted())
-    assert run(out) == COMPLETE
-    assert run(out) == COMPLETE
-    assert begins(read(out)) == dict.fromkeys(UNITS, 1)
-    assert measured(read(out)) == set(UNITS)
-    assert run(out, "--nblocks", "2") == NOTHING  # its figures are of other settings
-
-
-def test_a_section_that_raises_half_way_costs_only_that_unit(
+def test_what_is_there_is_not_measured_again_and_an_exception_costs_only_its_unit(
     out: Path, plant: Plant, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plant(planted({UNITS[1]: "raise ValueError('half-way')"}))
-    assert run(out) == PARTIAL
-    assert measured(read(out)) == {*UNITS} - {UNITS[1]}
-    assert f"  {UNITS[1]}: error: ValueError: half-way" in capsys.readouterr().out
-    assert run(out) == PARTIAL  # tried once more
-    assert run(out) == PARTIAL
+    for _ in range(3):  # it is tried twice
+        assert run(out) == PARTIAL
     assert begins(read(out)) == {**dict.fromkeys(UNITS, 1), UNITS[1]: 2}
-    assert "1 not measured" in capsys.readouterr().out
+    assert measured(read(out)) == {*UNITS} - {UNITS[1]}
+    text = capsys.readouterr().out
+    assert f"  {UNITS[1]}: error: ValueError: half-way" in text
+    assert "partial: 0 failed, 1 not measured" in text
 
 
-def test_what_failed_once_can_still_be_measured(out: Path, plant: Plant) -> None:
+def test_what_died_once_can_still_be_measured(out: Path, plant: Plant) -> None:
     plant(planted({UNITS[1]: "os.abort()"}))
     assert run(out) == PARTIAL
     plant(planted())
     assert run(out) == COMPLETE
     assert begins(read(out)) == {**dict.fromkeys(UNITS, 1), UNITS[1]: 2}
+    assert measured(read(out)) == set(UNITS)
 
 
 def test_a_process_that_dies_or_hangs_is_named_and_another_goes_on(
@@ -140,9 +132,16 @@ def command_lines() -> Iterator[list[str]]:
     return (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
 
 
+def test_a_step_begins_with_the_units_that_fit(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = driver.Driver(Journal(out), parse_plan(PLAN), Task(str(out)))
+    step = Step(UNITS[:4], unit_seconds=50, unit_limit=150, start_seconds=6)
+    for seconds, fitting in ((206, 4), (120, 2), (40, 0)):
+        monkeypatch.setattr(start, "_seconds_left", lambda seconds=seconds: seconds)
+        assert list(start._units(step)) == UNITS[:fitting]
+
+
 def test_a_check_that_fails_stays_failed(out: Path, plant: Plant, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = "writer({'kind': 'check', 'unit': unit, 'passed': False, 'note': 'off by 1 %'})"
-    plant(planted({UNITS[0]: wrong}))
+    plant(planted({UNITS[0]: "passed, note = False, 'off by 1 %'"}))
     assert run(out) == FAILED
     plant(planted())
     assert run(out) == FAILED
@@ -198,24 +197,28 @@ def test_figures_of_another_gpu_or_other_settings_are_not_gone_on_with(
 ) -> None:
     plant(planted())
     assert run(out) == COMPLETE
-    assert run(out, "--dtype", "float16") == NOTHING
+    assert run(out, "--dtype", "float16") == run(out, "--nblocks", "2") == NOTHING
     plant(planted(device="H200"))
     assert run(out) == NOTHING
     assert "has the figures of device H100, here it is H200" in capsys.readouterr().err
 
 
 def test_without_a_device_nothing_is_measured(out: Path, plant: Plant, capsys: pytest.CaptureFixture[str]) -> None:
-    plant(planted().replace('lambda unit: writer({"kind": "device"', 'lambda unit: dict({"kind": "none"'))
+    plant(planted(kind="check"))
     assert run(out) == NOTHING
     assert "nothing was measured" in capsys.readouterr().err
     assert not measured(read(out))
 
 
-def test_the_users_own_quarantine_is_kept(out: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_processes_run_neither_what_the_user_excludes_nor_what_was_unfit(
+    out: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     plant(planted())
     monkeypatch.setenv("MILKWEED_QUARANTINE", "triton")
-    assert run(out) == COMPLETE
-    assert {row["quarantine"] for row in rows(read(out))} == {"triton"}
+    Journal(out).write("end", {"unit": "smoke/native_mlp/native_mlp:3", "state": "wrong", "why": "off"})
+    assert run(out) == FAILED
+    assert {row["quarantine"] for row in rows(read(out))} == {"triton,native_mlp:3"}
+    assert "\nMILKWEED_QUARANTINE=native_mlp:3\n" in capsys.readouterr().out
     assert os.environ["MILKWEED_QUARANTINE"] == "triton"
 
 

@@ -8,16 +8,12 @@ import torch
 from torch import nn
 
 from milkweed.bench.bodies import made_jpegs
-from milkweed.bench.gpu import numerics
-from milkweed.bench.gpu.child import Task
-from milkweed.bench.gpu.journal import Absent, Journal, Writer
-from milkweed.bench.gpu.numerics import bundle_rows, compared
-from milkweed.bench.gpu.rows.bench import Bench, impls_for
-from milkweed.bench.gpu.rows.device import Ceilings
-from milkweed.bench.gpu.rows.timing import HostTimer
+from milkweed.bench.gpu import forward
+from milkweed.bench.gpu.forward import bundle_rows, compared, logits, numerics
+from milkweed.bench.gpu.journal import Absent
+from milkweed.bench.gpu.measure import bench_of
+from milkweed.bench.gpu.plan import Task
 from milkweed.bench.server.bundles import tiny_bundle
-
-BENCH = Bench(torch.device("cpu"), torch.bfloat16, 4, impls_for(True), HostTimer(), Ceilings(), dry=True)
 
 
 def test_logits_are_compared_as_a_whole_and_by_image() -> None:
@@ -35,19 +31,20 @@ def test_logits_are_compared_as_a_whole_and_by_image() -> None:
 
 @torch.inference_mode()
 def test_a_wrong_kernel_shows_beside_what_the_number_type_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fuse = numerics.fuse
+    fuse = forward.fuse
 
     def wrong(model: Any, **more: Any) -> Any:
         report = fuse(model, **more)
         model.head.weight.mul_(1.2)
         return report
 
-    monkeypatch.setattr(numerics, "fuse", wrong)
+    monkeypatch.setattr(forward, "fuse", wrong)
+    bench = bench_of(Task(str(tmp_path / "day.jsonl"), dry_run=True))
     bundle = tiny_bundle(tmp_path / "tiny")
     files = [tmp_path / f"{number}.jpg" for number in range(4)]
     for file, body in zip(files, [*made_jpegs(3), b"no image"], strict=True):
         file.write_bytes(body)
-    found = {row["candidate"]: row["figures"] for row in bundle_rows(bundle, files, BENCH)}
+    found = {row["candidate"]: row["figures"] for row in bundle_rows(bundle, files, bench)}
     assert {figures["images"] for figures in found.values()} == {3}
     for dtype, limit in (("bfloat16", 2e-2), ("float16", 3e-3)):
         assert found[f"plain PyTorch, {dtype}"]["logits_error"] < limit
@@ -55,14 +52,13 @@ def test_a_wrong_kernel_shows_beside_what_the_number_type_does(tmp_path: Path, m
     assert found["plain PyTorch, float16"]["logits_error"] < found["plain PyTorch, bfloat16"]["logits_error"] / 4
 
 
-def test_without_models_and_photographs_nothing_is_measured(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "day.jsonl")
-    for given in ({"bundles": ("x",)}, {"photos": "x"}):
+def test_without_models_and_photographs_nothing_is_measured() -> None:
+    for task in (Task("", bundles=("x",)), Task("", photos="x")):
         with pytest.raises(Absent, match="--bundles and --photos"):
-            numerics.numerics(Task("numerics", (), "", 1, dry=True, **given), Writer(journal, "numerics"))
+            list(numerics(task, "numerics"))
 
 
 def test_logits_keep_the_order_of_the_images() -> None:
     inputs = [torch.randn(2, 3), torch.randn(1, 3)]
-    found = numerics.logits(nn.Identity(), inputs, torch.float64)
+    found = logits(nn.Identity(), inputs, torch.float64)
     assert torch.equal(found, torch.cat(inputs).double())

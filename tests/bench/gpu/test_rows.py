@@ -1,10 +1,9 @@
 """Rows are right before they are timed; what a bare machine lacks is named; tools' output is read."""
 
 import ctypes
-import json
-import multiprocessing
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +11,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkweed.bench.gpu import prepare, tools
-from milkweed.bench.gpu.child import Task, task_of
-from milkweed.bench.gpu.journal import Journal, Writer, read, rows
-from milkweed.bench.gpu.plan import all_units, parse_plan
-from milkweed.bench.gpu.prepare import Launch, launch_all, launch_once
-from milkweed.bench.gpu.rows.bench import Bench
-from milkweed.bench.gpu.rows.device import Ceilings, nvml_clock
-from milkweed.bench.gpu.rows.forward import proven
-from milkweed.bench.gpu.rows.measure import Candidate, Subject, Work, measure
-from milkweed.bench.gpu.rows.shapes import DRY, MLP_SHAPES
-from milkweed.bench.gpu.rows.timing import REPEATS, CudaTimer, HostTimer, Timing
+from milkweed.bench.gpu import device, tools
+from milkweed.bench.gpu.device import REPEATS, Ceilings, Timing, library, nvml_clock, time_calls
+from milkweed.bench.gpu.journal import Absent, read, rows
+from milkweed.bench.gpu.measure import Bench, Candidate, Work, measure
+from milkweed.bench.gpu.plan import Task, parse_plan
+from milkweed.bench.gpu.rows import best_plan
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.native.library import NativeStatus
+from milkweed.kernels.tuning.report import Row
 
 from ...support.fake_cuda import FakeCuda
-from ...support.waiting import HANG_SECONDS, eventually
-from .conftest import Plant
+from ...support.waiting import HANG_SECONDS
 
 CPU = torch.device("cpu")
 WORK = Work(1.0, 1.0)
 
 
 def bench(**more: Any) -> Bench:
-    return Bench(CPU, torch.bfloat16, 4, all_impls(), HostTimer(), Ceilings(1e12, 1e14), **more)
+    return Bench(CPU, torch.bfloat16, 4, all_impls(), Ceilings(1e12, 1e14), **more)
 
 
 # Everything that a machine with torch, Triton and nvcc alone may lack.
@@ -49,14 +43,14 @@ class Blocker:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocker())
-from milkweed.bench.gpu import command  # the driver's side
-from milkweed.bench.gpu.child import Task, run
-from milkweed.bench.gpu.plan import stages
+from milkweed.bench.gpu import driver
+from milkweed.bench.gpu.child import run
+from milkweed.bench.gpu.plan import Task, stages
 
 for stage in stages(dry=True):
     for step in stage:
-        if step.section not in ("precompile", "tests", "images") and not step.name.endswith("round 2"):
-            run(Task(step.section, step.units, sys.argv[1], 1e6, dry=True))
+        if step.section not in ("precompile", "tests") and not step.units[0].endswith("2"):
+            run(Task(sys.argv[1], step.units, 1e6, dry_run=True))
 """
 
 
@@ -76,13 +70,13 @@ def test_on_a_bare_machine_a_dry_run_walks_every_row(tmp_path: Path, capsys: pyt
     without_timm = ended["forward/deit_tiny_patch16_224/1/r1"]
     assert without_timm["state"] == "absent"
     assert "needs the package timm" in without_timm["why"]
-    for unit in ("served/r1", "numerics"):
+    for unit in ("served/r1", "images"):
         assert ended[unit]["why"] == "No module named 'simplejpeg'"
     assert {end["state"] for unit, end in ended.items() if not unit.startswith(("forward", "counters", "race"))} <= {
         "complete",
         "absent",  # an operator that this build does not have
     }
-    units = all_units(parse_plan("minutes=all"), dry=True)
+    units = parse_plan("minutes=all").units(dry=True)
     assert {unit for unit in units if not unit.startswith(("precompile", "tests")) and "/r2" not in unit} <= set(ended)
 
 
@@ -96,10 +90,10 @@ def test_wrong_and_failing_candidates_are_rows_without_a_time() -> None:
         Candidate("other truth", True, lambda x: x * 3, WORK, truth=lambda x: x.double() * 3),
         Candidate("fails", False, fails, WORK),
     ]
-    subject = Subject("mlp", "x", 1, lambda: torch.randn(8, 8).to(torch.bfloat16), lambda x: x.double() * 2)
-    found = measure(subject, candidates, bench(), skipped={"absent": "no nvcc"})
-    assert (found[0]["floor_us"], found[0]["flops"]) == (40.0, 4e9)
-    notes = {row["candidate"]: (row["us"] is not None, row["passed"], row["note"]) for row in found}
+    x = torch.randn(8, 8).to(torch.bfloat16)
+    rows = measure(("mlp", "x", 1), x, lambda x: x.double() * 2, candidates, bench(), skipped={"absent": "no nvcc"})
+    assert (rows[0]["floor_us"], rows[0]["flops"], rows[0]["what"], rows[0]["batch"]) == (40.0, 4e9, "x", 1)
+    notes = {row["candidate"]: (row["us"] is not None, row["passed"], row["note"]) for row in rows}
     assert notes["right"] == (True, True, "")
     assert (notes["wrong"][:2], "wrong, not timed" in notes["wrong"][2]) == ((False, False), True)
     assert notes["other truth"][:2] == (True, True)
@@ -107,25 +101,19 @@ def test_wrong_and_failing_candidates_are_rows_without_a_time() -> None:
     assert notes["absent"] == (False, None, "no nvcc")
 
 
-def test_the_work_of_a_shape_is_counted_from_its_factors() -> None:
-    for shape in MLP_SHAPES:
-        weights = 4 * (shape.width // 4) * (shape.width // 4) * 2 + 2 * 4 * (shape.hidden // 4) * (shape.width // 4)
-        assert shape.monarch_flops(1, 4) == 2 * weights
-        assert shape.monarch_weight_bytes(4) == 2 * weights
-
-
-def test_ceilings_that_were_not_measured_give_no_floor() -> None:
-    assert Ceilings().floor_us((1e9, 1e6)) == 0.0
+def test_ceilings_give_the_larger_of_two_floors_and_none_where_they_were_not_measured() -> None:
     assert Ceilings(1e12, 1e15).floor_us((1e9, 1e7)) == 10.0
+    assert Ceilings().floor_us((1e9, 1e6)) == 0.0
 
 
-def test_host_timer_says_why_a_call_has_no_time() -> None:
-    def fails() -> None:
-        raise ValueError("no such tile")
-
-    timings = HostTimer()({"good": lambda: None, "bad": fails})
-    assert isinstance(timings["good"], Timing)
-    assert timings["bad"] == "ValueError: no such tile"
+def test_a_family_runs_the_mlp_in_one_launch_or_two_whichever_is_faster() -> None:
+    whole, fc1, fc2 = (Row(span, "", f"f:{n}", seconds=1.0) for n, span in enumerate(((0, 3), (0, 2), (2, 3))))
+    alone = Row((0, 1), "", "f:3", seconds=0.1)  # without its GELU
+    assert str(best_plan([whole, fc1, fc2, alone])) == "0b00 f:0"
+    faster = [Row((0, 2), "", "f:4", seconds=0.5), Row((2, 3), "", "f:5", seconds=0.4)]
+    assert str(best_plan([whole, fc1, fc2, alone, *faster])) == "0b10 f:4 | f:5"
+    assert best_plan([fc1, Row((2, 3), "", "f:6", refused="too wide")]) == "too wide"
+    assert best_plan([]) is None
 
 
 class Nvml:
@@ -152,77 +140,56 @@ def test_the_clock_is_that_of_the_multiprocessors_or_unknown() -> None:
         assert nvml_clock(Nvml(fails=name), "GPU-1")() is None
 
 
-def test_the_clock_is_read_while_the_replays_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_calls_take_turns_and_the_clock_is_read_while_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, events, mhz = FakeCuda(monkeypatch), list[tuple[str, float]](), iter((1700.0, 1500.0))
 
     def clock() -> float:
         events.append(("read", cuda.clock))
         return next(mhz)
 
+    def fails() -> None:
+        raise ValueError("no such tile")
+
+    def sm_clock(_: torch.device) -> Callable[[], float]:
+        return clock
+
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: events.append(("wait", cuda.clock)))
+    monkeypatch.setattr(device, "sm_clock", sm_clock)
+    monkeypatch.setattr(device, "SAMPLES", (1, 2))
     result = torch.empty(1)
-    timer = CudaTimer(torch.device("cuda", 0), clock, samples=2)
-    timing = timer({"ours": lambda: cuda.launch(0, 2e-6, result)})["ours"]
+    timings = time_calls(torch.device("cuda", 0), {"ours": lambda: cuda.launch(0, 2e-6, result), "bad": fails})
+    timing = timings["ours"]
     assert isinstance(timing, Timing)
     assert (timing.sm_mhz, timing.sm_mhz_least) == (1600.0, 1500.0)
     assert timing.us == pytest.approx(2.0)
+    assert timings["bad"] == "ValueError: no such tile"
     (first, waited, second, _) = events[-4:]
     assert [what for what, _ in events[-4:]] == ["read", "wait"] * 2
     assert second[1] - waited[1] == pytest.approx(REPEATS * 2e-6)  # a replay was launched since the last wait
     assert first[1] == waited[1]
 
 
-NEVER_COMPILED = """
-import sys, time
-if "--multiprocessing-fork" in sys.orig_argv:
-    time.sleep(600)
-"""
-
-
-def test_compiling_ahead_runs_each_impl_on_what_it_takes_and_is_killed_when_it_is_late(plant: Plant) -> None:
-    launch = Launch(DRY, "triton:1", 4, CPU, torch.bfloat16)
-    assert launch_once(launch) == 2 * 4  # rows; fc1, with GELU, fc2, with its addition
-    done, failed = launch_all([launch._replace(dtype="none such")], 60)  # type: ignore[arg-type]
-    assert (done, len(failed)) == (1, 1)
-    plant(NEVER_COMPILED)
-    assert launch_all([launch] * 3, 0.2)[0] == 0
-    eventually(lambda: multiprocessing.active_children() == [])
-
-
-def test_a_library_that_loads_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_loads_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[list[str]] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(prepare, "device_for", lambda task: CPU)
-    monkeypatch.setattr(prepare.build, "main", lambda arguments: built.append(arguments) or 0)
+    monkeypatch.setattr(device, "device_for", lambda task: CPU)
+    monkeypatch.setattr(device.build, "main", lambda arguments: built.append(arguments) or 0)
     status = NativeStatus(True, "brought along")
-    monkeypatch.setattr(prepare, "native_status", lambda device: status)
-    writer = Writer(Journal(tmp_path / "day.jsonl"), "library")
-    prepare.library(Task("library", (), str(writer.journal.path), 1), writer)("library")
-    assert built == []
+    monkeypatch.setattr(device, "native_status", lambda device: status)
+    (facts,) = library(Task(""), "library")
+    assert (facts["kind"], facts["device"], built) == ("device", "cpu", [])
     status = NativeStatus(False, "not built")
-    with pytest.raises(Exception, match="not built"):
-        prepare.library(Task("library", (), str(writer.journal.path), 1), writer)("library")
+    with pytest.raises(Absent, match="not built"):
+        list(library(Task(""), "library"))
     assert built == [["--arch", "native"]]
 
 
-def test_forwards_use_the_plans_of_the_rows_before_them() -> None:
-    assert [impl.name for impl in proven(bench())] == [impl.name for impl in all_impls()]
-    row = {
-        "section": "mlp",
-        "batch": 32,
-        "us": 1.0,
-        "candidate": "native_linear",
-        "impls": ["native_linear:1", "triton:2"],
-    }
-    attention = {
-        "section": "attention",
-        "batch": 32,
-        "us": 1.0,
-        "candidate": "native_attention:3",
-        "impls": ["native_attention:3"],
-    }
+def test_models_use_the_plans_of_the_rows_before_them() -> None:
+    assert [impl.name for impl in bench().proven()] == [impl.name for impl in all_impls()]
+    row = {"section": "mlp", "us": 1.0, "impls": ["native_linear:1", "triton:2"]}
+    attention = {"section": "attention", "us": 1.0, "impls": ["native_attention:3"]}
     failed = {**row, "us": None, "impls": ["native_mlp:1"]}
-    kept = {impl.name for impl in proven(bench(earlier=[row, attention, failed]))}
+    kept = {impl.name for impl in bench(earlier=[row, attention, failed]).proven()}
     assert {"native_linear:1", "triton:2", "native_attention:3", "torch", "dense"} <= kept
     assert not {"native_linear:0", "native_mlp:1", "triton:1"} & kept
 
@@ -238,11 +205,11 @@ a line of the program
 
 
 def test_counters_are_read_by_launch_and_what_the_device_lacks_is_left_out() -> None:
-    assert tools.launches(NCU) == [
+    assert tools.read_counters(NCU) == [
         {"kernel": "monarch_mlp", "l2_bytes": 145e6, "tensor_pipe_percent": 47.5},
         {"kernel": "second", "l2_bytes": 7.0},
     ]
-    assert tools.launches("==ERROR== no permission") == []
+    assert tools.read_counters("==ERROR== no permission") == []
 
 
 @pytest.fixture
@@ -254,28 +221,20 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def watch(section: str, unit: str, path: Path) -> list[dict[str, Any]]:
-    writer = Writer(Journal(path), section)
-    measure_unit = tools.counters if section == "counters" else tools.sanitizer
-    measure_unit(Task(section, (unit,), str(path), 1, dry=True), writer)(unit)
-    return rows(writer.journal.read())
-
-
 def test_tools_are_called_as_documented_and_their_absence_is_named(tmp_path: Path, tool: Path) -> None:
-    out = tmp_path / "day.jsonl"
-    for section, named in (("counters", "ncu"), ("racecheck", "compute-sanitizer")):
-        with pytest.raises(Exception, match=f"{named} is not on this machine"):
-            watch(section, f"{section}/native_mlp", out)
+    task = Task(str(tmp_path / "day.jsonl"), dry_run=True)
+    for section, named in ((tools.counters, "ncu"), (tools.racecheck, "compute-sanitizer")):
+        with pytest.raises(Absent, match=f"{named} is not on this machine"):
+            list(section(task, "racecheck/native_mlp"))
     (tool / "ncu").write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/called\ncat <<'EOF'\n{NCU}EOF\n")
     (tool / "compute-sanitizer").write_text('#!/bin/sh\necho "========= RACECHECK SUMMARY: 1 hazard"\nexit 9\n')
     for path in tool.iterdir():
         path.chmod(0o755)
-    found = watch("counters", "counters/native_mlp", out)
-    assert [row["l2_bytes"] for row in found] == [145e6, 7.0]
+    assert [row["l2_bytes"] for row in tools.counters(task, "counters/native_mlp")] == [145e6, 7.0]
     called = (tmp_path / "called").read_text()
     assert "--clock-control none --profile-from-start off" in called
     assert "milkweed.bench.gpu.tools once native_mlp" in called
-    (row,) = (r for r in watch("racecheck", "racecheck/native_mlp", out) if r["section"] == "racecheck")
+    (row,) = tools.racecheck(task, "racecheck/native_mlp")
     assert (row["passed"], row["note"]) == (False, "========= RACECHECK SUMMARY: 1 hazard")
 
 
@@ -286,15 +245,9 @@ JUNIT = """<testsuites><testsuite tests="3" failures="1" errors="1" skipped="1">
 
 def test_tests_that_need_a_gpu_go_on_after_an_error_and_the_failed_ones_are_named(tmp_path: Path) -> None:
     report = tmp_path / "tests.xml"
-    command = tools.pytest_command(report, Task("tests", (), "", 1))
+    command = tools.pytest_command(report, Task(""))
     assert {"-v", "--continue-on-collection-errors", f"--junitxml={report}"} <= set(command)
     report.write_text(JUNIT)
     counts, failed = tools.outcomes(report)
     assert counts == {"tests": 3, "failures": 1, "errors": 1, "skipped": 1}
     assert failed == ["a::bad", "b::broken"]
-
-
-def test_a_task_survives_the_command_line() -> None:
-    task = Task("mlp", ("mlp/ViTAE-S, T2T-14/32/r1",), "day.jsonl", 5.5, dry=True, photos="p")
-    assert json.loads(task.as_json())["units"] == ["mlp/ViTAE-S, T2T-14/32/r1"]
-    assert task_of(task.as_json()) == task

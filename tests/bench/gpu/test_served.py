@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from milkweed.bench.bodies import made_jpegs
-from milkweed.bench.gpu.command import COMPLETE, main
+from milkweed.bench.gpu.__main__ import COMPLETE, main
 from milkweed.bench.gpu.goals import judge
 from milkweed.bench.gpu.journal import read, rows
+from milkweed.bench.gpu.plan import Task
 from milkweed.bench.gpu.served import DRY, Scale, Service
 from milkweed.bench.load.plan import Plan
 from milkweed.bench.server.request import Request
@@ -18,19 +19,12 @@ from milkweed.bench.server.subject import Subject
 PARTS = ("decode", "forward", "ingest")
 
 
-@pytest.fixture
-def photographs(tmp_path: Path) -> Path:
-    folder = tmp_path / "photographs"
-    folder.mkdir()
-    for number, body in enumerate(made_jpegs(2)):
-        (folder / f"{number}.jpg").write_bytes(body)
-    return folder
-
-
 @pytest.mark.slow
-def test_a_dry_run_serves_a_model_and_measures_it_beside_its_parts(tmp_path: Path, photographs: Path) -> None:
+def test_a_dry_run_serves_a_model_and_measures_it_beside_its_parts(tmp_path: Path) -> None:
+    for number, body in enumerate(made_jpegs(2)):
+        (tmp_path / f"{number}.jpg").write_bytes(body)
     out = tmp_path / "day.jsonl"
-    arguments = ["--dry-run", "--out", str(out), "--photos", str(photographs), "--plan", "minutes=all,sections=served"]
+    arguments = ["--dry-run", "--out", str(out), "--photos", str(tmp_path), "--plan", "minutes=all,sections=served"]
     assert main(arguments) == COMPLETE, out.with_suffix(".log").read_text()
     for turn in (1, 2):
         found = {row["candidate"]: row for row in rows(read(out)) if row.get("round") == turn}
@@ -72,13 +66,14 @@ class Load:
         return self.held
 
 
+def service(load: Any, scale: Scale = DRY) -> Service:
+    pipeline: Any = SimpleNamespace(forward_stage=SimpleNamespace(resident_bytes=36), dense_bytes=100)
+    return Service(scale, Task("", dry_run=True), [], pipeline, load)
+
+
 def grown(**load: Any) -> dict[str, Any]:
     """The row of memory that grows, as `Service.memory` writes it."""
-    service = Service.__new__(Service)
-    service.scale, service.bench, service.what = DRY, SimpleNamespace(device=SimpleNamespace(type="cpu")), "x"  # type: ignore[assignment]
-    service.pipeline = SimpleNamespace(forward_stage=SimpleNamespace(resident_bytes=36), dense_bytes=100)  # type: ignore[assignment]
-    service.subject = Load(**load)  # type: ignore[assignment]
-    weights, growth = service.memory()
+    weights, growth = service(Load(**load)).memory()
     assert weights["figures"]["of_dense"] == 0.36
     return {**growth, "section": "served", "round": 1}
 
@@ -95,10 +90,7 @@ def test_one_image_alone_is_sent_by_one_client(monkeypatch: pytest.MonkeyPatch) 
         return {"latency_ms": {"p50": 1.0, "p90": 2.0, "p99": 3.0}}
 
     monkeypatch.setattr(Subject, "row", row)
-    service = Service.__new__(Service)
-    service.scale, service.what = Scale(), "x"
-    service.subject = Subject("x", Load.plan, Request(clients=4))
-    (found,) = service.latency()
+    (found,) = service(Subject("x", Load.plan, Request(clients=4)), Scale()).latency()
     assert asked == [(1, 1)]  # each client has a connection of its own
     assert found["figures"] == {"p50_ms": 1.0, "p99_ms": 3.0}
 

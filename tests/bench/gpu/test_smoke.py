@@ -1,5 +1,6 @@
 """The smoke test: wrong, racing, leaking, aborting and hanging kernels are found, named, and not run again."""
 
+import multiprocessing
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,21 +11,20 @@ import torch
 from torch import Tensor
 
 from milkweed.bench.gpu import driver, smoke
-from milkweed.bench.gpu.command import FAILED, main
-from milkweed.bench.gpu.driver import unfit
-from milkweed.bench.gpu.journal import COMPLETE, DIED, ERROR, WRONG, Journal, ends, quarantine, read, rows
-from milkweed.bench.gpu.plan import OPERATORS, TRITON, Stage, Step, stages
-from milkweed.bench.gpu.rows.bench import Bench
-from milkweed.bench.gpu.rows.device import Ceilings
-from milkweed.bench.gpu.rows.timing import HostTimer
-from milkweed.bench.gpu.smoke import ROWS, Case, cases, check
+from milkweed.bench.gpu.__main__ import FAILED, main
+from milkweed.bench.gpu.device import Ceilings
+from milkweed.bench.gpu.journal import COMPLETE, DIED, WRONG, ends, quarantine, read, rows
+from milkweed.bench.gpu.measure import Bench
+from milkweed.bench.gpu.plan import OPERATORS, TRITON, Stage, Task, stages
+from milkweed.bench.gpu.smoke import ROWS, Case, cases, check, launch, launch_all
 from milkweed.kernels.chain_ir import Monarch, Operator, Problem, evaluate
 from milkweed.kernels.impls.base import Impl, Runner
 from milkweed.kernels.impls.torch_ops import EagerImpl
 
+from ...support.waiting import eventually
 from .conftest import Plant
 
-BENCH = Bench(torch.device("cpu"), torch.bfloat16, 4, [], HostTimer(), Ceilings(1e12, 1e14), dry=True)
+BENCH = Bench(torch.device("cpu"), torch.bfloat16, 4, [], Ceilings(1e12, 1e14), dry=True)
 
 
 class Twisted:
@@ -78,50 +78,62 @@ def twisted(monkeypatch: pytest.MonkeyPatch, twist: str) -> list[Case]:
 )
 def test_a_check_notices(twist: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    found = [check(case, BENCH) for case in twisted(monkeypatch, twist)]
-    assert len(found) == 4  # fc1 and fc2, on 1 and 17 rows in a dry run
-    many = found[-1]
+    checked = [check(case) for case in twisted(monkeypatch, twist)]
+    assert len(checked) == 4  # fc1 and fc2, on 1 and 17 rows in a dry run
+    many = checked[-1]
     assert many is not None
     assert many["passed"] is (twist == "none")
     assert said in str(many["note"])
 
 
 def test_a_tile_that_the_device_refuses_is_no_failure_and_a_failed_launch_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [check(case, BENCH) for case in twisted(monkeypatch, "tile")] == [None] * 4
+    assert [check(case) for case in twisted(monkeypatch, "tile")] == [None] * 4
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        check(twisted(monkeypatch, "cuda")[0], BENCH)
+        check(twisted(monkeypatch, "cuda")[0])
 
 
-def test_every_operator_has_cases_on_few_and_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    for operator in (*OPERATORS, *TRITON):
-        if operator == "native_add_layernorm" and not hasattr(torch.ops.milkweed, "add_layernorm"):
-            continue
-        found = list(cases(operator, BENCH))
-        assert found, operator
-        assert {case.tile.partition(":")[0] for case in found} == {operator}
-    wet = replace(BENCH, dry=False)
+def test_every_operator_has_cases_on_few_and_many_rows_also_in_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {name: list(cases(name, BENCH)) for name in (*OPERATORS, *TRITON)}
+    assert {name: {case.tile.partition(":")[0] for case in found[name]} for name in found} == {n: {n} for n in found}
+    monkeypatch.setenv("MILKWEED_QUARANTINE", ",".join(found))
+    assert {name: len(list(cases(name, BENCH))) for name in found} == {name: len(found[name]) for name in found}
     monkeypatch.setattr(smoke, "impls_of", lambda operator, bench: [EagerImpl()])
-    sizes = {case.shape[1] for case in cases("torch", wet)}
-    assert set(ROWS) <= sizes
+    assert set(ROWS) <= {case.problem.tokens for case in cases("torch", replace(BENCH, dry=False))}
 
 
-def test_what_is_in_quarantine_is_checked_like_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = {name: len(list(cases(name, BENCH))) for name in ("native_mlp", "native_performer", "triton")}
-    monkeypatch.setenv("MILKWEED_QUARANTINE", ",".join(wanted))
-    assert {name: len(list(cases(name, BENCH))) for name in wanted} == wanted
-    assert all(wanted.values())
+def test_sums_and_norms_are_both_checked() -> None:
+    case = next(case for case in cases("native_add_layernorm", BENCH) if case.problem.tokens == 17)
+    x, added = case.inputs()
+    right = case.truth(x, added)
+    assert right.shape == (1, 17, 2 * x.shape[-1])
+    torch.testing.assert_close(right[..., : x.shape[-1]], x.float() + added.float())
+    checked = check(case)
+    assert checked is not None
+    assert checked["passed"]
+    spoilt = check(replace(case, make=lambda: lambda *inputs: right.to(x.dtype).roll(1, -1)))
+    assert spoilt is not None
+    assert not spoilt["passed"]
 
 
-def test_unfit_is_a_tile_that_was_wrong_or_died_and_an_operator_that_did_not_get_through(tmp_path: Path) -> None:
-    step = Step("smoke native_mlp", "smoke", ("smoke/native_mlp",), 25, 30)
-    journal = Journal(tmp_path / "day.jsonl")
-    assert unfit(journal.read(), step) == []  # nothing was begun
-    journal.begin("smoke/native_mlp")
-    for tile, state in (("2", COMPLETE), ("3", WRONG), ("0", DIED), ("1", ERROR)):
-        journal.end(f"smoke/native_mlp/native_mlp:{tile}", state)
-    assert unfit(journal.read(), step) == ["native_mlp"]
-    journal.end("smoke/native_mlp", COMPLETE)
-    assert unfit(journal.read(), step) == ["native_mlp:3", "native_mlp:0", "native_mlp:1"]
+NEVER_COMPILED = """
+import sys, time
+if "--multiprocessing-fork" in sys.orig_argv:
+    time.sleep(600)
+"""
+
+
+def test_compiling_ahead_runs_each_tile_on_what_it_takes_and_is_killed_when_it_is_late(
+    tmp_path: Path, plant: Plant
+) -> None:
+    task = Task(str(tmp_path / "day.jsonl"), dry_run=True)
+    assert launch(task, "triton:1") == 2 * 4  # rows; fc1, with GELU, fc2, with its addition
+    assert launch_all(replace(task, dtype="none"), ["triton:1"], 60) == (
+        1,
+        ["module 'torch' has no attribute 'none'"],
+    )
+    plant(NEVER_COMPILED)
+    assert launch_all(task, ["triton:1"] * 3, 0.2) == (0, [])
+    eventually(lambda: multiprocessing.active_children() == [])
 
 
 PLANTED = """
@@ -153,10 +165,10 @@ def test_faults_are_named_and_quarantined_and_the_rest_goes_on(
     tmp_path: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An operator that aborts the process, one that hangs, one wrong by 1 %; then rows without them."""
-    chosen = ("library", "smoke native_linear", "smoke native_attention", "mlp of dry run, round 1")
+    chosen = ("library", "smoke/native_linear", "smoke/native_attention", "mlp/dry run/2/r1")
 
     def few(*, dry: bool) -> list[Stage]:
-        kept = [tuple(step for step in stage if step.name in chosen) for stage in stages(dry=dry)]
+        kept = [tuple(step for step in stage if step.units[0] in chosen) for stage in stages(dry=dry)]
         return [stage for stage in kept if stage]
 
     monkeypatch.setattr(driver, "stages", few)

@@ -1,0 +1,175 @@
+"""Makes the rows of one shape and batch: every candidate is checked, and those that are right are timed in turns."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...kernels.impls.all import all_impls
+from ...kernels.impls.base import Impl
+from ...kernels.impls.native import native_impls
+from ...kernels.impls.quarantine import with_quarantine
+from ...kernels.impls.triton import triton_impls
+from ...kernels.tuning.verify import relative_error
+from ...models.serving.fused.device_kernels import DeviceKernels, device_kernels
+from .device import Ceilings, Timing, device_for, time_calls
+from .journal import Record, one_line, read, rows
+from .plan import Task
+
+TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 2e-3, torch.float32: 1e-4}
+"""Largest relative Frobenius error against float64 on the same rounded inputs that a row may have to be timed."""
+
+SHARED_LIMIT = 227 * 1024
+"""Bytes of shared memory a block on an H100, which dry runs reckon with."""
+
+ALWAYS = ("torch", "dense", "batched", "sdpa")
+"""Families of impls that a model may use whatever the rows of its parts say."""
+
+Forward = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What rows are measured with.
+
+    Args:
+        earlier: the rows that there were before this process.
+        rounds: of timing on a CPU.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    nblocks: int
+    impls: Sequence[Impl]
+    ceilings: Ceilings
+    earlier: Sequence[Record] = ()
+    dry: bool = False
+    rounds: int = 1
+
+    def kernels(self) -> DeviceKernels:
+        """Return the compiled kernels that are no impls."""
+        return DeviceKernels("dry run", None, SHARED_LIMIT) if self.dry else device_kernels(self.device)
+
+    def best(self) -> set[str]:
+        """Return the names of impls that rows of MLPs and attention have timed, each the best of its family."""
+        timed = [row for row in self.earlier if row["section"] in ("mlp", "attention") and row["us"]]
+        return {name for row in timed for name in row["impls"]}
+
+    def proven(self) -> list[Impl]:
+        """Return the impls that were the best of their family; all if there are no rows.
+
+        So a model uses the plans that were measured for them, and few candidates are timed for it.
+        """
+        best = self.best()
+        kept = [impl for impl in self.impls if impl.name in best or impl.name.startswith(ALWAYS)]
+        return kept if any(not impl.name.startswith(ALWAYS) for impl in kept) else list(self.impls)
+
+
+def bench_of(task: Task) -> Bench:
+    """Make what a task measures with: the ceilings are those of earlier rows; in a dry run the kernels' CPU
+    implementations stand for them."""
+    torch.manual_seed(0)
+    earlier, impls = rows(read(Path(task.out))), all_impls()
+    if task.dry_run:
+        others = [impl for impl in impls if not impl.name.startswith(("native", "triton"))]
+        impls = with_quarantine([*native_impls(on_cpu=True), *triton_impls(on_cpu=True), *others])
+    limits = [row for row in earlier if row["section"] == "ceilings"]
+    ceilings = Ceilings(limits[-1]["bytes_per_second"], limits[-1]["flops_per_second"]) if limits else Ceilings()
+    dtype = getattr(torch, task.dtype)
+    return Bench(device_for(task), dtype, task.nblocks, impls, ceilings, earlier, task.dry_run)
+
+
+class Work(NamedTuple):
+    """What an algorithm cannot avoid: operations, and bytes to and from memory."""
+
+    flops: float
+    moved_bytes: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something to check and time: `forward` is a pure function of the input.
+
+    Args:
+        ours: it is milkweed's own way, not a peer.
+        note: how it is made, for a person.
+        impls: which impls it is made of.
+        eager: it is launched call by call, where all others are CUDA graphs.
+        truth: the right answer; None for that of all candidates.
+    """
+
+    name: str
+    ours: bool
+    forward: Forward
+    work: Work
+    note: str = ""
+    impls: Sequence[str] = ()
+    eager: bool = False
+    truth: Forward | None = None
+
+
+def measure(
+    where: tuple[str, str, int],
+    x: Tensor,
+    truth: Forward,
+    candidates: Sequence[Candidate],
+    bench: Bench,
+    *,
+    skipped: Mapping[str, str] | None = None,
+    tolerance: float | None = None,
+) -> list[Record]:
+    """Check every candidate, then time those that are right, interleaved.
+
+    Args:
+        where: the rows' section, shape and batch.
+        truth: computes the float64 answer.
+        skipped: candidates that were not built, and why: rows of their own.
+        tolerance: relative error that a candidate may have; TOLERANCE of the input's dtype when None.
+
+    Returns:
+        A row for each. `us` is None where it did not run, and `note` says why. `floor_us` is the least time of its
+        work. `passed` is whether the result was right, None where there was none.
+    """
+    errors, why = _errors(candidates, x, truth)
+    limit = tolerance or TOLERANCE[x.dtype]
+    right = {c.name: partial(c.forward, x) for c in candidates if errors.get(c.name, limit + 1) <= limit}
+    timings = time_calls(bench.device, right, {c.name for c in candidates if c.eager}, bench.rounds)
+
+    def row(name: str, note: str, **more: object) -> Record:
+        place = dict(zip(("section", "what", "batch"), where, strict=True))
+        return {**place, "candidate": name, "ours": False, "us": None, "error": None, "note": note, **more}
+
+    made = []
+    for candidate in candidates:
+        name, error, timing = candidate.name, errors.get(candidate.name), timings.get(candidate.name)
+        if error is None:
+            note = why[name]
+        elif name not in right:
+            note = f"wrong, not timed: relative error {error:.2e}"
+        else:
+            note = timing if isinstance(timing, str) else candidate.note
+        work = {**candidate.work._asdict(), "floor_us": bench.ceilings.floor_us(candidate.work)}
+        times = asdict(timing) if isinstance(timing, Timing) else {}
+        more = {"ours": candidate.ours, "error": error, "impls": list(candidate.impls), **work, **times}
+        made.append(row(name, note, **more, passed=None if error is None else name in right))
+    return [*made, *(row(name, reason, passed=None) for name, reason in (skipped or {}).items())]
+
+
+def _errors(candidates: Sequence[Candidate], x: Tensor, truth: Forward) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the error of each candidate that ran, and why others did not."""
+    answers: dict[Forward, Tensor] = {}
+    errors: dict[str, float] = {}
+    why: dict[str, str] = {}
+    for candidate in candidates:
+        right = candidate.truth or truth
+        if right not in answers:
+            answers[right] = right(x)
+        try:
+            errors[candidate.name] = relative_error(candidate.forward(x), answers[right])
+        except Exception as error:  # said in the row; the others go on
+            why[candidate.name] = one_line(error)
+    return errors, why
