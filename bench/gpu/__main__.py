@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def conclude(records: Sequence[Record], plan: Plan, path: Path) -> int:
     """Print the failed checks, what was not measured and why, and last the goals; return the exit status."""
     dry = any(record["settings"]["dry_run"] for record in records if record["kind"] == "start")
-    failed, missing = failures(records), unmeasured(records, plan, dry=dry)
+    failed = failures(records)
+    missing = {unit: why for unit, why in unmeasured(records, plan, dry=dry).items() if unit not in failed}
     for title, units in (("failed checks", failed), ("not measured", missing)):
         if units:
             print(f"\n{title}:", *(f"  {unit}: {why}" for unit, why in units.items()), sep="\n")

@@ -13,23 +13,16 @@ from pathlib import Path
 from .journal import Journal, Record, attempt
 from .plan import Task
 
-SECTIONS = {
-    "library": "device:library",
-    "precompile": "smoke:precompile",
-    "smoke": "smoke:smoke",
-    "ceilings": "device:ceilings",
-    "mlp": "rows:mlp",
-    "attention": "rows:attention",
-    "forward": "forward:forward",
-    "cells": "rows:cells",
-    "counters": "tools:counters",
-    "racecheck": "tools:racecheck",
-    "tests": "tools:tests",
-    "served": "served:served",
-    "numerics": "forward:numerics",
-    "images": "images:images",
+MODULES = {
+    "device": ("library", "ceilings"),
+    "smoke": ("smoke", "precompile"),
+    "rows": ("mlp", "attention", "cells"),
+    "forward": ("forward", "numerics"),
+    "served": ("served",),
+    "tools": ("counters", "racecheck", "tests"),
+    "images": ("images",),
 }
-"""A function for each section: it takes the task and a unit, and returns the unit's rows."""
+"""Where each section's function is: it takes the task and a unit, and returns the unit's rows."""
 
 
 def main(text: str) -> None:
@@ -50,8 +43,8 @@ def run(task: Task) -> None:
 def _rows(task: Task, unit: str) -> Iterator[Record]:
     """Yield the rows of a unit; a failed import is its end, since nothing is imported before it has begun."""
     section = unit.partition("/")[0]
-    module, _, function = SECTIONS[section].partition(":")
-    rows: Iterable[Record] = getattr(importlib.import_module(f"{__package__}.{module}"), function)(task, unit)
+    module = next(module for module, sections in MODULES.items() if section in sections)
+    rows: Iterable[Record] = getattr(importlib.import_module(f"{__package__}.{module}"), section)(task, unit)
     for row in rows:
         yield {"section": section, **row}
 

@@ -26,9 +26,6 @@ VARIABLE = "MILKWEED_QUARANTINE"
 PROCESSES = 4
 """A step whose process dies goes on in a new one without the unit that it died at; so many in one start."""
 
-MIN_SECONDS = 5.0
-"""No process is begun if less time than this is left."""
-
 GRACE_SECONDS = 5.0
 """A process has so long after its time to end by itself."""
 
@@ -80,18 +77,18 @@ class Driver:
         return limit - (time.monotonic() - self.began)
 
     def _units(self, step: Step) -> Sequence[str]:
-        """Return the units that are missing and are expected to fit."""
+        """Return the units that are missing, if one is expected to fit; their process begins no other that does not."""
         if step.section not in self.plan.sections or self.ending.is_set():
             return ()
         if step.section == "library":  # in every start: it tells which GPU this is
             return step.units
         missing = to_measure(self.journal.read(), step.units)
-        return missing[: max(0, int((self._seconds_left() - step.start_seconds) / step.unit_seconds))]
+        return missing if self._seconds_left() >= step.start_seconds + step.unit_seconds else ()
 
     def _run_step(self, step: Step, units: Sequence[str]) -> None:
         began, since, why = time.monotonic(), len(self.journal.read()), "died"
         for _ in range(PROCESSES):
-            if not units or not why or self.ending.is_set() or self._seconds_left() < MIN_SECONDS:
+            if not units or not why or self.ending.is_set():
                 break
             why = self._run_process(step, units)
             ended = ends(self.journal.read()[since:])

@@ -41,15 +41,13 @@ def forward(task: Task, unit: str) -> list[Record]:
     size = int(default_preprocess(arch)["size"])
     x = torch.randn(int(batch), 3, size, size, device=bench.device).to(bench.dtype)
     candidates: list[Candidate] = []
-    skipped: dict[str, str] = {}
     for layers in FORWARDS[arch][0]:
         model = monarch_model(arch, layers, bench.nblocks)
         truth = _exact(copy.deepcopy(model).to(bench.device))
         if not candidates:  # the dense models of all sets of layers cost the same: one is compiled and timed
-            candidates += _dense(model, truth, x, bench, skipped)
+            candidates += _dense(model, truth, x, bench)
         candidates += _monarch(model, "+".join(layers), truth, x, bench)
-    where = ("forward", arch, int(batch))
-    return measure(where, x, truth, candidates, bench, skipped=skipped, tolerance=TOLERANCE)
+    return measure(("forward", arch, int(batch)), x, truth, candidates, bench, TOLERANCE)
 
 
 def _exact(model: nn.Module) -> Forward:
@@ -60,22 +58,18 @@ def _work(model: nn.Module, x: Tensor) -> Work:
     return Work(2.0 * len(x) * macs(model, x.shape[-1]).total, 0)
 
 
-def _dense(monarch: nn.Module, truth: Forward, x: Tensor, bench: Bench, skipped: dict[str, str]) -> list[Candidate]:
+def _dense(monarch: nn.Module, truth: Forward, x: Tensor, bench: Bench) -> list[Candidate]:
     """Make the dense model of the same function, in three ways."""
     twin = copy.deepcopy(monarch)
     for name, layer in list(twin.named_modules()):
         if isinstance(layer, MonarchLinear):
             twin.set_submodule(name, densify_layer(layer))
     work, dense = _work(twin, x), prepare_for_inference(twin, dtype=bench.dtype).to(bench.device)
-    ways = [
+    return [
         Candidate("dense twin", False, dense, work, truth=truth),
         Candidate(TWIN_EAGER, False, dense, work, eager=True, truth=truth),
+        Candidate(TWIN_COMPILED, False, compile_forward(dense, x), work, truth=truth),
     ]
-    compiled = compile_forward(dense, x)
-    if isinstance(compiled, str):
-        skipped[TWIN_COMPILED] = compiled
-        return ways
-    return [*ways, Candidate(TWIN_COMPILED, False, compiled, work, truth=truth)]
 
 
 def _monarch(model: nn.Module, layers: str, truth: Forward, x: Tensor, bench: Bench) -> list[Candidate]:

@@ -163,15 +163,15 @@ def goal_lines(judged: Iterable[Record]) -> Iterator[str]:
     """Return one line for each goal."""
     for goal in judged:
         unit = "" if "at_most" in goal else "x"
-        wanted = f"{'at most ' if goal.get('at_most') else 'at least ' if not unit else ''}{goal['wanted']}{unit}"
+        target = f"{'at most ' if goal.get('at_most') else 'at least ' if not unit else ''}{goal['wanted']}{unit}"
         if goal["measured"] is None:
-            yield f"  not measured  {goal['goal']} (wanted {wanted}): {goal['why']}"
+            yield f"  not measured  {goal['goal']} (wanted {target}): {goal['why']}"
             continue
         verdict, more = "met   " if goal["met"] else "missed", f"rounds {'/'.join(map(str, goal['rounds']))}"
         if unit:
             clock = "-".join(f"{mhz:.0f}" for mhz in goal["sm_mhz"])
             more = f"by {goal['by']}, {more}, spread {100 * goal['spread']:.1f} %, SM {clock} MHz"
-        yield f"  {verdict} {goal['measured']:>6.4g}{unit}  {goal['goal']}, wanted {wanted}, {more}"
+        yield f"  {verdict} {goal['measured']:>6.4g}{unit}  {goal['goal']}, wanted {target}, {more}"
 
 
 def table(rows: Sequence[Record]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Makes the rows of one shape and batch: every candidate is checked, and those that are right are timed in turns."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from ...kernels.impls.quarantine import with_quarantine
 from ...kernels.impls.triton import triton_impls
 from ...kernels.tuning.verify import relative_error
 from ...models.serving.fused.device_kernels import DeviceKernels, device_kernels
-from .device import Ceilings, Timing, device_for, time_calls
+from .device import Ceilings, device_for, time_calls
 from .journal import Record, one_line, read, rows
 from .plan import Task
 
@@ -92,10 +92,11 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something to check and time: `forward` is a pure function of the input.
+    """Something to check and time.
 
     Args:
         ours: it is milkweed's own way, not a peer.
+        forward: a pure function of the input; or the reason why there is none, in a few words.
         note: how it is made, for a person.
         impls: which impls it is made of.
         eager: it is launched call by call, where all others are CUDA graphs.
@@ -104,7 +105,7 @@ class Candidate:
 
     name: str
     ours: bool
-    forward: Forward
+    forward: Forward | str
     work: Work
     note: str = ""
     impls: Sequence[str] = ()
@@ -118,8 +119,6 @@ def measure(
     truth: Forward,
     candidates: Sequence[Candidate],
     bench: Bench,
-    *,
-    skipped: Mapping[str, str] | None = None,
     tolerance: float | None = None,
 ) -> list[Record]:
     """Check every candidate, then time those that are right, interleaved.
@@ -127,49 +126,39 @@ def measure(
     Args:
         where: the rows' section, shape and batch.
         truth: computes the float64 answer.
-        skipped: candidates that were not built, and why: rows of their own.
         tolerance: relative error that a candidate may have; TOLERANCE of the input's dtype when None.
 
     Returns:
         A row for each. `us` is None where it did not run, and `note` says why. `floor_us` is the least time of its
         work. `passed` is whether the result was right, None where there was none.
     """
-    errors, why = _errors(candidates, x, truth)
-    limit = tolerance or TOLERANCE[x.dtype]
-    right = {c.name: partial(c.forward, x) for c in candidates if errors.get(c.name, limit + 1) <= limit}
-    timings = time_calls(bench.device, right, {c.name for c in candidates if c.eager}, bench.rounds)
-
-    def row(name: str, note: str, **more: object) -> Record:
-        place = dict(zip(("section", "what", "batch"), where, strict=True))
-        return {**place, "candidate": name, "ours": False, "us": None, "error": None, "note": note, **more}
-
-    made = []
-    for candidate in candidates:
-        name, error, timing = candidate.name, errors.get(candidate.name), timings.get(candidate.name)
-        if error is None:
-            note = why[name]
-        elif name not in right:
-            note = f"wrong, not timed: relative error {error:.2e}"
-        else:
-            note = timing if isinstance(timing, str) else candidate.note
-        work = {**candidate.work._asdict(), "floor_us": bench.ceilings.floor_us(candidate.work)}
-        times = asdict(timing) if isinstance(timing, Timing) else {}
-        more = {"ours": candidate.ours, "error": error, "impls": list(candidate.impls), **work, **times}
-        made.append(row(name, note, **more, passed=None if error is None else name in right))
-    return [*made, *(row(name, reason, passed=None) for name, reason in (skipped or {}).items())]
-
-
-def _errors(candidates: Sequence[Candidate], x: Tensor, truth: Forward) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the error of each candidate that ran, and why others did not."""
-    answers: dict[Forward, Tensor] = {}
-    errors: dict[str, float] = {}
-    why: dict[str, str] = {}
+    errors, answers = dict[str, float | str](), dict[Forward, Tensor]()
     for candidate in candidates:
         right = candidate.truth or truth
         if right not in answers:
             answers[right] = right(x)
-        try:
-            errors[candidate.name] = relative_error(candidate.forward(x), answers[right])
-        except Exception as error:  # said in the row; the others go on
-            why[candidate.name] = one_line(error)
-    return errors, why
+        errors[candidate.name] = _error(candidate, x, answers[right])
+    limit = tolerance or TOLERANCE[x.dtype]
+    passed = {name: None if isinstance(error, str) else error <= limit for name, error in errors.items()}
+    calls = {c.name: partial(c.forward, x) for c in candidates if passed[c.name] and not isinstance(c.forward, str)}
+    timings = time_calls(bench.device, calls, {c.name for c in candidates if c.eager}, bench.rounds)
+    made = []
+    for candidate in candidates:
+        name, error = candidate.name, errors[candidate.name]
+        timing = error if isinstance(error, str) else timings.get(name, f"wrong, not timed: relative error {error:.2e}")
+        times = {"us": None, "note": timing} if isinstance(timing, str) else asdict(timing) | {"note": candidate.note}
+        row = {**dict(zip(("section", "what", "batch"), where, strict=True)), "candidate": name, "ours": candidate.ours}
+        row |= {"error": None if isinstance(error, str) else error, "passed": passed[name], **times}
+        floor = bench.ceilings.floor_us(candidate.work)
+        made.append({**row, "impls": list(candidate.impls), **candidate.work._asdict(), "floor_us": floor})
+    return made
+
+
+def _error(candidate: Candidate, x: Tensor, right: Tensor) -> float | str:
+    """Return the relative error of a candidate; where it does not run, the reason."""
+    if isinstance(candidate.forward, str):
+        return candidate.forward
+    try:
+        return relative_error(candidate.forward(x), right)
+    except Exception as error:  # said in the row; the others go on
+        return one_line(error)

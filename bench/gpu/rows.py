@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ...kernels.attention import sdpa_attention
 from ...kernels.batched import monarch_batched
-from ...kernels.chain_ir import Attention, Dense, Gelu, Monarch, Operator, Problem, evaluate
+from ...kernels.chain_ir import Attention, Dense, Gelu, Monarch, Problem, evaluate
 from ...kernels.impls.base import family
 from ...kernels.reference import monarch_to_dense
 from ...kernels.tuning.chain import Chain, compile_plan
@@ -61,24 +61,23 @@ def mlp_rows(name: str, batch: int, bench: Bench) -> list[Record]:
     candidates = [
         Candidate(DENSE_EAGER, False, eager, dense),
         Candidate("Monarch bmm eager", False, bmm_eager(fc1, fc2), monarch),
+        Candidate(DENSE_COMPILED, False, compile_forward(eager, x), dense),
     ]
-    skipped: dict[str, str] = {}
-    compiled = compile_forward(eager, x)
-    if isinstance(compiled, str):
-        skipped[DENSE_COMPILED] = compiled
-    else:
-        candidates.append(Candidate(DENSE_COMPILED, False, compiled, dense))
     tuned = tune_chain(chain, problem, bench.impls)
     for kind in dict.fromkeys(family(impl.name) for impl in bench.impls):
         plan = best_plan([row for row in tuned.rows if family(row.impl) == kind])
+        work = dense if kind == "dense" else monarch
         if isinstance(plan, str):
-            skipped[kind] = plan
+            candidates.append(Candidate(kind, kind not in PEERS, plan, work))
         elif plan is not None:
-            forward, work = compile_plan(chain, plan, problem, bench.impls), dense if kind == "dense" else monarch
+            forward = compile_plan(chain, plan, problem, bench.impls)
             candidates.append(Candidate(kind, kind not in PEERS, forward, work, str(plan), plan.impls))
     candidates.append(Candidate("tuned", True, tuned.chain, monarch, str(tuned.plan), tuned.plan.impls))
-    truth = partial(_exact, chain.operators)
-    return measure(("mlp", name, batch), x, truth, candidates, bench, skipped=skipped)
+
+    def truth(x: Tensor) -> Tensor:
+        return evaluate(chain.operators, x.double())
+
+    return measure(("mlp", name, batch), x, truth, candidates, bench)
 
 
 def mlp_work(shape: MlpShape, rows: int, nblocks: int, dtype: torch.dtype) -> tuple[Work, Work]:
@@ -170,32 +169,24 @@ def best_plan(rows: Sequence[Row]) -> Plan | str | None:
 @torch.inference_mode()
 def attention(task: Task, unit: str) -> list[Record]:
     """Make all rows of one shape and batch; every candidate takes packed qkv and gives (B, N, H*D)."""
-    (_, name, size, _), bench = unit.split("/"), bench_of(task)
-    batch, (heads, head_dim, tokens) = int(size), ATTENTION_SHAPES[name]
+    (_, shape, size, _), bench = unit.split("/"), bench_of(task)
+    batch, (heads, head_dim, tokens) = int(size), ATTENTION_SHAPES[shape]
     operator = Attention(heads, head_dim, head_dim**-0.5)
     problem = Problem(bench.device, bench.dtype, batch, tokens)
     # q, k, v are read once, the output written once.
     work = Work(4.0 * problem.rows * heads * tokens * head_dim, 2.0 * 4 * problem.rows * heads * head_dim)
     x = torch.randn(batch, tokens, 3 * heads * head_dim, device=bench.device).to(bench.dtype)
-    candidates = [Candidate(peer, False, partial(_pinned, operator, BACKENDS[peer]), work) for peer in BACKENDS]
-    skipped: dict[str, str] = {}
+    pinned = partial(sdpa_attention, num_heads=heads, scale=operator.scale)
+    candidates = [Candidate(peer, False, partial(pinned, backend=name), work) for peer, name in BACKENDS.items()]
     for impl in bench.impls:
         if family(impl.name) == "native_attention":
-            if reason := impl.refuses((operator,), problem):
-                skipped[impl.name] = reason
-            else:
-                runner = impl.build((operator,), problem)
-                candidates.append(Candidate(impl.name, True, runner, work, impls=(impl.name,)))
-    truth = partial(_exact, (operator,))
-    return measure(("attention", name, batch), x, truth, candidates, bench, skipped=skipped)
+            forward = impl.refuses((operator,), problem) or impl.build((operator,), problem)
+            candidates.append(Candidate(impl.name, True, forward, work, impls=(impl.name,)))
 
+    def truth(x: Tensor) -> Tensor:
+        return evaluate((operator,), x.double())
 
-def _pinned(operator: Attention, backend: str, qkv: Tensor) -> Tensor:
-    return sdpa_attention(qkv, operator.num_heads, operator.scale, backend)
-
-
-def _exact(operators: Sequence[Operator], x: Tensor) -> Tensor:
-    return evaluate(operators, x.double())
+    return measure(("attention", shape, batch), x, truth, candidates, bench)
 
 
 class Cell(NamedTuple):
@@ -244,5 +235,5 @@ def cells(task: Task, unit: str) -> list[Record]:
 
     work = Work(*(problem.rows * amount for amount in cell.work))
     candidates = [Candidate(way.name, way.name != "torch", on(way.call), work) for way in part.ways(problem)]
-    where, skipped = (part.kind, name, batch), part.refused(problem)
-    return measure(where, x, lambda _: right, candidates, bench, skipped=skipped, tolerance=CELL_TOLERANCE)
+    candidates += [Candidate(name, True, reason, work) for name, reason in part.refused(problem).items()]
+    return measure((part.kind, name, batch), x, lambda _: right, candidates, bench, CELL_TOLERANCE)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from milkweed.bench.gpu import driver
+from milkweed.bench.gpu import child, driver
 from milkweed.bench.gpu.__main__ import COMPLETE, FAILED, NOTHING, PARTIAL, main
 from milkweed.bench.gpu.journal import Journal, Record, ends, read, rows
 from milkweed.bench.gpu.plan import Stage, Step, Task, parse_plan, stages
@@ -101,15 +101,6 @@ def test_what_is_there_is_not_measured_again_and_an_exception_costs_only_its_uni
     assert "partial: 0 failed, 1 not measured" in text
 
 
-def test_what_died_once_can_still_be_measured(out: Path, plant: Plant) -> None:
-    plant(planted({UNITS[1]: "os.abort()"}))
-    assert run(out) == PARTIAL
-    plant(planted())
-    assert run(out) == COMPLETE
-    assert begins(read(out)) == {**dict.fromkeys(UNITS, 1), UNITS[1]: 2}
-    assert measured(read(out)) == set(UNITS)
-
-
 def test_a_process_that_dies_or_hangs_is_named_and_another_goes_on(
     out: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,18 +117,27 @@ def test_a_process_that_dies_or_hangs_is_named_and_another_goes_on(
     log = out.with_suffix(".log").read_text()
     assert "Fatal Python error: Aborted" in log
     assert "Timeout (0:00:02)!" in log
+    plant(planted())  # what died once can still be measured
+    assert run(out) == COMPLETE
+    assert begins(read(out)) == {**dict.fromkeys(UNITS, 1), UNITS[0]: 2, UNITS[2]: 2}
 
 
 def command_lines() -> Iterator[list[str]]:
     return (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
 
 
-def test_a_step_begins_with_the_units_that_fit(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_unit_begins_that_is_not_expected_to_fit(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = driver.Driver(Journal(out), parse_plan(PLAN), Task(str(out)))
-    step = Step(UNITS[:4], unit_seconds=50, unit_limit=150, start_seconds=6)
-    for seconds, fitting in ((206, 4), (120, 2), (40, 0)):
+    step = Step(UNITS, unit_seconds=50, unit_limit=150, start_seconds=6)
+    for seconds, fits in ((56, True), (55, False)):
         monkeypatch.setattr(start, "_seconds_left", lambda seconds=seconds: seconds)
-        assert list(start._units(step)) == UNITS[:fitting]
+        assert list(start._units(step)) == UNITS * fits
+    monkeypatch.setattr(child, "_rows", lambda task, unit: [{"what": unit}])
+    clock = iter((0.0, 0.0, 10.0, 60.0))
+    monkeypatch.setattr(child.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(child, "attempt", lambda journal, unit, limit, rows: journal.write("begin", {"unit": unit}))
+    child.run(Task(str(out), UNITS, seconds=100, unit_seconds=50))
+    assert list(begins(read(out))) == UNITS[:2]
 
 
 def test_a_check_that_fails_stays_failed(out: Path, plant: Plant, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,9 +89,10 @@ def test_wrong_and_failing_candidates_are_rows_without_a_time() -> None:
         Candidate("wrong", True, lambda x: x * 3, WORK),
         Candidate("other truth", True, lambda x: x * 3, WORK, truth=lambda x: x.double() * 3),
         Candidate("fails", False, fails, WORK),
+        Candidate("absent", False, "no nvcc", WORK),
     ]
     x = torch.randn(8, 8).to(torch.bfloat16)
-    rows = measure(("mlp", "x", 1), x, lambda x: x.double() * 2, candidates, bench(), skipped={"absent": "no nvcc"})
+    rows = measure(("mlp", "x", 1), x, lambda x: x.double() * 2, candidates, bench())
     assert (rows[0]["floor_us"], rows[0]["flops"], rows[0]["what"], rows[0]["batch"]) == (40.0, 4e9, "x", 1)
     notes = {row["candidate"]: (row["us"] is not None, row["passed"], row["note"]) for row in rows}
     assert notes["right"] == (True, True, "")
