@@ -80,6 +80,9 @@ OPERATORS = (
     *("native_performer", "native_branch", "native_add_layernorm"),
 )
 TRITON = ("triton", "triton_mlp")
+COMPILERS = 12
+"""Processes that compile Triton's kernels ahead; a dry run has one."""
+
 COUNTED = ("native_mlp", "native_linear", "native_attention", "triton_mlp")
 """The kernels whose hardware counters are read."""
 
@@ -205,7 +208,10 @@ def stages(*, dry: bool) -> list[Stage]:
 
     everything: list[Stage] = [
         (Step(["library"], 30, 300),),
-        (*(Step([f"smoke/{name}"], 25, 30, 10) for name in OPERATORS), Step(["precompile"], 45, 60)),
+        (
+            *(Step([f"smoke/{name}"], 25, 30, 10) for name in OPERATORS),
+            *(Step([f"precompile/{share}"], 45, 60) for share in range(1 if dry else COMPILERS)),
+        ),
         tuple(Step([f"smoke/{name}"], 35, 240, 10) for name in TRITON),  # what was not compiled ahead is compiled here
         (Step(["ceilings"], 4, 30),),
         *(mlps(shapes, batches, 1), attention(1)),

@@ -2,11 +2,9 @@
 
 A result must be near the right one, the same bits twice, and written wholly: memory is poisoned before. A NaN in the
 last row (the last image, where an operator mixes rows) must stay there and not be lost. Triton's tiles are compiled
-ahead on what is asked of them here, on all cores.
+ahead for what is asked of them here.
 """
 
-import multiprocessing
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +26,7 @@ from ...models.serving.fused.add_norm import AddNorm, AddNormPart
 from ...models.serving.fused.alternatives import Part, exact_copy
 from .journal import Absent, Journal, Record, attempt_parts
 from .measure import TOLERANCE, Bench, bench_of
-from .plan import ATTENTION_SHAPES, BRANCHES, DRY, GOAL_SHAPES, MLP_SHAPES, PERFORMERS, TRITON, Task
+from .plan import ATTENTION_SHAPES, BRANCHES, COMPILERS, DRY, GOAL_SHAPES, MLP_SHAPES, PERFORMERS, TRITON, Task
 from .rows import CELL_TOLERANCE, cell_of, layers
 
 ROWS = (1, 17, 197, 6304)
@@ -43,8 +41,8 @@ CELL_BATCHES = (2, 32)
 TILE_SECONDS, TRITON_TILE_SECONDS = 15.0, 60.0
 """A tile that takes longer hangs; Triton may have to compile many kernels for one."""
 
-WORKERS, COMPILE_SECONDS = 12, 50.0
-"""Processes that compile ahead, and after how long they are ended; the others are compiled when they are needed."""
+COMPILE_SECONDS = 50.0
+"""After these, nothing more is compiled ahead."""
 
 # A launch function's own refusal of a tile names its kernel; what CUDA says does not, and is a failure.
 REFUSED = re.compile(r"not launched: [a-z_ ]+: ")
@@ -233,40 +231,19 @@ def _isolated(call: Call, inputs: Sequence[Tensor], y: Tensor, mixes_rows: bool)
     return bool(after[-1].isnan().any()) and torch.equal(after[:-1], before[:-1])
 
 
-def precompile(task: Task, unit: str) -> Iterator[Record]:
-    """Launch each of Triton's tiles on all that the smoke test and the goals' MLPs ask of it.
-
-    Triton keeps compiled kernels on disk, where later processes find them.
-    """
-    tiles = [impl.name for impl in all_impls() if family(impl.name) in TRITON][: 1 if task.dry_run else None]
-    launched, errors = launch_all(task, tiles, COMPILE_SECONDS)
-    note = f"{len(errors)} failed, the first: {errors[0]}"[:300] if errors else ""
-    yield {"what": "Triton", "launched": launched, "of": len(tiles), "note": note}
-
-
-def launch_all(task: Task, tiles: Sequence[str], seconds: float) -> tuple[int, list[str]]:
-    """Launch each tile in another process; return how many were, and why some of these failed.
-
-    Args:
-        seconds: after these the processes are killed.
-    """
-    until, errors = time.monotonic() + seconds, list[BaseException]()
-    workers = max(1, min(WORKERS, (os.cpu_count() or 2) - 2, len(tiles)))
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        launches = [pool.apply_async(launch, (task, tile), error_callback=errors.append) for tile in tiles]
-        for result in launches:
-            result.wait(max(0.0, until - time.monotonic()))
-        return sum(result.ready() for result in launches), list(map(str, errors))
-
-
 @torch.inference_mode()
-def launch(task: Task, tile: str) -> int:
-    """Run every case of the smoke test that a tile takes, unchecked; return how many those were."""
-    bench, launched = bench_of(task), 0
-    for case in cases(family(tile), bench, (*ROWS, MANY_ROWS)):
-        if case.tile == tile:
-            case.make()(*case.inputs())
-            launched += 1
+def precompile(task: Task, unit: str) -> Iterator[Record]:
+    """Launch a share of Triton's tiles, unchecked, on all that the smoke test and the goals' MLPs ask of them.
+
+    Triton keeps compiled kernels on disk, where later processes find them; what there is no time for they compile.
+    """
+    bench, until, launched = bench_of(task), time.monotonic() + COMPILE_SECONDS, 0
+    tiles = [impl.name for impl in all_impls() if family(impl.name) in TRITON][int(unit.partition("/")[2]) :: COMPILERS]
+    for tile in tiles:
+        for case in cases(family(tile), bench, (*ROWS, MANY_ROWS)):
+            if case.tile == tile and time.monotonic() < until:
+                case.make()(*case.inputs())
+                launched += 1
     if bench.device.type == "cuda":
         torch.cuda.synchronize(bench.device)
-    return launched
+    yield {"what": "Triton", "candidate": ", ".join(tiles), "launched": launched}

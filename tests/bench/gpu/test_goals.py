@@ -111,7 +111,7 @@ def test_a_plan_has_minutes_and_sections() -> None:
 
 def test_the_order_is_that_of_value() -> None:
     units = [unit for stage in stages(dry=False) for step in stage for unit in step.units]
-    by_value = ["library", "smoke/native_linear", "precompile", "smoke/triton", "ceilings", "mlp/ViT-B/32/r1"]
+    by_value = ["library", "smoke/native_linear", "precompile/11", "smoke/triton", "ceilings", "mlp/ViT-B/32/r1"]
     by_value += ["counters/native_mlp", "forward/vit_base_patch16_224/32/r1", "mlp/ViT-B/32/r2", "tests", "images"]
     assert sorted(by_value, key=units.index) == by_value
     assert len(units) == len(set(units))

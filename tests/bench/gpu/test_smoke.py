@@ -1,6 +1,5 @@
 """The smoke test: wrong, racing, leaking, aborting and hanging kernels are found, named, and not run again."""
 
-import multiprocessing
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,12 +15,11 @@ from milkweed.bench.gpu.device import Ceilings
 from milkweed.bench.gpu.journal import COMPLETE, DIED, WRONG, ends, quarantine, read, rows
 from milkweed.bench.gpu.measure import Bench
 from milkweed.bench.gpu.plan import OPERATORS, TRITON, Stage, Task, stages
-from milkweed.bench.gpu.smoke import ROWS, Case, cases, check, launch, launch_all
+from milkweed.bench.gpu.smoke import ROWS, Case, cases, check, precompile
 from milkweed.kernels.chain_ir import Monarch, Operator, Problem, evaluate
 from milkweed.kernels.impls.base import Impl, Runner
 from milkweed.kernels.impls.torch_ops import EagerImpl
 
-from ...support.waiting import eventually
 from .conftest import Plant
 
 BENCH = Bench(torch.device("cpu"), torch.bfloat16, 4, [], Ceilings(1e12, 1e14), dry=True)
@@ -115,25 +113,14 @@ def test_sums_and_norms_are_both_checked() -> None:
     assert not spoilt["passed"]
 
 
-NEVER_COMPILED = """
-import sys, time
-if "--multiprocessing-fork" in sys.orig_argv:
-    time.sleep(600)
-"""
-
-
-def test_compiling_ahead_runs_each_tile_on_what_it_takes_and_is_killed_when_it_is_late(
-    tmp_path: Path, plant: Plant
+def test_a_share_of_tiles_is_compiled_on_all_that_they_take_while_there_is_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = Task(str(tmp_path / "day.jsonl"), dry_run=True)
-    assert launch(task, "triton:1") == 2 * 4  # rows; fc1, with GELU, fc2, with its addition
-    assert launch_all(replace(task, dtype="none"), ["triton:1"], 60) == (
-        1,
-        ["module 'torch' has no attribute 'none'"],
-    )
-    plant(NEVER_COMPILED)
-    assert launch_all(task, ["triton:1"] * 3, 0.2) == (0, [])
-    eventually(lambda: multiprocessing.active_children() == [])
+    (row,) = precompile(task, "precompile/7")
+    assert (row["candidate"], row["launched"]) == ("triton:1", 2 * 4)  # rows; fc1, with GELU, fc2, with its addition
+    monkeypatch.setattr(smoke, "COMPILE_SECONDS", 0.0)
+    assert [row["launched"] for row in precompile(task, "precompile/7")] == [0]
 
 
 PLANTED = """
