@@ -101,7 +101,8 @@ class Driver:
         other = [f"{unit} {end['state']}: {end['why']}" for unit, end in last.items() if end["state"] != COMPLETE]
         said = "; ".join([f"{len(last) - len(other)} of {len(last)} complete", *other])
         lines = [f"[{now - self.began:6.1f} s] {step}, {now - began:.0f} s: {said}"]
-        print(*lines, *table([row for row in rows(records) if step.holds(row["unit"])]), sep="\n", flush=True)
+        lines += table([row for row in rows(records) if step.holds(row["unit"])])
+        print("\n".join(lines) + "\n", end="", flush=True)  # at once, since other steps print meanwhile
 
     def _run_process(self, step: Step, units: Sequence[str]) -> str:
         """Run a process to its end; return why it died, or an empty text if it did not."""

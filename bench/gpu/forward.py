@@ -6,6 +6,7 @@ answers.
 
 import copy
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -42,20 +43,24 @@ def forward(task: Task, unit: str) -> list[Record]:
     x = torch.randn(int(batch), 3, size, size, device=bench.device).to(bench.dtype)
     candidates: list[Candidate] = []
     for layers in FORWARDS[arch][0]:
-        model = monarch_model(arch, layers, bench.nblocks)
-        truth = _exact(copy.deepcopy(model).to(bench.device))
+        name, model = "+".join(layers), monarch_model(arch, layers, bench.nblocks)
+        truth = partial(_float32, copy.deepcopy(model).to(bench.device))
         if not candidates:  # the dense models of all sets of layers cost the same: one is compiled and timed
             candidates += _dense(model, truth, x, bench)
-        candidates += _monarch(model, "+".join(layers), truth, x, bench)
-    return measure(("forward", arch, int(batch)), x, truth, candidates, bench, TOLERANCE)
+        work = Work(2.0 * len(x) * macs(model, size).total, 0)
+        plain = prepare_for_inference(copy.deepcopy(model), dtype=bench.dtype).to(bench.device)
+        note = fused(model, bench, bench.dtype, size, len(x))
+        candidates += [
+            Candidate(f"Monarch {name}, plain PyTorch", False, plain, work, truth=truth),
+            Candidate(f"fused {name}", True, model, work, note, truth=truth),
+        ]
+    return measure(("forward", arch, len(x)), x, truth, candidates, bench, TOLERANCE)
 
 
-def _exact(model: nn.Module) -> Forward:
-    return lambda x: model(x.float())
-
-
-def _work(model: nn.Module, x: Tensor) -> Work:
-    return Work(2.0 * len(x) * macs(model, x.shape[-1]).total, 0)
+def _float32(model: nn.Module, x: Tensor) -> Tensor:
+    y = model(x.float())
+    assert isinstance(y, Tensor)
+    return y
 
 
 def _dense(monarch: nn.Module, truth: Forward, x: Tensor, bench: Bench) -> list[Candidate]:
@@ -64,21 +69,12 @@ def _dense(monarch: nn.Module, truth: Forward, x: Tensor, bench: Bench) -> list[
     for name, layer in list(twin.named_modules()):
         if isinstance(layer, MonarchLinear):
             twin.set_submodule(name, densify_layer(layer))
-    work, dense = _work(twin, x), prepare_for_inference(twin, dtype=bench.dtype).to(bench.device)
+    work = Work(2.0 * len(x) * macs(twin, x.shape[-1]).total, 0)
+    dense = prepare_for_inference(twin, dtype=bench.dtype).to(bench.device)
     return [
         Candidate("dense twin", False, dense, work, truth=truth),
         Candidate(TWIN_EAGER, False, dense, work, eager=True, truth=truth),
         Candidate(TWIN_COMPILED, False, compile_forward(dense, x), work, truth=truth),
-    ]
-
-
-def _monarch(model: nn.Module, layers: str, truth: Forward, x: Tensor, bench: Bench) -> list[Candidate]:
-    work = _work(model, x)
-    plain = prepare_for_inference(copy.deepcopy(model), dtype=bench.dtype).to(bench.device)
-    note = fused(model, bench, bench.dtype, x.shape[-1], len(x))
-    return [
-        Candidate(f"Monarch {layers}, plain PyTorch", False, plain, work, truth=truth),
-        Candidate(f"fused {layers}", True, model, work, note, truth=truth),
     ]
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -134,7 +135,7 @@ def test_no_unit_begins_that_is_not_expected_to_fit(out: Path, monkeypatch: pyte
         assert list(start._units(step)) == UNITS * fits
     monkeypatch.setattr(child, "_rows", lambda task, unit: [{"what": unit}])
     clock = iter((0.0, 0.0, 10.0, 60.0))
-    monkeypatch.setattr(child.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(child, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(child, "attempt", lambda journal, unit, limit, rows: journal.write("begin", {"unit": unit}))
     child.run(Task(str(out), UNITS, seconds=100, unit_seconds=50))
     assert list(begins(read(out))) == UNITS[:2]
