@@ -16,6 +16,7 @@ from functools import cache
 from importlib import import_module
 from itertools import cycle, islice
 from pathlib import Path
+from typing import NamedTuple
 
 from ...inference.decode_stage import DecodedBatch
 from ...inference.open import open_model
@@ -41,25 +42,16 @@ from .plan import ALL, Task
 PHOTOS = 200
 
 
-@dataclass(frozen=True)
-class Scale:
-    """How much is measured.
+class Scale(NamedTuple):
+    """How much is measured."""
 
-    Args:
-        arch: served; None for a tiny ViT.
-        batch: images of a forward at most; connections that post at once, at first and at most.
-        clients: processes that post.
-        seconds: of a row of load, and of timing parts.
-        images: answered between two looks at the memory, and the seconds that they may take.
-    """
-
-    arch: str | None = "vit_base_patch16_224"
-    batch: int = 64
-    connections: int = 64
-    clients: int = 4
-    seconds: float = 4.0
-    images: int = 100_000
-    max_seconds: float = 120.0
+    arch: str | None = "vit_base_patch16_224"  # None for a tiny ViT
+    batch: int = 64  # images of a forward at most
+    connections: int = 64  # that post at once, at first
+    clients: int = 4  # processes that post
+    seconds: float = 4.0  # of a row of load, and of timing parts
+    images: int = 100_000  # answered between two looks at the memory
+    max_seconds: float = 120.0  # that they may take
 
 
 DRY = Scale(None, batch=4, connections=16, clients=1, seconds=0.3, images=100)

@@ -17,7 +17,7 @@ import pytest
 
 from milkweed.bench.gpu import child, driver
 from milkweed.bench.gpu.__main__ import COMPLETE, FAILED, NOTHING, PARTIAL, main
-from milkweed.bench.gpu.journal import Journal, Record, ends, read, rows
+from milkweed.bench.gpu.journal import Journal, Record, ends, quarantine, read, rows
 from milkweed.bench.gpu.plan import Stage, Step, Task, parse_plan, stages
 
 from ...support.waiting import HANG_SECONDS, eventually, has_ended
@@ -202,6 +202,33 @@ def test_figures_of_another_gpu_or_other_settings_are_not_gone_on_with(
     plant(planted(device="H200"))
     assert run(out) == NOTHING
     assert "has the figures of device H100, here it is H200" in capsys.readouterr().err
+
+
+ALL_ABORT = """
+def smoke(task, unit):
+    from pathlib import Path
+    from milkweed.bench.gpu.journal import Journal, attempt_parts
+
+    def aborts():
+        os.abort()
+        yield
+
+    attempt_parts(Journal(Path(task.out)), unit, 60, ((f"native_mlp:{tile}", aborts()) for tile in range(9)))
+
+module("smoke", smoke=smoke)
+"""
+
+
+def test_an_operator_that_does_not_get_through_is_unfit_as_a_whole(
+    out: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(planted() + ALL_ABORT)
+    few = [(Step(["library"], 1, 60),), (Step(["smoke/native_mlp"], 1, 60),)]
+    monkeypatch.setattr(driver, "stages", lambda *, dry: few)
+    assert main(["--out", str(out), "--plan", "sections=smoke"]) == FAILED
+    tiles = [f"native_mlp:{tile}" for tile in range(driver.PROCESSES)]
+    assert quarantine(read(out)) == [*tiles, "native_mlp"]
+    assert f"\nMILKWEED_QUARANTINE={','.join(tiles)},native_mlp\n" in capsys.readouterr().out
 
 
 def test_without_a_device_nothing_is_measured(out: Path, plant: Plant, capsys: pytest.CaptureFixture[str]) -> None:
