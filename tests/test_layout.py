@@ -3,8 +3,9 @@
 import ast
 import re
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,10 @@ SERVER = (
     *("scheduler", "repository", "engine", "service", "oip", "api", "admin", "process"),
 )
 APART = [{"api", "admin"}]  # neighbours in the order that do not know each other
-MAX_FILES, MAX_LINES = 15, 320
+MAX_FILES, MAX_LINES, MAX_FUNCTION_LINES = 15, 300, 30
+# What the house does not hold to yet: lists that may only shrink, and the lines that a room may have.
+LIMITS = tomllib.loads(Path(__file__).with_name("layout_limits.toml").read_text())
+NO_NAMES = {"found", "each", "given", "wanted", "taken", "own", "rest"}
 SUFFIXES = {".py", ".cu", ".cuh", ".h", ".cpp", ".js", ".css", ".html", ".j2", ".proto"}
 VAGUE = {"utils", "common", "helpers", "core", "manager", "facade", "door"}
 DANGLING = re.compile(r"(Of|That|Those|Whose|Which|Whoever) ")
@@ -60,23 +64,36 @@ def folder_of(path: Path) -> str:
 
 
 @cache
-def imports() -> dict[tuple[str, str], set[str]]:
-    """{(folder, imported folder): the files that import}, relative imports resolved."""
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def file_imports() -> dict[Path, set[Path]]:
+    """The modules that each module imports anywhere, relative imports resolved."""
     known = {name_of(path): path for path in modules()}
-    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    graph = {}
     for path in modules():
         package = name_of(path) if path.stem == "__init__" else name_of(path).rpartition(".")[0]
-        for name in imported_names(path, package):
-            target = known.get(name)
-            if target is not None and folder_of(target) != folder_of(path):
-                found[folder_of(path), folder_of(target)].add(path.relative_to(ROOT).as_posix())
-    return found
+        graph[path] = {known[name] for name in imported_names(path, package) & known.keys()} - {path}
+    return graph
+
+
+@cache
+def imports() -> dict[tuple[str, str], set[str]]:
+    """{(folder, imported folder): the files that import}."""
+    folders: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for path, targets in file_imports().items():
+        for target in targets:
+            if folder_of(target) != folder_of(path):
+                folders[folder_of(path), folder_of(target)].add(path.relative_to(ROOT).as_posix())
+    return folders
 
 
 def imported_names(path: Path, package: str) -> set[str]:
     """Dotted names of the modules that a file imports, and of the names in them."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -142,12 +159,87 @@ def test_every_module_begins_with_a_sentence(room: str) -> None:
     for path in modules():
         if room_of(folder_of(path)) != room or path.name.endswith("_pb2.py"):
             continue
-        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        docstring = ast.get_docstring(tree_of(path)) or ""
         first = " ".join(docstring.partition("\n\n")[0].split())
         where = f"{path.relative_to(ROOT)}: {first!r}"
         assert re.match(r"[A-Z`]|milkweed", first), f"{where} does not begin like a sentence"
         assert first.endswith((".", ":", "?")), f"{where} does not end like a sentence"
         assert not DANGLING.match(first), f"{where} says of nothing what it is"
+
+
+def test_no_file_imports_what_imports_it() -> None:
+    """A folder's `__init__` that opens its files to other rooms aside."""
+    order = TopologicalSorter(
+        {
+            path: {target for target in targets if target.stem != "__init__"}
+            for path, targets in file_imports().items()
+            if path.stem != "__init__"
+        }
+    )
+    try:
+        order.prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(str(path.relative_to(ROOT)) for path in error.args[1]))
+
+
+def test_functions_are_short() -> None:
+    """At most MAX_FUNCTION_LINES, the docstring aside."""
+    long = set()
+    for path in modules():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                docstring = node.body[0] if ast.get_docstring(node) else None
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                lines -= 0 if docstring is None else (docstring.end_lineno or 0) - docstring.lineno + 1
+                if lines > MAX_FUNCTION_LINES:
+                    long.add(f"{path.relative_to(ROOT).as_posix()}::{node.name}")
+    assert_listed(long, "long_functions")
+
+
+def test_no_public_name_has_two_meanings() -> None:
+    """Of classes and types, bench aside, in which rivals and rows have names of their own."""
+    places = defaultdict(set)
+    for path in modules():
+        if room_of(folder_of(path)) != BENCH:
+            for node in tree_of(path).body:
+                targets = node.targets if isinstance(node, ast.Assign) else []
+                names = (
+                    [node.name]
+                    if isinstance(node, ast.ClassDef)
+                    else [t.id for t in targets if isinstance(t, ast.Name)]
+                )
+                for name in names:
+                    if name[0].isupper() and not name.isupper():
+                        places[name].add(path)
+    assert_listed({name for name, paths in places.items() if len(paths) > 1}, "double_names")
+
+
+def assert_listed(names: set[str], limit: str) -> None:
+    """Nothing is there that the list has not, and nothing is in the list that is gone."""
+    assert not names - set(LIMITS[limit]), f"not in {limit} of layout_limits.toml"
+    assert not set(LIMITS[limit]) - names, f"gone: take it out of {limit} of layout_limits.toml"
+
+
+def test_variables_say_what_they_hold() -> None:
+    counts: Counter[str] = Counter()
+    for path in modules():
+        for node in ast.walk(tree_of(path)):
+            stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in NO_NAMES
+            counts[room_of(folder_of(path))] += stored or (isinstance(node, ast.arg) and node.arg in NO_NAMES)
+    limits = LIMITS["names_that_say_nothing"]
+    assert {room: count for room, count in counts.items() if count} == limits, "the counts in the list may only shrink"
+
+
+def test_rooms_are_within_their_lines() -> None:
+    lines: Counter[str] = Counter()
+    for room in LIMITS["lines"]:
+        folder = ROOT / room
+        for path in folder.rglob("*"):
+            linked = room == SDK and ROOT / SDK / BENCH in path.parents
+            if path.suffix in SUFFIXES and not linked and "__pycache__" not in path.parts:
+                lines[room] += len(path.read_text().splitlines())
+    over = {room: count for room, count in lines.items() if count > LIMITS["lines"][room]}
+    assert not over, f"more lines than layout_limits.toml allows: {over}"
 
 
 def test_no_module_is_called_after_nothing() -> None:

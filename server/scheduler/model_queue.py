@@ -160,12 +160,8 @@ class ModelQueue:
             items += self._pop(places, pixels, is_late, expired, newest_first)[0]
         late = set(expired)
         items = [item for item in items if item.request not in late]
-        if cut_by_pixels or len(items) == most:
-            reason = "full"
-        elif size < count:
-            reason = "captured"
-        else:
-            reason = "drain" if draining else "idle_device"
+        full, open_end = cut_by_pixels or len(items) == most, "drain" if draining else "idle_device"
+        reason = "full" if full else "captured" if size < count else open_end
         return Batch(self.model, engine_id, items, reason, expired)
 
     def _pop(

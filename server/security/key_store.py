@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ServiceError
-from .keys import Caller, hash_key, read_keys
+from .keys import KeyOwner, hash_key, read_keys
 
 # No key is longer; a longer one is not even hashed.
 MAX_KEY_BYTES = 256
@@ -55,7 +55,7 @@ class Account:
 
     __slots__ = ("caller", "images", "name", "requests")
 
-    def __init__(self, caller: Caller, before: "Account | None", now: float) -> None:
+    def __init__(self, caller: KeyOwner, before: "Account | None", now: float) -> None:
         self.caller = caller
         self.name = caller.name
         self.requests: TokenBucket | None = _bucket(

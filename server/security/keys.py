@@ -27,7 +27,7 @@ class KeysError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class KeyOwner:
     """A named owner of keys: their hashes, and the limits of what may be sent with them; None is no limit."""
 
     name: str
@@ -69,7 +69,7 @@ def key_block(name: str, key: str) -> str:
     return f'[[key]]\nname = "{name}"\nsha256 = "{hash_key(key.encode()).hex()}"\n'
 
 
-def read_keys(file: Path) -> dict[str, Caller]:
+def read_keys(file: Path) -> dict[str, KeyOwner]:
     """The callers in a file of keys, by name. Raises KeysError, which says what is wrong and in which entry."""
     try:
         with file.open("rb") as stream:
@@ -86,13 +86,13 @@ def read_keys(file: Path) -> dict[str, Caller]:
         raise KeysError(f"API keys {file}: {error}") from None
 
 
-def parse_keys(document: Mapping[str, object]) -> dict[str, Caller]:
+def parse_keys(document: Mapping[str, object]) -> dict[str, KeyOwner]:
     """The callers of a parsed file, by name. Entries of one name are keys of one caller. Raises KeysError, see
     `read_keys`."""
     rows = document.get("key", [])
     if document.keys() - {"key"} or not isinstance(rows, list):
         raise KeysError("expected [[key]] entries and nothing else")
-    callers: dict[str, Caller] = {}
+    callers: dict[str, KeyOwner] = {}
     owners: dict[bytes, str] = {}
     for number, entry in enumerate(rows, 1):
         row = _row(entry, number)
@@ -125,14 +125,14 @@ def _row(entry: object, number: int) -> _Row:
     return row
 
 
-def _merge(before: Caller | None, row: _Row, digest: bytes, number: int) -> Caller:
+def _merge(before: KeyOwner | None, row: _Row, digest: bytes, number: int) -> KeyOwner:
     """The caller with one key more. Its limits may stand with any of its keys, or the same limits with several."""
     limits = {name: getattr(row, name) for name in _LIMITS}
     if before is None:
-        return Caller(row.name, (digest,), **limits)
+        return KeyOwner(row.name, (digest,), **limits)
     for name, value in limits.items():
         earlier = getattr(before, name)
         if value is not None and earlier is not None and value != earlier:
             raise KeysError(f"key {number} ({row.name}): {name} = {value}, another key of {row.name} says {earlier}")
         limits[name] = earlier if value is None else value
-    return Caller(row.name, (*before.digests, digest), **limits)
+    return KeyOwner(row.name, (*before.digests, digest), **limits)
