@@ -40,12 +40,13 @@ test-floors: $(CPU_KERNELS)
 		tests/models/importing/test_timm_folders.py tests/models/onnx/test_plain.py tests/models/onnx/test_openvino_session.py::test_any_batch_where_none_is_told \
 		tests/server/telemetry/test_tracer.py tests/server/oip/test_grpc.py tests/e2e/test_serving.py
 
-check: .venv/.installed-check $(CPU_KERNELS)
+check: .venv/.installed-check .venv/.installed-test $(CPU_KERNELS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p milkweed
 	$(MKDOCS) build --strict --quiet
 	$(BIN)/python tests/fuzz --seconds 60
+	$(BIN)/python -m pytest --quiet tests/kernels/cpu/test_sanitizers.py -k programs
 	$(MAKE) audit
 
 # The documentation, read again as its files change. Its theme is told not to write about its own future.
