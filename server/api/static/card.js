@@ -1,47 +1,37 @@
-// A photo and what one model says of it, or two.
+// A photo and what each of the chosen models says of it.
 
 import { classify } from "./classify.js";
 import { make } from "./elements.js";
-import { inWords, waitInWords } from "./server.js";
-import { showStages } from "./stages.js";
-import { inBytes, inPercent } from "./units.js";
+import { inWords } from "./server.js";
+import { inBytes, inMs, inPercent } from "./units.js";
 
-const SHORT_SIDE_PX = 400;
-const LONGEST = 2; // times the short side: more of a panorama is not seen
+const PREVIEW_PX = 240_000;
+const STAGES_IN_WORDS = 4;
 
-/** A queue of jobs, of which so many run at once. */
+/** A queue of jobs, of which at most `limit` run at once. A job must not throw. */
 export class Queue {
   #waiting = [];
   #running = 0;
 
-  constructor(most) {
-    this.most = most;
+  constructor(limit) {
+    this.limit = limit;
   }
 
-  /** Add a job; `run` is called when its turn comes, and must not throw. */
   add(run) {
     this.#waiting.push(run);
     this.#next();
   }
 
-  /** Forget what has not begun. */
-  empty() {
-    this.#waiting.length = 0;
-  }
-
   async #next() {
-    if (this.#running >= this.most || !this.#waiting.length) return;
+    if (this.#running >= this.limit || !this.#waiting.length) return;
     this.#running++;
-    try {
-      await this.#waiting.shift()();
-    } finally {
-      this.#running--;
-      this.#next();
-    }
+    await this.#waiting.shift()();
+    this.#running--;
+    this.#next();
   }
 }
 
-const drawing = new Queue(2);
+const previews = new Queue(2);
 
 export class Card {
   /**
@@ -52,50 +42,55 @@ export class Card {
     this.file = file;
     this.name = file.name || "pasted picture";
     this.answers = []; // by model: what `classify` gives, {failure} or null while it is asked
-    this.element = document.getElementById("card").content.firstElementChild.cloneNode(true);
     this.#onChange = onChange;
-    const heading = this.element.querySelector("h3");
-    heading.textContent = heading.title = this.name;
-    this.element.querySelector(".size").textContent = inBytes(file.size);
+    const size = make("span", { class: "hint" }, inBytes(file.size));
+    const head = make("div", { class: "row" }, make("h3", { title: this.name, class: "clip" }, this.name), this.#badge, size);
+    const body = make("div", { class: "said" }, head, this.#pair);
+    this.element = make("li", {}, make("article", { class: "panel card" }, this.#picture, body));
   }
 
   #onChange;
+  #badge = make("span", { class: "badge", hidden: "" });
+  #pair = make("div", { class: "pair" });
+  #picture = make("div", { class: "picture" });
   #ending = new AbortController();
-  #views = [];
 
   /** Whether every model has answered or failed. */
   get done() {
     return this.answers.length > 0 && this.answers.every(Boolean);
   }
 
+  get failures() {
+    return this.answers.flatMap((answer) => answer?.failure ?? []);
+  }
+
   /** Whether both models put the same class first; null where they have not both answered. */
   get agrees() {
-    const [one, other] = this.answers.map((answer) => answer?.predictions?.[0]);
-    return this.answers.length === 2 && one && other ? one.id === other.id : null;
+    const [one, other] = this.answers.map((answer) => answer?.predictions?.[0].id);
+    return one === undefined || other === undefined ? null : one === other;
   }
 
   /** Show the photo itself, once the card is in the page. */
   showPicture() {
-    const box = this.element.querySelector(".picture");
-    drawing.add(() => (box.isConnected ? draw(this.file, box) : undefined));
+    previews.add(() => this.#picture.isConnected && showPreview(this.file, this.#picture));
   }
 
   /** Ask anew, from nothing; `queue` says when. */
-  ask(models, queue, order) {
+  ask(models, queue, turn) {
     this.stop();
     this.#ending = new AbortController();
     this.answers = models.map(() => null);
-    this.#views = models.map((_, index) => this.#newView(models, index, queue));
-    this.element.querySelector(".pair").replaceChildren(...this.#views);
-    this.element.querySelector(".badge").hidden = true;
-    const indices = models.map((_, index) => index);
+    this.#badge.hidden = true;
+    const views = models.map((_, index) => make("div", { class: `answer ${"ab"[index]}`, tabindex: -1 }));
+    this.#pair.replaceChildren(...views);
+    const asks = views.map((view, index) => () => this.#ask(models[index], queue, view, index));
     // Whoever comes second finds the server warm from the first: they take turns.
-    for (const index of order % 2 ? indices.reverse() : indices) this.#enqueue(models, index, queue);
+    for (const ask of turn % 2 ? asks.toReversed() : asks) ask();
   }
 
   /** Ask again what may have passed. */
   tryAgain() {
-    for (const button of this.element.querySelectorAll(".failed:not([hidden]) button:not([hidden])")) button.click();
+    for (const button of this.#pair.querySelectorAll("button")) button.click();
   }
 
   /** Ask no more, and let nothing of it come late. */
@@ -103,108 +98,91 @@ export class Card {
     this.#ending.abort();
   }
 
-  #enqueue(models, index, queue) {
-    const signal = this.#ending.signal;
-    queue.add(() => (signal.aborted ? undefined : this.#run(models, index, signal)));
-  }
-
-  async #run(models, index, signal) {
-    const view = this.#views[index];
-    const doing = view.querySelector(".doing");
-    doing.textContent = "asking";
-    let answer;
-    try {
-      answer = await classify(this.file, models[index], {
-        signal,
-        onWait: (wait) => (doing.textContent = waitInWords(wait)),
-      });
-    } catch (error) {
-      if (signal.aborted) return;
-      answer = { failure: inWords(error, this.file) };
-    }
-    if (signal.aborted) return;
-    this.answers[index] = answer;
-    doing.hidden = true;
-    if (answer.failure) this.#showFailure(view, answer.failure);
-    else this.#showAnswer(view, answer);
-    this.#showAgreement();
-    if (this.done) this.#onChange(this);
-  }
-
-  #newView(models, index, queue) {
-    const view = document.getElementById("answer").content.firstElementChild.cloneNode(true);
-    view.classList.add("ab"[index]);
-    view.querySelector(".who").textContent = models[index].label;
-    view.tabIndex = -1;
-    view.querySelector("button").addEventListener("click", ({ target }) => {
+  #ask(model, queue, view, index) {
+    const { signal } = this.#ending;
+    const show = (...parts) => view.replaceChildren(make("p", { class: "who clip" }, model.label), ...parts);
+    const showDoing = (text) => show(make("p", { class: "doing" }, text));
+    const askAgain = () => {
+      if (view.contains(document.activeElement)) view.focus({ preventScroll: true }); // the button goes
       this.answers[index] = null;
-      if (target === document.activeElement) view.focus({ preventScroll: true }); // the button goes
-      view.querySelector(".failed").hidden = true;
-      const doing = view.querySelector(".doing");
-      doing.hidden = false;
-      doing.textContent = "waiting";
-      this.#enqueue(models, index, queue);
+      this.#ask(model, queue, view, index);
       this.#onChange(this);
+    };
+    showDoing("waiting");
+    queue.add(async () => {
+      if (signal.aborted) return;
+      showDoing("asking");
+      const answer = await classify(this.file, model, { signal, onWait: showDoing }).catch((error) => ({
+        failure: inWords(error, this.file),
+      }));
+      if (signal.aborted) return;
+      this.answers[index] = answer;
+      show(...(answer.failure ? failureParts(answer.failure, askAgain) : answerParts(answer)));
+      this.#showAgreement();
+      if (this.done) this.#onChange(this);
     });
-    return view;
-  }
-
-  #showAnswer(view, answer) {
-    const rows = answer.predictions.map(({ label, score }) => {
-      const name = make("span", { className: "label", textContent: label, title: label });
-      const share = make("span", { className: "share", textContent: inPercent(score) });
-      const bar = make("i", { "aria-hidden": "true" });
-      bar.style.width = `${score * 100}%`;
-      return make("li", {}, name, share, bar);
-    });
-    view.querySelector(".classes").replaceChildren(...rows);
-    showStages(view.querySelector(".stages"), answer);
-  }
-
-  #showFailure(view, { title, detail, passing }) {
-    const box = view.querySelector(".failed");
-    box.hidden = false;
-    box.querySelector(".failure").textContent = title;
-    box.querySelector(".hint").textContent = detail;
-    box.querySelector("button").hidden = !passing;
   }
 
   #showAgreement() {
-    const badge = this.element.querySelector(".badge");
-    badge.hidden = this.agrees === null;
-    badge.dataset.agrees = this.agrees;
-    badge.textContent = this.agrees ? "same answer" : "other answer";
+    this.#badge.hidden = this.agrees === null;
+    this.#badge.dataset.agrees = this.agrees;
+    this.#badge.textContent = this.agrees ? "same answer" : "other answer";
   }
+}
+
+function failureParts({ title, detail, isPassing }, askAgain) {
+  const button = make("button", { type: "button" }, "Try again");
+  button.addEventListener("click", askAgain);
+  return [make("p", { class: "failure" }, title), make("p", { class: "hint" }, detail), ...(isPassing ? [button] : [])];
+}
+
+function answerParts({ predictions, ...times }) {
+  const rows = predictions.map(({ label, score }) => {
+    const bar = make("i", { "aria-hidden": "true", style: { width: `${score * 100}%` } });
+    return make("li", {}, make("span", { class: "clip", title: label }, label), make("span", {}, inPercent(score)), bar);
+  });
+  return [make("ol", { class: "classes" }, ...rows), ...(times.totalMs === null ? [] : stageParts(times))];
+}
+
+/** The shares of the stages as a bar, and the longest of them in words. */
+function stageParts({ stages, totalMs, roundTripMs }) {
+  const bar = stages.map(({ name, ms }) => {
+    const style = { flexGrow: ms * 1000 }; // a sum below one would leave the bar's end empty
+    return make("span", { "data-stage": name, title: `${name} ${inMs(ms)}`, style });
+  });
+  const longest = stages.toSorted((one, other) => other.ms - one.ms);
+  const short = longest.splice(STAGES_IN_WORDS);
+  const shortMs = short.reduce((sum, { ms }) => sum + ms, 0);
+  const words = [
+    make("b", {}, `${inMs(totalMs)} in the server`),
+    ...longest.map(({ name, ms }) => make("span", { "data-stage": name, class: "swatch" }, `${name} ${inMs(ms)}`)),
+    ...(short.length ? [make("span", {}, `${short.length} more ${inMs(shortMs)}`)] : []),
+    make("span", {}, `${inMs(roundTripMs)} there and back`),
+  ];
+  return [make("div", { class: "bar", "aria-hidden": "true" }, ...bar), make("p", { class: "stages" }, ...words)];
 }
 
 /**
  * Show a file in a box, drawn small: a browser would keep all bytes and pixels of a photo for as long as it shows it.
  * The box says so where this browser does not know the format.
  */
-async function draw(file, box) {
-  const url = URL.createObjectURL(file);
+async function showPreview(file, box) {
   const image = new Image();
   try {
-    await new Promise((resolve, reject) => Object.assign(image, { onload: resolve, onerror: reject, src: url }));
+    image.src = URL.createObjectURL(file);
+    await new Promise((resolve, reject) => Object.assign(image, { onload: resolve, onerror: reject }));
     await image.decode().catch(() => {}); // not while the page waits; half a photo is drawn all the same
-    box.append(small(image));
+    const { naturalWidth, naturalHeight } = image;
+    const scale = Math.min(1, Math.sqrt(PREVIEW_PX / (naturalWidth * naturalHeight)));
+    const [width, height] = [naturalWidth, naturalHeight].map((side) => Math.ceil(side * scale));
+    const canvas = make("canvas", { "aria-hidden": "true", width, height });
+    const context = canvas.getContext("2d");
+    context.imageSmoothingQuality = "high";
+    context.drawImage(image, 0, 0, width, height);
+    box.append(canvas);
   } catch {
     box.classList.add("none"); // the server knows formats that this browser does not
   } finally {
-    URL.revokeObjectURL(url);
+    URL.revokeObjectURL(image.src);
   }
-}
-
-function small(image) {
-  const { naturalWidth: width, naturalHeight: height } = image;
-  const short = Math.min(width, height);
-  const [seenWidth, seenHeight] = [Math.min(width, LONGEST * short), Math.min(height, LONGEST * short)];
-  const scale = Math.min(1, SHORT_SIDE_PX / short);
-  const [canvasWidth, canvasHeight] = [Math.round(seenWidth * scale), Math.round(seenHeight * scale)];
-  const canvas = make("canvas", { "aria-hidden": "true", width: canvasWidth, height: canvasHeight });
-  const context = canvas.getContext("2d");
-  context.imageSmoothingQuality = "high";
-  const [left, top] = [(width - seenWidth) / 2, (height - seenHeight) / 2];
-  context.drawImage(image, left, top, seenWidth, seenHeight, 0, 0, canvas.width, canvas.height);
-  return canvas;
 }

@@ -1,34 +1,33 @@
 // One photo through one model: sent as it is, asked again when the server says when.
 
-import { Refusal, ask, jsonOf } from "./server.js";
-import { parseStages } from "./stages.js";
+import { Refusal, ask, jsonOf, pause } from "./server.js";
 
 const ATTEMPTS = 5;
-const LONGEST_WAIT_SECONDS = 60;
+const MAX_WAIT_SECONDS = 60;
 const PATIENCE_MS = 15_000; // beyond the server's own deadline
 
 /**
  * @param photo Blob of the file as it is.
  * @param model one of `models.js`.
  * @param signal ends it.
- * @param onWait called with {seconds, attempt, attempts, refusal} before the photo is sent again.
- * @returns {predictions, stages, roundTripMs}
+ * @param onWait called with a sentence before the photo is sent again.
+ * @returns {predictions, stages, totalMs, roundTripMs}
  */
 export async function classify(photo, model, { signal, onWait }) {
   for (let attempt = 1; ; attempt++) {
     try {
-      return await once(photo, model, signal);
+      return await classifyOnce(photo, model, signal);
     } catch (refusal) {
-      const again = refusal instanceof Refusal && (refusal.status === 429 || refusal.status === 503);
-      if (!again || attempt === ATTEMPTS || refusal.retryAfter > LONGEST_WAIT_SECONDS) throw refusal;
-      const seconds = refusal.retryAfter ?? 2 ** (attempt - 1);
-      onWait({ seconds, attempt, attempts: ATTEMPTS, refusal });
-      await pause(seconds, signal);
+      const isPassing = refusal instanceof Refusal && [429, 503].includes(refusal.status);
+      if (!isPassing || attempt === ATTEMPTS || refusal.retryAfter > MAX_WAIT_SECONDS) throw refusal;
+      const seconds = refusal.retryAfter >= 0 ? refusal.retryAfter : 2 ** (attempt - 1);
+      onWait(`${refusal.sentence} Trying again in ${seconds} s (${attempt} of ${ATTEMPTS - 1}).`);
+      await pause(1000 * seconds, signal);
     }
   }
 }
 
-async function once(photo, model, signal) {
+async function classifyOnce(photo, model, signal) {
   const began = performance.now();
   const response = await ask(`classify?model=${encodeURIComponent(model.name)}`, {
     method: "POST",
@@ -39,16 +38,13 @@ async function once(photo, model, signal) {
     patienceMs: model.timeoutMs + PATIENCE_MS,
   });
   const { results } = await jsonOf(response);
-  return {
-    predictions: results[0].predictions,
-    stages: parseStages(response.headers.get("server-timing")),
-    roundTripMs: performance.now() - began,
-  };
+  const roundTripMs = performance.now() - began;
+  return { predictions: results[0].predictions, ...timesOf(response.headers.get("server-timing") ?? ""), roundTripMs };
 }
 
-function pause(seconds, signal) {
-  return new Promise((resolve, reject) => {
-    const timer = setTimeout(resolve, seconds * 1000);
-    signal.addEventListener("abort", () => (clearTimeout(timer), reject(signal.reason)), { once: true });
-  });
+/** `forward;dur=1.5, total;dur=2` as {stages: [{name, ms}, ...], totalMs}. */
+function timesOf(header) {
+  const times = [...header.matchAll(/([\w-]+)[^,]*?;\s*dur="?([\d.]+)/g)].map(([, name, ms]) => ({ name, ms: Number(ms) }));
+  const total = times.find(({ name }) => name === "total");
+  return { stages: times.filter((time) => time !== total), totalMs: total?.ms ?? null };
 }

@@ -1,11 +1,12 @@
 // How photos come in: dropped, pasted, chosen, or taken with the camera.
 
+import { find } from "./elements.js";
+
 /** Call `take` with the files of whatever way they came. */
 export function openIntake(take) {
-  const drop = document.getElementById("drop");
   for (const [button, field] of [["choose", "files"], ["camera", "shot"]]) {
-    const input = document.getElementById(field);
-    document.getElementById(button).addEventListener("click", () => input.click());
+    const input = find(field);
+    find(button).addEventListener("click", () => input.click());
     input.addEventListener("change", () => {
       take([...input.files]);
       input.value = ""; // so that the same file can be chosen again
@@ -13,39 +14,29 @@ export function openIntake(take) {
   }
   document.addEventListener("paste", (event) => {
     const files = [...(event.clipboardData?.files ?? [])];
-    if (files.length) {
-      event.preventDefault();
-      take(files);
-    }
+    if (files.length) event.preventDefault();
+    take(files);
   });
   // Anywhere on the page: a photo that misses would else replace the page.
-  document.addEventListener("dragover", (event) => {
-    if (!event.dataTransfer?.types.includes("Files")) return;
-    event.preventDefault();
-    drop.classList.add("over");
-  });
-  document.addEventListener("dragleave", (event) => {
-    if (!event.relatedTarget) drop.classList.remove("over");
-  });
-  document.addEventListener("drop", (event) => {
-    drop.classList.remove("over");
-    if (!event.dataTransfer?.types.includes("Files")) return;
-    event.preventDefault();
-    const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
-    if (entries.some(({ isDirectory }) => isDirectory)) takeFolders(entries, take);
-    else take([...event.dataTransfer.files]);
-  });
+  for (const kind of ["dragover", "dragleave", "drop"]) {
+    document.addEventListener(kind, (event) => {
+      const hasFiles = event.dataTransfer?.types.includes("Files") ?? false;
+      const stays = kind === "dragover" || (kind === "dragleave" && event.relatedTarget !== null);
+      find("drop").classList.toggle("over", hasFiles && stays);
+      if (hasFiles) event.preventDefault();
+      if (hasFiles && kind === "drop") takeDropped([...event.dataTransfer.items], take);
+    });
+  }
 }
 
 /** What is named on purpose is taken as it is; of a folder only what looks like a picture. */
-async function takeFolders(entries, take) {
-  const found = await Promise.all(
-    entries.map(async (entry) => {
-      const files = await filesOf(entry);
-      return entry.isFile ? files : files.filter(({ type }) => type.startsWith("image/"));
-    }),
-  );
-  take(found.flat());
+async function takeDropped(items, take) {
+  const files = items.map(async (item) => {
+    const entry = item.webkitGetAsEntry();
+    if (!entry?.isDirectory) return item.getAsFile() ?? [];
+    return (await filesOf(entry)).filter(({ type }) => type.startsWith("image/"));
+  });
+  take((await Promise.all(files)).flat());
 }
 
 async function filesOf(entry) {

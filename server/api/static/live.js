@@ -1,39 +1,46 @@
 // The live strip: what /metrics says of the last seconds.
 
-import { bucketsBetween, bucketsOf, parseExposition, quantileOf, sumOf } from "./exposition.js";
+import { find, make } from "./elements.js";
 import { ask } from "./server.js";
 import { inBytes, inMs } from "./units.js";
 
 const EVERY_MS = 5000; // a scrape costs the server milliseconds: often enough for a person
 const WINDOW_MS = 15_000;
 const POINTS = 48;
-const DURATION = "milkweed_http_request_duration_seconds";
-const LIMITS_NOT_USE = ["free", "others"];
 
-/** What one scrape says, taken at a time in ms. */
+/** What one scrape says, taken at a time in ms. Labels are in the order in which the server writes them. */
 export function snapshotOf(text, at) {
-  const samples = parseExposition(text);
-  const gpu = samples.filter(
-    ({ name, labels }) => name === "milkweed_gpu_memory_bytes" && !LIMITS_NOT_USE.includes(labels.kind),
-  );
+  const samples = [...text.matchAll(/^(\w+)(?:\{(.*)\})? (\S+)$/gm)];
+  const select = (name, labels = /^/) => samples.filter(([, sample, text = ""]) => sample === name && labels.test(text));
+  const sum = (name, labels) => sumOf(select(name, labels));
   return {
     at,
-    images: sumOf(samples, "milkweed_images_total", { outcome: "ok" }) ?? 0,
-    durations: bucketsOf(samples, DURATION, { route: "/classify", code: "200" }),
-    batches: sumOf(samples, "milkweed_batch_size_count") ?? 0,
-    batched: sumOf(samples, "milkweed_batch_size_sum") ?? 0,
-    waiting: sumOf(samples, "milkweed_queue_depth_images"),
-    memory:
-      sumOf(samples, "milkweed_container_memory_working_set_bytes") ??
-      sumOf(samples, "milkweed_process_memory_bytes", { kind: "rss" }),
-    gpu: gpu.length ? gpu.reduce((sum, { value }) => sum + value, 0) : null,
+    images: sum("milkweed_images_total", /outcome="ok"/) ?? 0,
+    durations: bucketsOf(select("milkweed_http_request_duration_seconds_bucket", /code="200".*route="\/classify"/)),
+    batches: sum("milkweed_batch_size_count") ?? 0,
+    batched: sum("milkweed_batch_size_sum") ?? 0,
+    waiting: sum("milkweed_queue_depth_images"),
+    memory: sum("milkweed_container_memory_working_set_bytes") ?? sum("milkweed_process_memory_bytes", /kind="rss"/),
+    gpu: sum("milkweed_gpu_memory_bytes", /kind="(?!free"|others")/), // what this server uses
   };
+}
+
+/** null where there are no samples. */
+function sumOf(samples) {
+  return samples.length ? samples.reduce((sum, [, , , value]) => sum + Number(value), 0) : null;
+}
+
+/** Cumulative counts of a histogram by upper bound, all its series together, ascending. */
+function bucketsOf(samples) {
+  const boundOf = ([, , labels]) => Number(/le="\+?([^"]+)"/.exec(labels)[1].replace("Inf", "Infinity"));
+  const series = Object.entries(Object.groupBy(samples, boundOf));
+  return new Map(series.map(([bound, some]) => [Number(bound), sumOf(some)]).sort(([one], [other]) => one - other));
 }
 
 /** What happened between two snapshots; null of what nothing happened to. */
 export function between(before, after) {
   const batches = after.batches - before.batches;
-  const durations = bucketsBetween(before.durations, after.durations);
+  const durations = [...after.durations].map(([bound, count]) => [bound, count - (before.durations.get(bound) ?? 0)]);
   return {
     rate: (after.images - before.images) / ((after.at - before.at) / 1000),
     p50: quantileOf(durations, 0.5),
@@ -42,10 +49,23 @@ export function between(before, after) {
   };
 }
 
+/**
+ * A quantile as Prometheus' histogram_quantile has it: linear within a bucket, from 0 on; beyond the last bound, that
+ * bound. null where nothing was counted.
+ */
+function quantileOf(buckets, quantile) {
+  const rank = quantile * (buckets.at(-1)?.[1] ?? 0);
+  if (!(rank > 0)) return null;
+  const place = buckets.findIndex(([, count]) => count >= rank);
+  const [bound, count] = buckets[place];
+  const [lower, below] = buckets[place - 1] ?? [0, 0];
+  return bound === Infinity ? lower : lower + ((bound - lower) * (rank - below)) / (count - below);
+}
+
 /** Follow /metrics while the page is seen; `onAnswer` hears the status each time, 0 where no answer came. */
 export function startStrip(onAnswer) {
-  const snapshots = [];
   const rates = [];
+  let snapshots = [];
   let timer = null;
 
   async function look() {
@@ -62,7 +82,7 @@ export function startStrip(onAnswer) {
       }
     } catch {
       onAnswer(0);
-      snapshots.length = 0;
+      snapshots = [];
     }
     clearTimeout(timer);
     if (!document.hidden) timer = setTimeout(look, EVERY_MS);
@@ -70,37 +90,37 @@ export function startStrip(onAnswer) {
 
   function show(text) {
     const now = snapshotOf(text, performance.now());
-    if (snapshots.length && now.images < snapshots.at(-1).images) snapshots.length = 0; // another process counts anew
-    snapshots.push(now);
-    while (now.at - snapshots[0].at > WINDOW_MS + EVERY_MS / 2) snapshots.shift(); // all, if nobody looked for long
-    const past = snapshots.length > 1 ? between(snapshots[0], now) : null;
-    put("rate", past?.rate, (rate) => (rate >= 100 ? rate.toFixed(0) : rate.toFixed(1)));
-    put("p50", past?.p50, inSeconds);
-    put("p99", past?.p99, inSeconds);
-    put("batch", past?.batch, (size) => size.toFixed(1));
-    put("waiting", now.waiting, String);
-    put("memory", now.memory, inBytes);
-    put("gpu", now.gpu, inBytes);
-    document.getElementById("live-gpu-row").hidden = now.gpu === null;
+    const last = snapshots.at(-1);
+    if (last && now.images < last.images) snapshots = []; // another process counts anew
+    // None, if nobody looked for long.
+    snapshots = [...snapshots.filter(({ at }) => now.at - at <= WINDOW_MS + EVERY_MS / 2), now];
+    const past = snapshots.length > 1 ? between(snapshots[0], now) : {};
+    find("live").replaceChildren(
+      figure("images/s", past.rate, (rate) => rate.toFixed(rate >= 100 ? 0 : 1)),
+      figure("p50", past.p50, (seconds) => inMs(seconds * 1000)),
+      figure("p99", past.p99, (seconds) => inMs(seconds * 1000)),
+      figure("images/batch", past.batch, (size) => size.toFixed(1)),
+      figure("waiting", now.waiting, String),
+      figure("memory", now.memory, inBytes),
+      ...(now.gpu === null ? [] : [figure("GPU memory", now.gpu, inBytes)]),
+    );
+    find("live-note").textContent = "";
     if (snapshots.length > 1) draw(between(snapshots.at(-2), now).rate);
-    toggle(null);
   }
 
   function draw(rate) {
     rates.push(rate);
     if (rates.length > POINTS) rates.shift();
-    const most = Math.max(1, ...rates);
-    const points = rates.map((value, place) => {
-      const x = 240 - ((rates.length - 1 - place) * 240) / (POINTS - 1);
-      return `${x.toFixed(1)},${(38 - (36 * value) / most).toFixed(1)}`;
-    });
-    document.querySelector("#live-line polyline").setAttribute("points", points.join(" "));
-    document.getElementById("live-line").toggleAttribute("hidden", points.length < 2);
+    const max = Math.max(1, ...rates);
+    const points = rates.toReversed().map((value, age) => `${POINTS - 1 - age},${1 - value / max}`);
+    find("live-line").firstElementChild.setAttribute("points", points.join(" "));
+    find("live-line").toggleAttribute("hidden", points.length < 2);
   }
 
   function hide(why) {
-    snapshots.length = 0;
-    toggle(why);
+    find("live").replaceChildren();
+    find("live-line").toggleAttribute("hidden", true);
+    find("live-note").textContent = why;
   }
 
   document.addEventListener("visibilitychange", () => {
@@ -109,18 +129,6 @@ export function startStrip(onAnswer) {
   look();
 }
 
-function toggle(why) {
-  document.getElementById("live").hidden = why !== null;
-  if (why !== null) document.getElementById("live-line").toggleAttribute("hidden", true);
-  const note = document.getElementById("live-note");
-  note.hidden = why === null;
-  note.textContent = why ?? "";
-}
-
-function put(name, value, inWords) {
-  document.getElementById(`live-${name}`).textContent = value === null || value === undefined ? "–" : inWords(value);
-}
-
-function inSeconds(seconds) {
-  return inMs(seconds * 1000);
+function figure(name, value, inWords) {
+  return make("div", {}, make("dt", {}, name), make("dd", {}, value === null || value === undefined ? "–" : inWords(value)));
 }

@@ -2,34 +2,34 @@
 
 import { Card, Queue } from "./card.js";
 import { showComparison } from "./comparison.js";
+import { find } from "./elements.js";
 import { claimOf, showFront } from "./front.js";
 import { openIntake } from "./intake.js";
-import { counterpart, factsOf, fillSelect, knowsInWords, readModels } from "./models.js";
-import { Refusal, addressOf, ask, jsonOf, keyInUse } from "./server.js";
 import { startStrip } from "./live.js";
+import { counterpart, factsOf, fillSelect, knowsInWords, readModels } from "./models.js";
+import { Refusal, addressOf, ask, jsonOf, keyInUse, pause } from "./server.js";
 import { inPercent } from "./units.js";
 
 const AT_ONCE = 4;
 const LOADING_MS = 1000;
 
-const find = (id) => document.getElementById(id);
 const queue = new Queue(AT_ONCE);
-const cards = [];
+let cards = [];
 let models = [];
 let reading = null;
 let turns = 0;
 
+/** The model that is chosen, and the one beside it where there is one. */
 function chosen() {
-  const by = (select) => models.find(({ label }) => label === select.value);
-  const [model, beside] = [by(find("model")), by(find("beside"))];
-  return model ? [model, ...(beside && beside !== model ? [beside] : [])] : [];
+  const labels = new Set([find("model").value, find("beside").value]);
+  return [...labels].flatMap((label) => models.find((model) => model.label === label) ?? []);
 }
 
 /** Take files in: a card for each, asked in order. */
 function take(files) {
   if (!files.length) return;
   const fresh = files.map((file) => new Card(file, onChange));
-  cards.unshift(...fresh);
+  cards = [...fresh, ...cards];
   find("cards").prepend(...fresh.map(({ element }) => element));
   for (const card of fresh) card.showPicture();
   find("answers").hidden = false;
@@ -41,20 +41,18 @@ function take(files) {
 
 function askFor(some) {
   const now = chosen();
-  queue.most = now.length === 2 ? 1 : AT_ONCE; // side by side, neither may wait for the other
+  queue.limit = now.length === 2 ? 1 : AT_ONCE; // side by side, neither may wait for the other
   for (const card of some) card.ask(now, queue, turns++);
 }
 
 function askAllAgain() {
-  queue.empty();
   askFor(cards);
   showProgress();
 }
 
 function clear() {
-  queue.empty();
   for (const card of cards) card.stop();
-  cards.length = 0;
+  cards = [];
   find("cards").replaceChildren();
   find("answers").hidden = true;
   document.body.classList.remove("busy");
@@ -65,39 +63,33 @@ function clear() {
 function onChange(card) {
   showProgress();
   if (!card.done) return;
-  if (card.answers.some(({ failure }) => failure?.code === "unknown_model")) readAgain();
-  const left = cards.filter(({ done }) => !done).length;
-  if (cards.length === 1) say(inShort(card));
-  else if (!left) say(`${cards.length} photos are done${failed().length ? `, ${failed().length} failed` : ""}.`);
+  if (card.failures.some(({ code }) => code === "unknown_model")) readAgain();
+  if (cards.length === 1) find("spoken").textContent = inShort(card);
+  else if (cards.every(({ done }) => done)) find("spoken").textContent = `${cards.length} photos are done${inFailed()}.`;
 }
 
 function inShort({ name, answers }) {
-  const [first] = answers;
-  if (first.failure) return `${name}: ${first.failure.title}`;
   const texts = answers.map(({ predictions, failure }) =>
     failure ? failure.title : `${predictions[0].label}, ${inPercent(predictions[0].score)}`,
   );
-  return `${name}: ${texts.join("; beside it ")}`;
+  return `${name}: ${answers[0].failure ? texts[0] : texts.join("; beside it ")}`;
 }
 
 function failed() {
-  return cards.filter(({ done, answers }) => done && answers.some(({ failure }) => failure));
+  return cards.filter(({ done, failures }) => done && failures.length);
 }
 
-function say(text) {
-  find("spoken").textContent = text;
+function inFailed() {
+  return failed().length ? `, ${failed().length} failed` : "";
 }
 
 function showProgress() {
-  const parts = [`${cards.filter(({ done }) => done).length} of ${cards.length}`];
-  if (failed().length) parts.push(`${failed().length} failed`);
-  find("progress").textContent = parts.join(", ");
-  find("again").hidden = failed().filter(({ answers }) => answers.some(({ failure }) => failure?.passing)).length < 2;
-  if (models.length) showModels();
+  find("progress").textContent = `${cards.filter(({ done }) => done).length} of ${cards.length}${inFailed()}`;
+  find("again").hidden = failed().filter(({ failures }) => failures.some(({ isPassing }) => isPassing)).length < 2;
+  if (models.length) showModels(chosen());
 }
 
-function showModels() {
-  const now = chosen();
+function showModels(now) {
   const two = now.length === 2;
   find("about-name").textContent = two ? "Side by side" : "Model";
   find("facts").hidden = two;
@@ -107,17 +99,16 @@ function showModels() {
   else find("facts").replaceChildren(...factsOf(now[0]));
   find("claims").replaceChildren(...now.map(claimOf).filter(Boolean));
   showFront(find("front"), now);
-  const query = now[0].said.default ? "" : `?model=${encodeURIComponent(now[0].name)}`;
-  const headers = { ...now[0].headers, ...(keyInUse() ? { "X-API-Key": "KEY" } : {}) };
+  const query = now[0] === models[0] ? "" : `?model=${encodeURIComponent(now[0].name)}`;
+  const headers = { ...now[0].headers, ...(keyInUse() && { "X-API-Key": "KEY" }) };
   const options = Object.entries(headers).map(([name, value]) => `-H '${name}: ${value}' `);
   find("curl").textContent = `curl --data-binary @photo.jpg ${options.join("")}'${addressOf("classify")}${query}'`;
 }
 
-function showState(state, text) {
-  const place = find("state");
-  if (place.textContent === text) return; // or it would be read out again
-  place.dataset.state = state;
-  place.textContent = text;
+function showState(state, text = state) {
+  if (find("state").textContent === text) return; // or it would be read out again
+  find("state").dataset.state = state;
+  find("state").textContent = text;
 }
 
 function showGone(status) {
@@ -127,32 +118,31 @@ function showGone(status) {
 async function modelsThere() {
   for (;;) {
     try {
-      const found = readModels(await jsonOf(await ask("v1/models")));
-      if (found.length) return found;
+      const there = readModels(await jsonOf(await ask("v1/models")));
+      if (there.length) return there;
       showState("loading", "models are loading");
     } catch (error) {
       if (!(error instanceof Refusal)) throw error;
       showGone(error.status);
     }
-    await new Promise((resolve) => setTimeout(resolve, LOADING_MS));
+    await pause(LOADING_MS);
   }
 }
 
-/** Read which models there are: at first the default is chosen, and its twin; later what is still served stays. */
+/** Read which models there are: at first the default one, which is first, is chosen, and its twin; later what is
+ * still served stays. */
 async function loadModels() {
-  const was = chosen();
+  const before = chosen();
   models = await modelsThere();
-  const first = models.find(({ said }) => said.default) ?? models[0];
-  const gone = was.filter(({ label }) => !models.some((model) => model.label === label));
-  const stays = was.length && !gone.includes(was[0]);
-  fillSelect(find("model"), models, { chosen: stays ? was[0].label : first.label });
-  const beside = was.length ? null : (counterpart(first, models)?.label ?? "");
-  fillSelect(find("beside"), models, { none: "nothing", chosen: beside });
+  const labels = models.map(({ label }) => label);
+  const gone = before.map(({ label }) => label).filter((label) => !labels.includes(label));
+  fillSelect(find("model"), labels, find("model").value);
+  fillSelect(find("beside"), ["", ...labels], before.length ? find("beside").value : counterpart(models[0], models)?.label);
   find("beside-choice").hidden = models.length < 2;
-  find("gone").textContent = gone.length ? `${gone.map(({ label }) => label).join(", ")}: not served any more.` : "";
-  showState("ready", "ready");
+  find("gone").textContent = gone.length ? `${gone.join(", ")}: not served any more.` : "";
+  showState("ready");
   const versions = (some) => some.map(({ label, said }) => `${label} ${said.version}`).join();
-  if (versions(was) === versions(chosen())) showProgress();
+  if (versions(before) === versions(chosen())) showProgress();
   else askAllAgain();
 }
 
@@ -163,14 +153,9 @@ function readAgain() {
 function onAnswer(status) {
   if (reading) return;
   const wasGone = find("state").dataset.state === "gone";
-  if (status && status < 500) showState("ready", "ready");
+  if (status && status < 500) showState("ready");
   else showGone(status);
   if (wasGone && status === 200) readAgain(); // another process may serve other models
-}
-
-function onChoice() {
-  find("gone").textContent = "";
-  askAllAgain();
 }
 
 openIntake(take);
@@ -179,7 +164,11 @@ find("again").addEventListener("click", () => {
   find("answers-name").focus(); // the button goes
   for (const card of cards) card.tryAgain();
 });
-find("model").addEventListener("change", onChoice);
-find("beside").addEventListener("change", onChoice);
+for (const name of ["model", "beside"]) {
+  find(name).addEventListener("change", () => {
+    find("gone").textContent = "";
+    askAllAgain();
+  });
+}
 await loadModels();
 startStrip(onAnswer);

@@ -1,27 +1,28 @@
 // Quantities as people read them.
 
-/** Milliseconds as people read them. */
-export function inMs(ms) {
-  if (ms >= 10_000) return `${(ms / 1000).toFixed(1)} s`;
-  return `${ms >= 100 ? ms.toFixed(0) : ms >= 10 ? ms.toFixed(1) : ms.toFixed(2)} ms`;
+/** Three digits, at most two of them behind the point. */
+export function inDigits(value) {
+  return value.toFixed(value >= 100 ? 0 : value >= 10 ? 1 : 2);
 }
 
-/** Bytes as people read them. */
+export function inMs(ms) {
+  return ms >= 10_000 ? `${(ms / 1000).toFixed(1)} s` : `${inDigits(ms)} ms`;
+}
+
 export function inBytes(bytes) {
-  const steps = ["bytes", "kB", "MB", "GB", "TB"];
-  let place = 0;
-  for (; bytes >= 1000 && place < steps.length - 1; place++) bytes /= 1000;
-  return `${place === 0 ? bytes : bytes.toFixed(bytes < 10 ? 2 : bytes < 100 ? 1 : 0)} ${steps[place]}`;
+  const units = ["kB", "MB", "GB", "TB"];
+  const unit = units.findLastIndex((_, power) => bytes >= 1000 ** (power + 1));
+  return unit < 0 ? `${bytes} bytes` : `${inDigits(bytes / 1000 ** (unit + 1))} ${units[unit]}`;
 }
 
 /** A share as people read it; never 100 % where it is less. */
 export function inPercent(share) {
-  const percent = share * 100;
-  if (percent >= 99.95 && share < 1) return "99.9 %";
-  return `${percent >= 10 || percent === 0 ? percent.toFixed(percent >= 99 && share < 1 ? 1 : 0) : percent.toFixed(1)} %`;
+  const percent = share < 1 ? Math.min(100 * share, 99.9) : 100 * share;
+  const isRound = percent === 0 || (percent >= 10 && percent < 99) || percent >= 100;
+  return `${percent.toFixed(isRound ? 0 : 1)} %`;
 }
 
-/** How many times as much as people read it. */
+/** How many times as much. */
 export function inTimes(times) {
   return times.toFixed(times < 9.95 ? 1 : 0);
 }

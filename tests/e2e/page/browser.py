@@ -30,22 +30,21 @@ document.addEventListener("securitypolicyviolation", ({ violatedDirective, block
 def chromium() -> Iterator["Browser"]:
     """The machine's Chromium; the tests that want it are skipped where there is none."""
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'milkweed[test]'")
-    named = os.environ.get("MILKWEED_CHROMIUM")
-    found = named or next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
+    path = os.environ.get("MILKWEED_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
         pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed, and MILKWEED_CHROMIUM names none")
     api.expect.set_options(timeout=WAIT_MS)
     with api.sync_playwright() as playwright:
         # In a container its sandbox needs rights that tests have not; nothing but our own page is opened.
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
 
 
 @contextmanager
-def visited(browser: "Browser", url: str, *, failures: bool = True, **options: Any) -> Iterator["Page"]:
-    """A tab in a fresh context, not yet at `url`. At its end no request has left that origin, nothing went against
-    the page's policy, and the console has no error but, with `failures`, that of requests that were refused.
+def visited(browser: "Browser", url: str, *, arrive: bool = True, **options: Any) -> Iterator["Page"]:
+    """A tab in a fresh context, with `arrive` at `url` and ready. At its end no request has left that origin, nothing
+    went against the page's policy, and the console has no error but that of requests that were refused.
     """
     context = browser.new_context(**options)
     context.set_default_timeout(WAIT_MS)
@@ -57,11 +56,14 @@ def visited(browser: "Browser", url: str, *, failures: bool = True, **options: A
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda line: errors.append(line.text) if line.type in ("error", "warning") else None)
     try:
+        if arrive:
+            page.goto(url)
+            page.locator("#state", has_text="ready").wait_for()
         yield page
         violations = page.evaluate("() => window.seen.violations")
     finally:
         context.close()
     origin = urlsplit(url).netloc
-    assert not [each for each in requests if not each.startswith("blob:") and urlsplit(each).netloc != origin]
+    assert not [request for request in requests if urlsplit(request.removeprefix("blob:")).netloc != origin]
     assert violations == []
-    assert not [each for each in errors if not (failures and each.startswith("Failed to load resource"))]
+    assert not [error for error in errors if not error.startswith("Failed to load resource")]

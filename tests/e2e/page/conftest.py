@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 MAX_IMAGE_BYTES = 1_000_000
+WINDOW = {"width": 1280, "height": 900}
 
 
 # Not for the session: while it is open, this thread has an event loop, and tests of other files need one of their own.
@@ -52,13 +53,21 @@ def searched(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture
-def page(browser: "Browser", pair: Any) -> Iterator["Page"]:
-    """The page of that server, ready, with one model chosen."""
-    with visited(browser, pair.url, viewport={"width": 1280, "height": 900}) as tab:
-        from .tab import (
-            arrive,  # not above: without playwright its tests are skipped, and this file is read all the same
-        )
+def tab(browser: "Browser", pair: Any) -> Iterator["Page"]:
+    """The page of `pair`, ready, with two models side by side."""
+    with visited(browser, pair.url, viewport=WINDOW) as page:
+        yield page
 
-        arrive(tab, pair.url)
-        tab.select_option("#beside", "")
-        yield tab
+
+@pytest.fixture
+def page(tab: "Page") -> "Page":
+    """The page of `pair`, ready, with one model."""
+    tab.select_option("#beside", "")
+    return tab
+
+
+@pytest.fixture
+def searched_tab(browser: "Browser", searched: Any) -> Iterator["Page"]:
+    """The page of `searched`, ready."""
+    with visited(browser, searched.url, viewport=WINDOW) as page:
+        yield page

@@ -1,12 +1,13 @@
 """What the tests do with a tab that shows the page."""
 
 import base64
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'milkweed[test]'")
-from playwright.sync_api import expect
+from playwright.sync_api import expect as expect
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -20,27 +21,16 @@ _TO_FILES = """(files) => {
 }"""
 
 
-def arrive(tab: "Page", url: str) -> None:
-    tab.goto(url)
-    expect(tab.locator("#state")).to_have_text("ready")
+def pick(tab: "Page", **photos: bytes) -> None:
+    """Choose photos by name, without its .png."""
+    files: Any = [{"name": f"{name}.png", "mimeType": "image/png", "buffer": data} for name, data in photos.items()]
+    tab.set_input_files("#files", files)
 
 
-def photo(name: str, data: bytes) -> dict[str, Any]:
-    return {"name": name, "mimeType": "image/png", "buffer": data}
-
-
-def pick(tab: "Page", *photos: dict[str, Any]) -> None:
-    tab.set_input_files("#files", list(photos))
-
-
-def answering(status: int, body: str) -> Any:
-    """Something between the page and the server that does not ask it."""
-    return lambda route: route.fulfill(status=status, body=body)
-
-
-def words(tab: "Page", place: int = 0) -> str:
-    """The text of one card."""
-    return tab.locator(".card").nth(place).inner_text()
+def answering(status: int, code: str = "", **headers: str) -> Any:
+    """Something between the page and the server that does not ask it: a proxy's refusal, or with `code` a server's."""
+    body = json.dumps({"error": {"code": code, "message": "why"}, "request_id": "abc"}) if code else "<html>"
+    return lambda route: route.fulfill(status=status, body=body, headers=headers)
 
 
 def top(tab: "Page", place: int = 0) -> Any:
@@ -50,3 +40,15 @@ def top(tab: "Page", place: int = 0) -> Any:
 
 def transfer(tab: "Page", *files: tuple[str, bytes]) -> Any:
     return tab.evaluate_handle(_TO_FILES, [(name, base64.b64encode(data).decode()) for name, data in files])
+
+
+def figure(tab: "Page", name: str) -> Any:
+    """A figure of the live strip."""
+    return tab.locator("#live div", has_text=name).locator("dd")
+
+
+def check_width(tab: "Page", width: int) -> None:
+    """Make the window so wide, and see that nothing is wider."""
+    tab.set_viewport_size({"width": width, "height": 900})
+    widths = "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    assert tab.evaluate(widths) == [width, width]

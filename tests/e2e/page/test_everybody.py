@@ -15,82 +15,82 @@ from milkweed.models import load_bundle, save_bundle
 
 from .browser import visited
 from .drawings import DRAWINGS, ship
-from .tab import arrive, expect, photo, pick, top
+from .tab import check_width, expect, pick, top
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-
-def test_page_works_with_the_keyboard_alone(browser: "Browser", pair: Any) -> None:
-    with visited(browser, pair.url) as tab:
-        tab.on("filechooser", lambda chooser: None)  # from now on no dialog is opened, however soon the key comes
-        arrive(tab, pair.url)
-
-        def focus_on(selector: str) -> None:
-            for _ in range(30):
-                if tab.locator(f"{selector}:focus").count():
-                    return
-                tab.keyboard.press("Tab")
-            raise AssertionError(f"{selector} is not reached by Tab")
-
-        focus_on("#choose")
-        assert tab.locator("#choose").evaluate("(button) => getComputedStyle(button).outlineStyle") == "solid"
-        with tab.expect_file_chooser() as chooser:
-            tab.keyboard.press("Enter")
-        chooser.value.set_files([photo("a.png", ship())])
-        expect(tab.locator("#progress")).to_have_text("1 of 1")
-        expect(tab.locator("#spoken")).to_have_text(re.compile(r"^a\.png: ship, \d+ %; beside it ship, \d+ %$"))
-        focus_on("#beside")
-        tab.keyboard.type("nothing")
-        expect(tab.locator(".answer")).to_have_count(1)
-        expect(top(tab)).to_have_text(re.compile("^ship"))
-        focus_on("#clear")
-        tab.keyboard.press("Space")
-        expect(tab.locator(".card")).to_have_count(0)
-        expect(tab.locator("#choose")).to_be_focused()
+PHOTOS = {drawing.__name__: drawing() for drawing in DRAWINGS}
+TEXT = {"a-name-" + "that-goes-on-" * 9: b"text"}
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(browser: "Browser", pair: Any, scheme: Any) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    # axe is a script of another origin to the page: here its policy has to let it in.
-    with visited(browser, pair.url, color_scheme=scheme, bypass_csp=True, reduced_motion="reduce") as tab:
-        tab.set_viewport_size({"width": 1280, "height": 850})  # so high that the side stays, and too low for all of it
-        arrive(tab, pair.url)
-        for state in ("empty", "answers", "one model", "key"):
-            if state == "answers":
-                pick(tab, photo("a.png", ship()), photo("b.txt", b"text"))
-                expect(tab.locator("#progress")).to_have_text("2 of 2, 1 failed")
-            elif state == "one model":
-                tab.select_option("#beside", "")
-                expect(tab.locator("#progress")).to_have_text("2 of 2, 1 failed")
-            elif state == "key":
-                tab.locator("#key").evaluate("(form) => { form.hidden = false; }")
-            found = axe.run(tab).response["violations"]
-            assert [(each["id"], each["impact"], each["nodes"][0]["html"]) for each in found] == []
+def test_page_works_with_the_keyboard_alone(tab: "Page") -> None:
+    def focus_on(selector: str) -> None:
+        for _ in range(30):
+            if tab.locator(f"{selector}:focus").count():
+                return
+            tab.keyboard.press("Tab")
+        raise AssertionError(f"{selector} is not reached by Tab")
+
+    tab.on("filechooser", lambda chooser: None)  # from now on no dialog is opened, however soon the key comes
+    focus_on("#choose")
+    assert tab.locator("#choose").evaluate("(button) => getComputedStyle(button).outlineStyle") == "solid"
+    with tab.expect_file_chooser() as chooser:
+        tab.keyboard.press("Enter")
+    chooser.value.set_files([{"name": "a.png", "mimeType": "image/png", "buffer": ship()}])
+    expect(tab.locator("#progress")).to_have_text("1 of 1")
+    expect(tab.locator("#spoken")).to_have_text(re.compile(r"^a\.png: ship, \d+ %; beside it ship, \d+ %$"))
+    focus_on("#beside")
+    tab.keyboard.type("nothing")
+    expect(tab.locator(".answer")).to_have_count(1)
+    expect(top(tab)).to_have_text(re.compile("^ship"))
+    focus_on("#clear")
+    tab.keyboard.press("Space")
+    expect(tab.locator(".card")).to_have_count(0)
+    expect(tab.locator("#choose")).to_be_focused()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("touch", [False, True])
-def test_nothing_is_wider_than_the_window(
-    browser: "Browser", pair: Any, tmp_path: Path, touch: bool, scheme: Any
+@pytest.mark.parametrize("name", ["pair", "searched"])
+def test_it_fits_every_window_and_axe_finds_nothing(
+    browser: "Browser", request: pytest.FixtureRequest, tmp_path: Path, name: str, scheme: Any
 ) -> None:
     """The pictures it takes are for people to look at."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     folder = Path(os.environ.get("MILKWEED_PICTURES", tmp_path))
-    options = {"has_touch": touch, "is_mobile": touch, "color_scheme": scheme, "reduced_motion": "reduce"}
-    with visited(browser, pair.url, viewport={"width": 360, "height": 740}, **options) as tab:
-        arrive(tab, pair.url)
-        assert tab.locator("#camera").is_visible() == touch
-        tab.screenshot(path=folder / f"empty-{scheme}-{touch}.png")
-        photos = [(f"{drawing.__name__}.png", drawing()) for drawing in DRAWINGS]
-        pick(tab, *(photo(*each) for each in (*photos, ("a-name-" + "that-goes-on-" * 9 + ".txt", b"text"))))
-        expect(tab.locator("#progress")).to_have_text("4 of 4, 1 failed")
-        assert tab.locator("#camera").is_visible() == touch
-        for width in (360,) if touch else (360, 768, 1440):
-            tab.set_viewport_size({"width": width, "height": 900})
-            wide = "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
-            assert tab.evaluate(wide) == [width, width]
-            tab.screenshot(path=folder / f"{width}-{scheme}-{touch}.png", full_page=True)
+    # axe is a script of another origin to the page: here its policy has to let it in.
+    options = {"color_scheme": scheme, "bypass_csp": True, "reduced_motion": "reduce"}
+    with visited(browser, request.getfixturevalue(name).url, **options) as tab:
+        assert not tab.locator("#camera").is_visible()
+        for state in ("empty", "answers", "one model", "key"):
+            if state == "answers":
+                pick(tab, **PHOTOS, **TEXT)
+            elif state == "one model":
+                tab.select_option("#beside", "")
+            elif state == "key":
+                tab.locator("#key").evaluate("(form) => { form.hidden = false; }")
+                tab.locator("details").evaluate_all("(tables) => tables.forEach((table) => { table.open = true; })")
+            if state != "empty":
+                expect(tab.locator("#progress")).to_have_text("4 of 4, 1 failed")
+            for width in (360, 768, 1440):
+                check_width(tab, width)
+                tab.screenshot(path=folder / f"{name}-{state}-{width}-{scheme}.png", full_page=True)
+            tab.set_viewport_size({"width": 1280, "height": 850})  # so high that the side stays, and too low for it all
+            violations = axe.run(tab).response["violations"]
+            assert [(each["id"], each["impact"], each["nodes"][0]["html"]) for each in violations] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_has_a_camera(browser: "Browser", pair: Any, tmp_path: Path, scheme: Any) -> None:
+    folder = Path(os.environ.get("MILKWEED_PICTURES", tmp_path))
+    with visited(browser, pair.url, has_touch=True, is_mobile=True, color_scheme=scheme) as tab:
+        for state in ("empty", "answers"):
+            if state == "answers":
+                pick(tab, **PHOTOS, **TEXT)
+                expect(tab.locator("#progress")).to_have_text("4 of 4, 1 failed")
+            assert tab.locator("#camera").is_visible()
+            check_width(tab, 360)
+            tab.screenshot(path=folder / f"phone-{state}-{scheme}.png", full_page=True)
 
 
 @pytest.mark.skipif("MILKWEED_PICTURES" not in os.environ, reason="takes the documentation's pictures, where asked to")
@@ -101,18 +101,13 @@ def test_pictures_of_the_demo_and_its_dense_twin(browser: "Browser", serving: An
     with serving({"demo": demo_bundle(), "dense": tmp_path / "dense"}, dtype="auto", micro_batch=1) as server:
         server.wait_ready()
         with visited(browser, server.url, color_scheme=scheme, reduced_motion="reduce") as tab:
-            arrive(tab, server.url)
-            picture(tab, Path(os.environ["MILKWEED_PICTURES"]) / f"page-{scheme}.png")
-
-
-def picture(tab: "Page", path: Path) -> None:
-    """The one for the documentation, once the strip has something to say."""
-    photos = [photo(f"{drawing.__name__}.png", drawing()) for drawing in DRAWINGS] * 7  # medians of fewer are chance
-    pick(tab, *photos)
-    expect(tab.locator("#progress")).to_have_text(f"{len(photos)} of {len(photos)}")
-    expect(tab.locator("#live-line")).to_be_visible(timeout=30_000)
-    tab.set_viewport_size({"width": 1180, "height": 820})
-    Image.open(io.BytesIO(tab.screenshot())).quantize(256).save(path, optimize=True)
+            for count in range(3, 22, 3):  # medians of fewer are chance
+                pick(tab, **PHOTOS)
+                expect(tab.locator("#progress")).to_have_text(f"{count} of {count}")
+            expect(tab.locator("#live-line")).to_be_visible(timeout=30_000)
+            tab.set_viewport_size({"width": 1180, "height": 820})
+            picture = Image.open(io.BytesIO(tab.screenshot())).quantize(256)
+            picture.save(Path(os.environ["MILKWEED_PICTURES"]) / f"page-{scheme}.png", optimize=True)
 
 
 def test_without_scripts_nothing_is_shown_that_needs_them(browser: "Browser", pair: Any) -> None:
@@ -127,22 +122,21 @@ def test_without_scripts_nothing_is_shown_that_needs_them(browser: "Browser", pa
 
 def test_the_key_to_the_bar_keeps_its_colours(browser: "Browser", pair: Any) -> None:
     with visited(browser, pair.url, forced_colors="active") as tab:
-        arrive(tab, pair.url)
-        pick(tab, photo("a.png", ship()))
-        colour = "(part) => getComputedStyle(part, '::before').backgroundColor"
-        key = tab.locator(".stages p [data-stage=forward]").first
+        pick(tab, a=ship())
+        key = tab.locator(".stages [data-stage=forward]").first
         bar = tab.locator(".bar [data-stage=forward]").first
-        assert key.evaluate(colour) == bar.evaluate(colour.replace(", '::before'", ""))
+        colour = key.evaluate("(part) => getComputedStyle(part, '::before').backgroundColor")
+        assert colour == bar.evaluate("(part) => getComputedStyle(part).backgroundColor")
 
 
 def test_below_the_path_of_a_proxy(browser: "Browser", pair: Any) -> None:
     below = pair.url + "/some/where/"
-    with visited(browser, pair.url) as tab:
+    with visited(browser, pair.url, arrive=False) as tab:
         outside: list[str] = []
         tab.on("request", lambda request: outside.append(request.url) if not request.url.startswith(below) else None)
         tab.route(f"{below}**", lambda route: route.continue_(url=route.request.url.replace("/some/where", "")))
-        arrive(tab, below)
-        pick(tab, photo("a.png", ship()))
+        tab.goto(below)
+        pick(tab, a=ship())
         expect(top(tab)).to_have_text(re.compile("^ship"))
         expect(tab.locator("#curl")).to_have_text(re.compile(re.escape(below) + "classify'"))
-        assert [each for each in outside if not each.startswith("blob:")] == []
+        assert [address for address in outside if not address.startswith("blob:")] == []

@@ -4,10 +4,11 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from .drawings import ship
-from .tab import answering, expect
+from .tab import answering, expect, figure
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -16,72 +17,84 @@ if TYPE_CHECKING:
 def test_the_live_strip_says_what_metrics_say(page: "Page", pair: Any) -> None:
     page.clock.install(time=0)
     page.reload()
-    expect(page.locator("#live-memory")).to_have_text(re.compile(r"^\d+ MB$|^[\d.]+ GB$"))
+    expect(figure(page, "memory")).to_have_text(re.compile(r"^\d+ MB$|^[\d.]+ GB$"))
     with page.expect_response("**/metrics"):
         page.clock.pause_at(60_000)
-    expect(page.locator("#live-rate")).to_have_text("–")
+    expect(figure(page, "images/s")).to_have_text("–")
     with httpx.Client() as client:
         for _ in range(20):
             assert client.post(pair.url + "/classify", content=ship()).status_code == 200
     page.clock.fast_forward(10_000)
-    expect(page.locator("#live-rate")).to_have_text("2.0")
-    expect(page.locator("#live-batch")).to_have_text("1.0")
+    expect(figure(page, "images/s")).to_have_text("2.0")
+    expect(figure(page, "images/batch")).to_have_text("1.0")
     for name in ("p50", "p99"):
-        expect(page.locator(f"#live-{name}")).to_have_text(re.compile(r"^[\d.]+ m?s$"))
+        expect(figure(page, name)).to_have_text(re.compile(r"^[\d.]+ m?s$"))
     assert len(page.locator("#live-line polyline").get_attribute("points").split()) == 1
     for status, said in ((503, "server answers 503"), (429, "ready")):  # what passes is asked for again
-        page.route("**/metrics", answering(status, ""), times=1)
+        page.route("**/metrics", answering(status), times=1)
         page.clock.fast_forward(5100)
         expect(page.locator("#state")).to_have_text(said)
     expect(page.locator("#live")).to_be_visible()
     page.clock.fast_forward(5100)
     expect(page.locator("#live-line polyline")).to_have_attribute("points", re.compile(r"^\S+ \S+$"))
-    page.route("**/metrics", lambda route: route.fulfill(status=404))
+    page.route("**/metrics", answering(404))
     page.clock.fast_forward(5100)
     expect(page.locator("#live-note")).to_have_text(re.compile("/metrics answers 404 here"))
     expect(page.locator("#live")).to_be_hidden()
 
 
-def test_the_parser_reads_what_prometheus_reads(page: "Page", pair: Any) -> None:
-    odd = (
-        "# HELP x text\n# TYPE x gauge\n"
-        'x{a="}{ \\"q\\" \\\\ \\n,=",b=""} 1.5e-3 1700000000000\nx{a="é"} -Inf\n'
-        "x{} 7\nx +Inf\n\n"
+def test_a_scrape_is_read_as_prometheus_reads_it(page: "Page", pair: Any) -> None:
+    """Also where the name of a model looks like other labels, and with a GPU, which has a limit beside its use."""
+    assert httpx.post(pair.url + "/classify", content=ship()).status_code == 200
+    text = httpx.get(pair.url + "/metrics").text + (
+        'milkweed_images_total{model="\\"} {outcome=\\"ok\\",",outcome="invalid"} 7.0\n'
+        'milkweed_gpu_memory_bytes{kind="free"} 5e+10\n'
+        'milkweed_gpu_memory_bytes{kind="weights"} 1.5e+09\n'
+        'milkweed_gpu_memory_bytes{kind="activations"} 2.5e+08\n'
     )
-    for text in (httpx.get(pair.url + "/metrics").text, odd):
-        read = page.evaluate(
-            "async (text) => (await import('/page/exposition.js')).parseExposition(text)"
-            ".map(({ name, labels, value }) => [name, labels, String(value)])",
-            text,
+    snapshot = page.evaluate("async (text) => (await import('/page/live.js')).snapshotOf(text, 0)", text)
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def total(name: str, **labels: str) -> float:
+        return sum(each.value for each in samples if each.name == name and labels.items() <= each.labels.items())
+
+    assert snapshot["images"] == total("milkweed_images_total", outcome="ok") > 0
+    assert snapshot["batches"] == total("milkweed_batch_size_count") > 0
+    assert snapshot["batched"] == total("milkweed_batch_size_sum")
+    assert snapshot["waiting"] == total("milkweed_queue_depth_images")
+    memory = total("milkweed_container_memory_working_set_bytes") or total("milkweed_process_memory_bytes", kind="rss")
+    assert snapshot["memory"] == memory > 0
+    assert snapshot["gpu"] == 1.75e9
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "p50", "p99"),
+    [
+        ([0, 0, 0, 0], [10, 30, 40, 40], 1.5, 3.92),
+        ([10, 30, 40, 40], [10, 30, 60, 60], 3.0, 3.98),  # all of them new in the third
+        ([0, 0, 0, 0], [0, 0, 1, 4], 4.0, 4.0),  # beyond the last bound: that bound
+        ([0, 0, 0, 0], [20, 40, 40, 40], 1.0, 1.98),
+        ([5, 5, 5, 5], [5, 5, 5, 5], None, None),
+    ],
+)
+def test_quantiles_are_those_of_prometheus(
+    page: "Page", before: list[int], after: list[int], p50: float | None, p99: float | None
+) -> None:
+    """They are worked out by hand, by the documentation of histogram_quantile; of two methods, together."""
+    name = "milkweed_http_request_duration_seconds_bucket"
+    texts = [
+        "\n".join(
+            f'{name}{{code="{code}",le="{bound}",method="{method}",route="/classify"}} {count / 2}'
+            for method in ("GET", "POST")
+            for code, counts in (("200", scrape), ("503", [99, 99, 99, 99]))
+            for bound, count in reversed([*zip(("1.0", "2.0", "4.0", "+Inf"), counts, strict=True)])
         )
-        expected = [
-            (sample.name, sample.labels, sample.value)
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        ]
-        assert [(name, labels, float(value)) for name, labels, value in read] == expected
-        assert len(read) >= 4
-
-
-def test_quantiles_are_those_of_prometheus(page: "Page") -> None:
-    """They are worked out by hand, by the documentation of histogram_quantile."""
-
-    def quantiles(before: list[float], after: list[float], *wanted: float) -> list[float | None]:
-        found: list[float | None] = page.evaluate(
-            """async ([before, after, wanted]) => {
-              const { bucketsBetween, bucketsOf, parseExposition, quantileOf } = await import("/page/exposition.js");
-              const read = (counts) => bucketsOf(parseExposition(counts.flatMap((count, place) =>
-                ["a", "b"].map((x) => `h_bucket{x="${x}",le="${["1", "2", "4", "+Inf"][place]}"} ${count / 2}`))
-                .reverse().join("\\n")), "h");
-              const between = bucketsBetween(read(before), read(after));
-              return wanted.map((quantile) => quantileOf(between, quantile));
-            }""",
-            [before, after, wanted],
-        )
-        return found
-
-    zero = [0.0] * 4
-    assert quantiles(zero, [10, 30, 40, 40], 0.25, 0.5, 0.75, 1.0) == [1.0, 1.5, 2.0, 4.0]
-    assert quantiles([10, 30, 40, 40], [10, 30, 60, 60], 0.5) == [3.0]  # all of them new in the third
-    assert quantiles(zero, [0, 0, 1, 4], 0.1, 0.99) == [2.0 + 2 * 0.4, 4.0]  # beyond the last bound: that bound
-    assert quantiles([5, 5, 5, 5], [5, 5, 5, 5], 0.5) == [None]
+        for scrape in (before, after)
+    ]
+    script = """async (texts) => {
+      const { between, snapshotOf } = await import("/page/live.js");
+      const { p50, p99 } = between(...texts.map((text, second) => snapshotOf(text, 1000 * second)));
+      return [p50, p99];
+    }"""
+    quantiles = page.evaluate(script, texts)
+    assert quantiles == ([None, None] if p50 is None else pytest.approx([p50, p99]))

@@ -7,38 +7,42 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from .browser import visited
 from .drawings import DRAWINGS, airplane, ship
-from .tab import arrive, expect, photo, pick, top, transfer
+from .tab import expect, pick, top, transfer
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 STAGES = ("receive", "parse", "queue", "decode", "ready", "forward", "postprocess", "deliver", "respond")
+BODY = '{"results": [{"predictions": [{"id": "a", "label": "a", "score": 1}]}]}'
+
+
+def models_of(server: Any) -> dict[str, Any]:
+    return {model["name"]: model for model in httpx.get(server.url + "/v1/models").json()["models"]}
 
 
 def test_a_dropped_photo_gets_its_label(page: "Page", pair: Any) -> None:
-    with page.expect_response(lambda response: "/classify" in response.url) as caught:
+    with page.expect_response(lambda response: "/classify" in response.url) as response:
         page.dispatch_event("#drop", "drop", {"dataTransfer": transfer(page, ("a ship.png", ship()))})
     expect(top(page)).to_have_text(re.compile("^ship"))
     said = httpx.post(pair.url + "/classify", content=ship()).json()["results"][0]["predictions"]
-    rows = page.locator(".classes li").all_inner_texts()
-    assert [row.split("\n")[0] for row in rows] == [each["label"] for each in said]
-    for row, each in zip(rows, said, strict=True):
-        assert float(row.split("\n")[1].removesuffix(" %")) == pytest.approx(100 * each["score"], abs=0.51)
+    rows = [row.split("\n") for row in page.locator(".classes li").all_inner_texts()]
+    assert [label for label, _ in rows] == [prediction["label"] for prediction in said]
+    shares = [float(share.removesuffix(" %")) for _, share in rows]
+    assert shares == pytest.approx([100 * prediction["score"] for prediction in said], abs=0.51)
     assert page.locator(".card h3").inner_text() == "a ship.png"
-    timings = dict(part.split(";dur=") for part in caught.value.headers["server-timing"].split(", "))
+    timings = dict(part.split(";dur=") for part in response.value.headers["server-timing"].split(", "))
     bar = {part.get_attribute("data-stage"): part.bounding_box()["width"] for part in page.locator(".bar span").all()}
     assert tuple(bar) == STAGES
     longest = max(STAGES, key=lambda stage: float(timings[stage]))
     assert max(bar, key=lambda stage: bar[stage]) == longest
-    whole = sum(bar.values())
-    assert bar[longest] / whole == pytest.approx(float(timings[longest]) / float(timings["total"]), abs=0.05)
-    assert longest in page.locator(".stages p").inner_text()
+    share = float(timings[longest]) / float(timings["total"])
+    assert bar[longest] / sum(bar.values()) == pytest.approx(share, abs=0.05)
+    assert longest in page.locator(".stages").inner_text()
     expect(page.locator("#spoken")).to_have_text(re.compile(r"^a ship\.png: ship, \d+ %$"))
-    drawn = page.locator(".picture canvas")  # small: 640 x 480 px would stay in memory
-    assert drawn.evaluate("({ width, height }) => [width, height]") == [533, 400]
-    sea = drawn.evaluate("(canvas) => [...canvas.getContext('2d').getImageData(5, 395, 1, 1).data]")
+    preview = page.locator(".picture canvas")  # small: 640 x 480 px would stay in memory
+    assert preview.evaluate("({ width, height }) => [width, height]") == [566, 425]
+    sea = preview.evaluate("(canvas) => [...canvas.getContext('2d').getImageData(5, 420, 1, 1).data]")
     assert sea == pytest.approx([38, 84, 124, 255], abs=25)
     assert page.evaluate("() => [seen.made, seen.blobs.size]") == [1, 0]
 
@@ -69,10 +73,9 @@ def test_a_dropped_folder_is_the_pictures_in_it(page: "Page", tmp_path: Path) ->
 
 def test_a_bar_is_full_however_short_the_request(page: "Page") -> None:
     headers = {"server-timing": "parse;dur=0.3, respond;dur=0.1, total;dur=0.4"}
-    body = '{"results": [{"predictions": [{"id": "a", "label": "a", "score": 1}]}]}'
-    page.route("**/classify?*", lambda route: route.fulfill(body=body, headers=headers))
-    pick(page, photo("a.png", ship()))
-    expect(page.locator(".stages p")).to_have_text(re.compile(r"^0\.40 ms in the server"))
+    page.route("**/classify?*", lambda route: route.fulfill(body=BODY, headers=headers))
+    pick(page, a=ship())
+    expect(page.locator(".stages")).to_have_text(re.compile(r"^0\.40 ms in the server"))
     widths = page.locator(".bar").evaluate("(bar) => [...bar.children, bar].map((part) => part.clientWidth)")
     assert widths[0] + widths[1] == pytest.approx(widths[2], abs=2.1)
     assert widths[0] / widths[1] == pytest.approx(3, rel=0.05)
@@ -92,7 +95,7 @@ def test_many_photos_a_few_at_a_time(page: "Page") -> None:
 
     page.on("request", count(1))
     page.on("requestfinished", count(-1))
-    pick(page, *(photo(f"{number}.png", DRAWINGS[number % 3]()) for number in range(12)))
+    pick(page, **{str(number): DRAWINGS[number % 3]() for number in range(12)})
     expect(page.locator("#progress")).to_have_text("12 of 12")
     expect(page.locator("#spoken")).to_have_text("12 photos are done.")
     labels = [row.split("\n")[0] for row in page.locator(".classes li:first-child").all_inner_texts()]
@@ -104,50 +107,46 @@ def test_many_photos_a_few_at_a_time(page: "Page") -> None:
 
 
 def test_what_a_model_knows_is_said_where_it_is_little(page: "Page", pair: Any) -> None:
-    models = {each["name"]: each for each in httpx.get(pair.url + "/v1/models").json()["models"]}
+    models = models_of(pair)
     for name in ("monarch", "other"):
         page.select_option("#model", name)
         expect(page.locator("#knows")).to_contain_text(f"{name} knows {', '.join(models[name]['labels'])}:")
-    page.route("**/v1/models", lambda route: route.fulfill(json=listed(models["other"], labels=None)))
-    arrive(page, pair.url)
+    listing = {"models": [{**models["other"], "labels": None}], "aliases": []}
+    page.route("**/v1/models", lambda route: route.fulfill(json=listing))
+    page.reload()
+    expect(page.locator("#state")).to_have_text("ready")
     expect(page.locator("#knows")).to_be_hidden()
 
 
-def listed(model: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {"models": [{**model, **changes}], "aliases": []}
-
-
-def test_two_models_side_by_side(browser: "Browser", pair: Any) -> None:
-    models = {model["name"]: model for model in httpx.get(pair.url + "/v1/models").json()["models"]}
-    with visited(browser, pair.url) as tab:
-        arrive(tab, pair.url)
-        assert (tab.input_value("#model"), tab.input_value("#beside")) == ("monarch", "dense")
-        asked: list[str] = []
-        tab.on("request", lambda request: asked.append(f"> {request.url}"))
-        tab.on("requestfinished", lambda request: asked.append(f"< {request.url}"))
-        pick(tab, photo("a.png", ship()), photo("b.png", airplane()))
-        expect(tab.locator("#progress")).to_have_text("2 of 2")
-        expect(tab.locator(".badge")).to_have_text(["same answer", "same answer"])
-        for place, label in enumerate(("ship", "ship", "airplane", "airplane")):
-            expect(top(tab, place)).to_have_text(re.compile(f"^{label}"))
-        for name in ("c.png", "d.png"):  # also where they come one by one
-            pick(tab, photo(name, ship()))
-            expect(tab.locator(".badge")).to_have_count(3 if name == "c.png" else 4)
-            expect(tab.locator("#progress")).to_have_text("3 of 3" if name == "c.png" else "4 of 4")
-        order = [re.sub(r"^(.).*model=(.).*", r"\1\2", each) for each in asked if "/classify" in each]
-        assert order == [">m", "<m", ">d", "<d", ">d", "<d", ">m", "<m"] * 2  # one at a time, and they take turns
-        table = {row.split("\t")[0]: row.split("\t")[1:] for row in tab.locator("tbody tr").all_inner_texts()}
-        sizes = [models[name]["parameter_bytes"]["resident"] for name in ("monarch", "dense")]
-        *shown, gain = table["in memory"]
-        assert shown == [f"{size / 1e6:.1f} MB" for size in sizes]
-        assert gain.split() == ["monarch", f"{sizes[1] / sizes[0]:.2f}", "×"]
-        assert tab.locator("tr", has_text="in memory").locator(".better").inner_text() == shown[0]
-        assert table["Monarch layers"][:2] == ["16", "0"]
-        assert table["same answer"][:2] == ["4 of 4", "100 %"]
-        assert all(value.endswith(" ms") for value in (*table["forward"][:2], *table["whole request"][:2]))
-        tab.select_option("#beside", "other")  # asks all again
-        expect(tab.locator(".badge")).to_have_text(["other answer"] * 4)
-        expect(tab.locator("tbody tr", has_text="same answer")).to_have_text(re.compile("0 of 4"))
+def test_two_models_side_by_side(tab: "Page", pair: Any) -> None:
+    assert (tab.input_value("#model"), tab.input_value("#beside")) == ("monarch", "dense")
+    requests: list[str] = []
+    tab.on("request", lambda request: requests.append(f"> {request.url}"))
+    tab.on("requestfinished", lambda request: requests.append(f"< {request.url}"))
+    pick(tab, a=ship(), b=airplane())
+    expect(tab.locator("#progress")).to_have_text("2 of 2")
+    expect(tab.locator(".badge")).to_have_text(["same answer", "same answer"])
+    for place, label in enumerate(("ship", "ship", "airplane", "airplane")):
+        expect(top(tab, place)).to_have_text(re.compile(f"^{label}"))
+    for count in (3, 4):  # also where they come one by one
+        pick(tab, c=ship())
+        expect(tab.locator(".badge")).to_have_count(count)
+        expect(tab.locator("#progress")).to_have_text(f"{count} of {count}")
+    order = [re.sub(r"^(.).*model=(.).*", r"\1\2", request) for request in requests if "/classify" in request]
+    assert order == [">m", "<m", ">d", "<d", ">d", "<d", ">m", "<m"] * 2  # one at a time, and they take turns
+    table = {row.split("\t")[0]: row.split("\t")[1:] for row in tab.locator("tbody tr").all_inner_texts()}
+    models = models_of(pair)
+    sizes = [models[name]["parameter_bytes"]["resident"] for name in ("monarch", "dense")]
+    *shown, gain = table["in memory"]
+    assert shown == [f"{size / 1e6:.1f} MB" for size in sizes]
+    assert gain.split() == ["monarch", f"{sizes[1] / sizes[0]:.2f}", "×"]
+    assert tab.locator("tr", has_text="in memory").locator("td > b").inner_text() == shown[0]
+    assert table["Monarch layers"][:2] == ["16", "0"]
+    assert table["same answer"][:2] == ["4 of 4", "100 %"]
+    assert all(value.endswith(" ms") for value in (*table["forward"][:2], *table["whole request"][:2]))
+    tab.select_option("#beside", "other")  # asks all again
+    expect(tab.locator(".badge")).to_have_text(["other answer"] * 4)
+    expect(tab.locator("tbody tr", has_text="same answer")).to_have_text(re.compile("0 of 4"))
 
 
 @pytest.mark.parametrize(
@@ -166,27 +165,21 @@ def test_two_models_side_by_side(browser: "Browser", pair: Any) -> None:
         ),
     ],
 )
-def test_which_of_two_is_faster_is_said_in_words(
-    browser: "Browser", pair: Any, ms: dict[str, float], said: str
-) -> None:
-    models = {model["name"]: model for model in httpx.get(pair.url + "/v1/models").json()["models"]}
+def test_which_of_two_is_faster_is_said_in_words(tab: "Page", pair: Any, ms: dict[str, float], said: str) -> None:
+    models = models_of(pair)
     monarch, dense = (models[name]["parameter_bytes"]["resident"] for name in ("monarch", "dense"))
     share = round(100 * monarch / dense)
-    with visited(browser, pair.url) as tab:
-        arrive(tab, pair.url)
-        first = re.compile(f"^monarch takes {share} % of .* the first photo")
-        expect(tab.locator("#comparison .lead")).to_have_text(first)
-        body = '{"results": [{"predictions": [{"id": "a", "label": "a", "score": 1}]}]}'
+    expect(tab.locator("#comparison .lead")).to_have_text(re.compile(f"^monarch takes {share} % of .* the first photo"))
 
-        def answer(route: Any) -> None:
-            forward = ms[route.request.url.partition("model=")[2]]
-            route.fulfill(body=body, headers={"server-timing": f"forward;dur={forward}, total;dur=12"})
+    def answer(route: Any) -> None:
+        forward = ms[route.request.url.partition("model=")[2]]
+        route.fulfill(body=BODY, headers={"server-timing": f"forward;dur={forward}, total;dur=12"})
 
-        tab.route("**/classify?*", answer)
-        pick(tab, photo("a.png", ship()))
-        expect(tab.locator("#progress")).to_have_text("1 of 1")
-        expect(tab.locator("#comparison .lead")).to_have_text(said.format(share=share))
-        if min(ms.values()):
-            fast = min(ms, key=lambda name: ms[name])
-            gain = tab.locator("tr", has_text="forward").locator("td").last
-            assert gain.text_content() == f"{fast} {max(ms.values()) / min(ms.values()):.2f} ×"
+    tab.route("**/classify?*", answer)
+    pick(tab, a=ship())
+    expect(tab.locator("#progress")).to_have_text("1 of 1")
+    expect(tab.locator("#comparison .lead")).to_have_text(said.format(share=share))
+    if min(ms.values()):
+        fast = min(ms, key=lambda name: ms[name])
+        gain = tab.locator("tr", has_text="forward").locator("td").last
+        assert gain.text_content() == f"{fast} {max(ms.values()) / min(ms.values()):.2f} ×"
