@@ -7,11 +7,6 @@ import { inBytes, inMs, inTimes } from "./units.js";
 const HEIGHT_PX = 260;
 const MARGIN_PX = { left: 44, right: 14, top: 52, bottom: 42 };
 const NAME_PX = 118; // of the chosen model's name
-const DOTS = [
-  { class: "dot", r: 3.5 },
-  { class: "dot ahead", r: 4.5 },
-  { class: "dot chosen", r: 7 },
-];
 
 let resizes = null;
 
@@ -151,14 +146,13 @@ function dot(model, { x, y }) {
   const { name, computed_by, ms, agreement, bytes, kl: [kl, low, high] } = model;
   const words = `${name} (${computed_by}): ${inMs(ms)}, ${inPoints(agreement[0])} % as dense, KL ${kl}, ${inBytes(bytes)}`;
   const [cx, cy] = [x(ms), y(kl)];
-  const { r, ...attributes } = DOTS[rank(model)];
   return draw(
     "g",
-    attributes,
+    { class: ["dot", "dot ahead", "dot chosen"][rank(model)] },
     draw("title", {}, words),
     draw("circle", { cx, cy, r: 11, class: "around" }),
     draw("line", { x1: cx, x2: cx, y1: y(low), y2: y(high) }),
-    draw("circle", { cx, cy, r }),
+    draw("circle", { cx, cy, r: [3.5, 4.5, 7][rank(model)] }),
   );
 }
 

@@ -64,7 +64,6 @@ function quantileOf(buckets, quantile) {
 
 /** Follow /metrics while the page is seen; `onAnswer` hears the status each time, 0 where no answer came. */
 export function startStrip(onAnswer) {
-  const rates = [];
   let snapshots = [];
   let timer = null;
 
@@ -75,9 +74,10 @@ export function startStrip(onAnswer) {
       const { ok, status } = response;
       const text = await response.text();
       onAnswer(status);
-      if (ok) show(text);
+      if (ok) show(snapshotOf(text, performance.now()));
       else if (status !== 429 && status < 500) {
-        hide(`Not shown: /metrics answers ${status} here. It may be served on another port only.`);
+        snapshots = [];
+        showFigures([], `Not shown: /metrics answers ${status} here. It may be served on another port only.`);
         return; // and that is not asked for every few seconds
       }
     } catch {
@@ -88,39 +88,17 @@ export function startStrip(onAnswer) {
     if (!document.hidden) timer = setTimeout(look, EVERY_MS);
   }
 
-  function show(text) {
-    const now = snapshotOf(text, performance.now());
+  function show(now) {
+    const isRecent = ({ at }) => now.at - at <= WINDOW_MS + EVERY_MS / 2;
     const last = snapshots.at(-1);
-    if (last && now.images < last.images) snapshots = []; // another process counts anew
-    // None, if nobody looked for long.
-    snapshots = [...snapshots.filter(({ at }) => now.at - at <= WINDOW_MS + EVERY_MS / 2), now];
-    const past = snapshots.length > 1 ? between(snapshots[0], now) : {};
-    find("live").replaceChildren(
-      figure("images/s", past.rate, (rate) => rate.toFixed(rate >= 100 ? 0 : 1)),
-      figure("p50", past.p50, (seconds) => inMs(seconds * 1000)),
-      figure("p99", past.p99, (seconds) => inMs(seconds * 1000)),
-      figure("images/batch", past.batch, (size) => size.toFixed(1)),
-      figure("waiting", now.waiting, String),
-      figure("memory", now.memory, inBytes),
-      ...(now.gpu === null ? [] : [figure("GPU memory", now.gpu, inBytes)]),
-    );
-    find("live-note").textContent = "";
-    if (snapshots.length > 1) draw(between(snapshots.at(-2), now).rate);
-  }
-
-  function draw(rate) {
-    rates.push(rate);
-    if (rates.length > POINTS) rates.shift();
-    const max = Math.max(1, ...rates);
-    const points = rates.toReversed().map((value, age) => `${POINTS - 1 - age},${1 - value / max}`);
+    // Nobody looked for long, or another process counts anew.
+    if (last && (!isRecent(last) || now.images < last.images)) snapshots = [];
+    snapshots = [...snapshots, now].slice(-POINTS - 1);
+    showFigures(figuresOf(now, snapshots.length > 1 ? between(snapshots.find(isRecent), now) : {}));
+    const rates = snapshots.slice(1).map((snapshot, place) => between(snapshots[place], snapshot).rate);
+    const points = rates.map((rate, place) => `${POINTS - rates.length + place},${1 - rate / Math.max(1, ...rates)}`);
     find("live-line").firstElementChild.setAttribute("points", points.join(" "));
     find("live-line").toggleAttribute("hidden", points.length < 2);
-  }
-
-  function hide(why) {
-    find("live").replaceChildren();
-    find("live-line").toggleAttribute("hidden", true);
-    find("live-note").textContent = why;
   }
 
   document.addEventListener("visibilitychange", () => {
@@ -129,6 +107,21 @@ export function startStrip(onAnswer) {
   look();
 }
 
-function figure(name, value, inWords) {
-  return make("div", {}, make("dt", {}, name), make("dd", {}, value === null || value === undefined ? "–" : inWords(value)));
+function figuresOf({ waiting, memory, gpu }, { rate, p50, p99, batch }) {
+  const figure = (name, value, inWords) => [name, value === null || value === undefined ? "–" : inWords(value)];
+  return [
+    figure("images/s", rate, (rate) => rate.toFixed(rate >= 100 ? 0 : 1)),
+    figure("p50", p50, (seconds) => inMs(seconds * 1000)),
+    figure("p99", p99, (seconds) => inMs(seconds * 1000)),
+    figure("images/batch", batch, (size) => size.toFixed(1)),
+    figure("waiting", waiting, String),
+    figure("memory", memory, inBytes),
+    ...(gpu === null ? [] : [figure("GPU memory", gpu, inBytes)]),
+  ];
+}
+
+function showFigures(figures, note = "") {
+  find("live").replaceChildren(...figures.map(([name, text]) => make("div", {}, make("dt", {}, name), make("dd", {}, text))));
+  find("live-note").textContent = note;
+  if (note) find("live-line").toggleAttribute("hidden", true);
 }

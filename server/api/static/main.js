@@ -1,12 +1,12 @@
 // The page: puts its parts together.
 
 import { Card, Queue } from "./card.js";
-import { showComparison } from "./comparison.js";
 import { find } from "./elements.js";
+import { showFacts } from "./facts.js";
 import { claimOf, showFront } from "./front.js";
 import { openIntake } from "./intake.js";
 import { startStrip } from "./live.js";
-import { counterpart, factsOf, fillSelect, knowsInWords, readModels } from "./models.js";
+import { counterpart, fillSelect, knowsInWords, readModels } from "./models.js";
 import { Refusal, addressOf, ask, jsonOf, keyInUse, pause } from "./server.js";
 import { inPercent } from "./units.js";
 
@@ -90,13 +90,10 @@ function showProgress() {
 }
 
 function showModels(now) {
-  const two = now.length === 2;
-  find("about-name").textContent = two ? "Side by side" : "Model";
-  find("facts").hidden = two;
-  find("comparison").hidden = !two;
+  find("about-name").textContent = now.length === 2 ? "Side by side" : "Model";
   find("knows").textContent = knowsInWords(now[0]);
-  if (two) showComparison(find("comparison"), now, cards);
-  else find("facts").replaceChildren(...factsOf(now[0]));
+  find("facts").hidden = false;
+  showFacts(find("facts"), now, cards);
   find("claims").replaceChildren(...now.map(claimOf).filter(Boolean));
   showFront(find("front"), now);
   const query = now[0] === models[0] ? "" : `?model=${encodeURIComponent(now[0].name)}`;

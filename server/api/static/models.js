@@ -1,7 +1,4 @@
-// The models of this server: which there are, which is chosen, what each costs.
-
-import { make } from "./elements.js";
-import { inBytes, inPercent } from "./units.js";
+// The models of this server: which there are, and which is chosen.
 
 const MAX_CLASSES_IN_WORDS = 20;
 
@@ -36,39 +33,8 @@ export function fillSelect(select, values, value) {
   select.disabled = false;
 }
 
-/** Accuracies that its bundle records, per cent, by data set. */
-export function top1OnRecord({ said }) {
-  const entries = Object.entries(said.metrics?.evaluations ?? {}).map(([data, { top1 }]) => [data, top1]);
-  return Object.fromEntries(entries.filter(([, top1]) => Number.isFinite(top1)));
-}
-
 /** What a model can answer, in a sentence, where its classes are few enough to read. */
 export function knowsInWords({ label, said: { labels } }) {
   if (!labels || labels.length > MAX_CLASSES_IN_WORDS) return "";
   return `${label} knows ${labels.join(", ")}: whatever a photo shows, it answers with these.`;
-}
-
-/** What a model is and how many bytes it has, as elements. */
-export function factsOf(model) {
-  const { arch, num_classes, preprocess, monarch_layers, parameter_bytes, device, dtype, graph } = model.said;
-  const { dense_equivalent: dense, resident, on_disk } = parameter_bytes;
-  const facts = {
-    architecture: arch,
-    input: `${preprocess.size} × ${preprocess.size} px`,
-    classes: num_classes,
-    "runs on": `${device}, ${graph && graph !== dtype ? `${graph} and ` : ""}${dtype}`,
-    "Monarch layers": monarch_layers || "none",
-    "in memory": inBytes(resident),
-    "on disk": inBytes(on_disk),
-  };
-  for (const [data, top1] of Object.entries(top1OnRecord(model))) facts[`top-1, ${data}`] = `${top1.toFixed(1)} %`;
-  const rows = Object.entries(facts).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
-  const bar = model.isCompressed && dense > 0 ? sizeBar(resident / dense) : "";
-  return [make("h3", {}, model.label), bar, make("dl", { class: "facts" }, ...rows)];
-}
-
-function sizeBar(share) {
-  const part = make("span", { style: { width: `${Math.min(share, 1) * 100}%` } });
-  const bar = make("div", { class: "of", "aria-hidden": "true" }, part);
-  return make("div", {}, bar, make("p", { class: "hint" }, `${inPercent(share)} of the bytes it would have dense`));
 }

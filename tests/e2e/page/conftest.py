@@ -29,25 +29,15 @@ def browser() -> Iterator["Browser"]:
 
 @pytest.fixture(scope="session")
 def pair(serving: Any, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The demo with Monarch layers, the demo, both without a graph or a search, and a model of other classes."""
+    """The demo with Monarch layers, the demo, both without a graph or a search; a model of other classes; and the demo
+    with the record of a search."""
     folder = tmp_path_factory.mktemp("pair")
     model, config = load_bundle(demo_bundle())
     save_bundle(folder / "dense", model, replace(config, metrics={}))
     compress_model(folder / "dense", folder / "monarch", CompressRequest(layers=("mlp", "qkv", "proj"), nblocks=8))
-    bundles = {"monarch": folder / "monarch", "dense": folder / "dense", "other": tiny_bundle}
-    with serving(bundles, max_image_bytes=MAX_IMAGE_BYTES, micro_batch=1) as server:
-        server.wait_ready()
-        yield server
-
-
-@pytest.fixture(scope="session")
-def searched(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The demo with the record of a search, and without one."""
-    folder = tmp_path_factory.mktemp("searched")
-    model, config = load_bundle(demo_bundle())
     save_bundle(folder / "fast", model, replace(config, metrics={**config.metrics, "search": record()}))
-    save_bundle(folder / "dense", load_bundle(demo_bundle())[0], replace(config, metrics={}))
-    with serving({name: folder / name for name in ("fast", "dense")}, micro_batch=1) as server:
+    bundles = {name: folder / name for name in ("monarch", "dense", "fast")} | {"other": tiny_bundle}
+    with serving(bundles, max_image_bytes=MAX_IMAGE_BYTES, micro_batch=1) as server:
         server.wait_ready()
         yield server
 
@@ -67,7 +57,12 @@ def page(tab: "Page") -> "Page":
 
 
 @pytest.fixture
-def searched_tab(browser: "Browser", searched: Any) -> Iterator["Page"]:
-    """The page of `searched`, ready."""
-    with visited(browser, searched.url, viewport=WINDOW) as page:
-        yield page
+def searched_tab(tab: "Page", pair: Any) -> "Page":
+    """The page of a server of two models, of which a search made one from the other."""
+    from .tab import list_models, models_of  # not above: this file is read without playwright, too
+
+    models = models_of(pair)
+    list_models(tab, models["fast"], models["dense"])
+    tab.reload()
+    tab.locator("#state", has_text="ready").wait_for()
+    return tab

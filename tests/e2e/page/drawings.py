@@ -57,20 +57,4 @@ def airplane() -> bytes:
     )
 
 
-def truck() -> bytes:
-    """A lorry on a road."""
-    return _png(
-        (205, 215, 225),
-        (225, 228, 230),
-        ("rectangle", (0, 370, 640, 480), (120, 120, 122)),
-        ("rectangle", (60, 120, 420, 340), WHITE),
-        ("rectangle", (60, 300, 420, 345), RED),
-        ("polygon", (430, 190, 520, 190, 575, 270, 580, 345, 430, 345), RED),
-        ("polygon", (450, 205, 512, 205, 550, 265, 450, 265), (120, 160, 190)),
-        ("rectangle", (50, 340, 590, 360), DARK),
-        *[("ellipse", (x, 320, x + 80, 400), DARK) for x in (110, 200, 480)],
-        *[("ellipse", (x, 345, x + 30, 375), (150, 150, 155)) for x in (135, 225, 505)],
-    )
-
-
-DRAWINGS: Sequence[Callable[[], bytes]] = (ship, airplane, truck)
+DRAWINGS: Sequence[Callable[[], bytes]] = (ship, airplane)

@@ -4,6 +4,7 @@ import base64
 import json
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'milkweed[test]'")
@@ -31,6 +32,16 @@ def answering(status: int, code: str = "", **headers: str) -> Any:
     """Something between the page and the server that does not ask it: a proxy's refusal, or with `code` a server's."""
     body = json.dumps({"error": {"code": code, "message": "why"}, "request_id": "abc"}) if code else "<html>"
     return lambda route: route.fulfill(status=status, body=body, headers=headers)
+
+
+def models_of(server: Any) -> dict[str, Any]:
+    """What the server says of its models, by name."""
+    return {model["name"]: model for model in httpx.get(server.url + "/v1/models").json()["models"]}
+
+
+def list_models(tab: "Page", *models: dict[str, Any]) -> None:
+    """Let the page be told of these models alone."""
+    tab.route("**/v1/models", lambda route: route.fulfill(json={"models": models, "aliases": []}))
 
 
 def top(tab: "Page", place: int = 0) -> Any:

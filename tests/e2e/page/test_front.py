@@ -2,11 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 
 from ...support.frontiers import MODELS
-from .tab import expect
+from .tab import expect, models_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -74,7 +73,7 @@ def test_the_table_has_every_model_with_its_intervals(searched_tab: "Page") -> N
     )
 
 
-def test_the_listing_is_short(searched: Any) -> None:
-    said = httpx.get(searched.url + "/v1/models").json()["models"][0]
+def test_the_listing_is_short(pair: Any) -> None:
+    said = models_of(pair)["fast"]
     assert "search" not in said["metrics"]
     assert len(str(said["search"])) < 4000

@@ -1,13 +1,11 @@
 """Everything that can go wrong is said in words, and what passes is tried again."""
 
 import io
-import json
 import re
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 from PIL import Image
 
@@ -17,7 +15,7 @@ from milkweed.server.security.keys import key_block
 from ...support.ports import free_port
 from .browser import visited
 from .drawings import ship
-from .tab import answering, expect, pick, top
+from .tab import answering, expect, list_models, models_of, pick, top
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -174,9 +172,8 @@ def test_the_focus_stays_where_it_is_tried_again(page: "Page") -> None:
 
 
 def test_a_model_that_goes_is_said_and_left(tab: "Page", pair: Any) -> None:
-    said = httpx.get(pair.url + "/v1/models").json()
-    said["models"] = [model for model in said["models"] if model["name"] != "dense"]
-    tab.route("**/v1/models", lambda route: route.fulfill(body=json.dumps(said)))
+    models = models_of(pair)
+    list_models(tab, models["monarch"], models["other"])
     tab.route("**/classify?model=dense", answering(404, "unknown_model"))
     pick(tab, a=ship())
     expect(tab.locator("#gone")).to_have_text("dense: not served any more.")
