@@ -4,6 +4,8 @@ import contextlib
 import time
 from typing import Any
 
+import pytest
+
 from .raw_client import (
     BODY_MS,
     HEAD,
@@ -19,29 +21,22 @@ from .raw_client import (
 )
 
 
-def test_headers_that_trickle_are_408(small: Any) -> None:
-    with dial(small.url) as client:
-        client.sendall(HEAD + b"X-Slow: ")
-        with trickling(client, b"a"):
-            check_others(small)
-            assert error_of(read_end(client)) == (408, "request_timeout")
-
-
-def test_a_body_that_trickles_is_408(small: Any) -> None:
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [
+        (b"X-Slow: ", b"a"),
+        (b"Content-Length: 5000\r\n\r\n", b"a"),
+        (b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n"),
+    ],
+)
+def test_what_trickles_is_408(small: Any, start: bytes, piece: bytes) -> None:
     before = small.metric('milkweed_requests_rejected_total{reason="request_timeout"}')
     with dial(small.url) as client:
-        client.sendall(HEAD + b"Content-Length: 5000\r\n\r\n")
-        with trickling(client, b"a"):
+        client.sendall(HEAD + start)
+        with trickling(client, piece):
             check_others(small)
             assert error_of(read_end(client)) == (408, "request_timeout")
     assert small.metric('milkweed_requests_rejected_total{reason="request_timeout"}') == before + 1
-
-
-def test_a_chunked_body_that_trickles_is_408(small: Any) -> None:
-    with dial(small.url) as client:
-        client.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
-        with trickling(client, b"1\r\na\r\n"):
-            assert error_of(read_end(client)) == (408, "request_timeout")
 
 
 def test_a_slow_body_that_is_quick_enough_is_served(small: Any) -> None:

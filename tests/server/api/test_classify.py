@@ -110,14 +110,6 @@ async def test_a_batch_may_exceed_the_limit_of_an_image_but_none_of_its_images_m
         check_error(await app.classify(more, headers=NPY), 413, "too_large", "20000")
 
 
-async def test_top_k_and_model_are_chosen_by_query(running: Start) -> None:
-    async with running(names=("first", "second")) as app:
-        default = await app.client.post("/classify?top_k=1", content=encoded())
-        named = await app.client.post("/classify?model=second&top_k=7", content=encoded())
-    assert (default.json()["model"], len(default.json()["results"][0]["predictions"])) == ("first", 1)
-    assert (named.json()["model"], len(named.json()["results"][0]["predictions"])) == ("second", 7)
-
-
 async def test_default_top_k_shrinks_to_the_classes(running: Start) -> None:
     async with running(settings={"top_k": 100}) as app:
         answer = await app.classify()
