@@ -54,13 +54,13 @@ function factsOf(model) {
 function sizesOf(models) {
   const said = (measure) => models.map((model) => measure(model.said));
   const accuracies = said(({ metrics }) => metrics?.evaluations ?? {});
-  const shared = Object.keys(accuracies[0]).filter((data) => accuracies.every((each) => Number.isFinite(each[data]?.top1)));
+  const shared = Object.keys(accuracies[0]).filter((data) => accuracies.every((record) => Number.isFinite(record[data]?.top1)));
   return [
     ["classes", said(({ num_classes }) => num_classes), String],
     ["Monarch layers", said(({ monarch_layers }) => monarch_layers), String],
     ["in memory", said(({ parameter_bytes }) => parameter_bytes.resident), inBytes, true],
     ["on disk", said(({ parameter_bytes }) => parameter_bytes.on_disk), inBytes, true],
-    ...shared.map((data) => [`top-1, ${data}`, accuracies.map((each) => each[data].top1), (top1) => `${top1.toFixed(1)} %`]),
+    ...shared.map((data) => [`top-1, ${data}`, accuracies.map((record) => record[data].top1), (top1) => `${top1.toFixed(1)} %`]),
   ];
 }
 

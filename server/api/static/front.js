@@ -38,7 +38,7 @@ export function showFront(section, models) {
   const { search } = model.said;
   const [svg, chosen] = [section.querySelector("svg"), chosenOf(search)];
   section.querySelector(".count").textContent = `${model.label}, from ${search.models.length} models and ${search.images} photographs`;
-  section.querySelector("tbody").replaceChildren(denseRow(search), ...search.models.map((each) => modelRow(each, search)));
+  section.querySelector("tbody").replaceChildren(denseRow(search), ...search.models.map((one) => modelRow(one, search)));
   const label = `KL to the dense model against milliseconds an image. Chosen: ${chosen.name}, ${inMs(chosen.ms)}; dense: ${inMs(search.dense.ms)}.`;
   svg.setAttribute("aria-label", label);
   resizes = new ResizeObserver(() => drawFront(svg, search)); // its words keep their size

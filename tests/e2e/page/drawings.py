@@ -19,7 +19,7 @@ def _png(top: Any, bottom: Any, *shapes: _Shape) -> bytes:
     image = ImageOps.colorize(Image.linear_gradient("L").resize(size), top, bottom)
     draw = ImageDraw.Draw(image)
     for kind, coordinates, colour in shapes:
-        getattr(draw, kind)([_FINER * each for each in coordinates], fill=colour)
+        getattr(draw, kind)([_FINER * place for place in coordinates], fill=colour)
     out = io.BytesIO()
     image.resize(SIZE, Image.Resampling.LANCZOS).save(out, "PNG")
     return out.getvalue()

@@ -80,7 +80,7 @@ def test_it_fits_every_window_and_axe_finds_nothing(
                 tab.screenshot(path=folder / f"{names[0]}-{state}-{width}-{scheme}.png", full_page=True)
             tab.set_viewport_size({"width": 1280, "height": 850})  # so high that the side stays, and too low for it all
             violations = axe.run(tab).response["violations"]
-            assert [(each["id"], each["impact"], each["nodes"][0]["html"]) for each in violations] == []
+            assert [(fault["id"], fault["impact"], fault["nodes"][0]["html"]) for fault in violations] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

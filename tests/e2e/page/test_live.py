@@ -56,7 +56,7 @@ def test_a_scrape_is_read_as_prometheus_reads_it(page: "Page", pair: Any) -> Non
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def total(name: str, **labels: str) -> float:
-        return sum(each.value for each in samples if each.name == name and labels.items() <= each.labels.items())
+        return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
 
     assert snapshot["images"] == total("milkweed_images_total", outcome="ok") > 0
     assert snapshot["batches"] == total("milkweed_batch_size_count") > 0

@@ -78,14 +78,14 @@ def test_a_bar_is_full_however_short_the_request(page: "Page") -> None:
 
 
 def test_many_photos_a_few_at_a_time(page: "Page") -> None:
-    at_once, most = 0, 0
+    at_once, max_at_once = 0, 0
 
     def count(step: int) -> Any:
         def counted(request: Any) -> None:
-            nonlocal at_once, most
+            nonlocal at_once, max_at_once
             if "/classify" in request.url:
                 at_once += step
-                most = max(most, at_once)
+                max_at_once = max(max_at_once, at_once)
 
         return counted
 
@@ -96,7 +96,7 @@ def test_many_photos_a_few_at_a_time(page: "Page") -> None:
     expect(page.locator("#spoken")).to_have_text("12 photos are done.")
     labels = [row.split("\n")[0] for row in page.locator(".classes li:first-child").all_inner_texts()]
     assert labels == ["ship", "airplane"] * 6
-    assert 2 <= most <= 4
+    assert 2 <= max_at_once <= 4
     page.get_by_role("button", name="Clear").click()
     expect(page.locator(".card")).to_have_count(0)
     expect(page.locator("#answers")).to_be_hidden()

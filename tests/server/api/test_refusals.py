@@ -1,7 +1,6 @@
 """Every status and code of the interface, provoked; each one counted under exactly one reason."""
 
 import json
-import tracemalloc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -108,22 +107,3 @@ async def test_wrong_method_is_405(running: Start) -> None:
         answer = await app.client.get("/classify")
     check_error(answer, 405, "method_not_allowed")
     assert answer.headers["allow"] == "OPTIONS, POST"
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "code"),
-    [
-        (b'{"images": [' + b"[]," * 1_000_000 + b"[]]}", 413, "too_many_images"),
-        (b'{"images": [], "x": [' + b"[]," * 1_000_000 + b"[]]}", 400, "bad_request"),
-        (b'{"images": ["' + "\U0001f600".encode() + b"a" * 3_000_000 + b'"]}', 400, "bad_request"),
-    ],
-)
-async def test_json_that_would_grow_makes_no_objects(running: Start, body: bytes, status: int, code: str) -> None:
-    """Three bytes of it may become an object of sixty-four."""
-    async with running() as app, one_reason(app, code):
-        tracemalloc.start()
-        answer = await app.classify(body, headers=JSON)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-    assert peak < 2.5 * len(body) + (1 << 20)

@@ -5,6 +5,7 @@ import contextlib
 import json
 import threading
 import time
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,11 @@ from milkweed.server.http.body_budget import (
 from milkweed.server.service.caller import check_image
 
 from ...support.bodies import as_json, as_tensor, files, most_held, npy
-from ...support.server_parts import Start, check_error, encoded, entered
+from ...support.server_parts import ERROR_CODES, Start, check_error, encoded, entered, one_reason
 from ...support.waiting import HANG_SECONDS
+
+INFER = "/v2/models/held/infer"
+EMOJI = "\U0001f600".encode()
 
 
 @pytest.mark.parametrize("form", ["raw", "multipart", "json", "array", "tensor"])
@@ -39,7 +43,7 @@ async def test_images_are_counted_while_their_body_is_there_too(running: Start, 
         "array": {"content": array, "headers": {"content-type": "application/x-npy"}},
         "tensor": {"json": as_tensor(image)},
     }[form]
-    url = "/v2/models/held/infer" if form == "tensor" else "/classify"
+    url = INFER if form == "tensor" else "/classify"
     async with running() as app:
         most = most_held(app)
         answer = await app.client.post(url, **asked)
@@ -97,6 +101,34 @@ async def test_a_raw_body_of_any_size_leaves_the_loop_free(running: Start, monke
     assert [name.startswith("milkweed-parse") for name in seen] == [True]
 
 
+@pytest.mark.parametrize(
+    ("url", "body", "code", "words"),
+    [
+        ("/classify", b'{"images": [' + b"[]," * 1_000_000 + b"[]]}", "too_many_images", "more than 256"),
+        ("/classify", b'{"images": [], "x": [' + b"[]," * 1_000_000 + b"[]]}", "bad_request", "65536"),
+        ("/classify", b'{"images": ["' + EMOJI + b"a" * 3_000_000 + b'"]}', "bad_request", "base64"),
+        (INFER, b'{"inputs": [' + b"1," * 1_000_000 + b"1]}", "bad_request", "more than 16"),
+        (INFER, b'{"inputs": [' + b"[]," * 1_000_000 + b"[]]}", "bad_request", "more than 16"),
+        (INFER, b'{"id": ["' + EMOJI + b"a" * 2_000_000 + b'"]}', "bad_request", "65536"),
+        (INFER, b'{"inputs": [], "parameters": {' + b'"a":1,' * 500_000 + b'"b":1}}', "bad_request", "65536"),
+        (INFER, b'{"inputs": [{"name": "image", "x": [' + b"[]," * 1_000_000 + b"[]]}]}", "bad_request", "65536"),
+        (INFER, b'{"inputs": [{"data": [' + b"[]," * 1_000_000 + b"[]]}]}", "bad_request", "name"),
+    ],
+)
+async def test_json_that_would_grow_makes_no_objects(
+    running: Start, url: str, body: bytes, code: str, words: str
+) -> None:
+    """Three bytes of it may become an object of sixty-four."""
+    async with running() as app, one_reason(app, code):
+        tracemalloc.start()
+        answer = await app.client.post(url, content=body, headers={"content-type": "application/json"})
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert answer.status_code == ERROR_CODES[code].status
+    assert words in answer.text
+    assert peak < 2.5 * len(body) + (1 << 20)
+
+
 @pytest.mark.parametrize(("images", "top_k", "status"), [(2, 5, 200), (3, 4, 400), (2, 6, 400)])
 async def test_scores_of_one_answer_have_a_limit(
     running: Start, monkeypatch: pytest.MonkeyPatch, images: int, top_k: int, status: int
@@ -108,9 +140,7 @@ async def test_scores_of_one_answer_have_a_limit(
     async with running() as app:
         answer = await app.client.post(url, files=files(*bodies))
         lines = await app.client.post(url, files=files(*bodies), headers=accept)
-        inferred = await app.client.post(
-            "/v2/models/held/infer", json={**as_tensor(*bodies), "parameters": {"top_k": top_k}}
-        )
+        inferred = await app.client.post(INFER, json={**as_tensor(*bodies), "parameters": {"top_k": top_k}})
         assert {each.status_code for each in (answer, lines, inferred)} == {status}
         if status == 400:
             check_error(answer, 400, "bad_request", f"{images} images", f"{top_k} classes", "limit is 10")
