@@ -8,7 +8,7 @@ import { inBytes, inMs, inPercent } from "./units.js";
 const PREVIEW_PX = 240_000;
 const STAGES_IN_WORDS = 4;
 
-/** A queue of jobs, of which at most `limit` run at once. A job must not throw. */
+/** A queue of jobs, of which at most `limit` run at once. */
 export class Queue {
   #waiting = [];
   #running = 0;
@@ -25,9 +25,12 @@ export class Queue {
   async #next() {
     if (this.#running >= this.limit || !this.#waiting.length) return;
     this.#running++;
-    await this.#waiting.shift()();
-    this.#running--;
-    this.#next();
+    try {
+      await this.#waiting.shift()();
+    } finally {
+      this.#running--;
+      this.#next();
+    }
   }
 }
 
@@ -43,8 +46,8 @@ export class Card {
     this.name = file.name || "pasted picture";
     this.answers = []; // by model: what `classify` gives, {failure} or null while it is asked
     this.#onChange = onChange;
-    const size = make("span", { class: "hint" }, inBytes(file.size));
-    const head = make("div", { class: "row" }, make("h3", { title: this.name, class: "clip" }, this.name), this.#badge, size);
+    const name = make("h3", { class: "clip", title: this.name }, this.name);
+    const head = make("div", { class: "row" }, name, this.#badge, make("span", { class: "hint" }, inBytes(file.size)));
     const body = make("div", { class: "said" }, head, this.#pair);
     this.element = make("li", {}, make("article", { class: "panel card" }, this.#picture, body));
   }
@@ -139,7 +142,8 @@ function failureParts({ title, detail, isPassing }, askAgain) {
 function answerParts({ predictions, ...times }) {
   const rows = predictions.map(({ label, score }) => {
     const bar = make("i", { "aria-hidden": "true", style: { width: `${score * 100}%` } });
-    return make("li", {}, make("span", { class: "clip", title: label }, label), make("span", {}, inPercent(score)), bar);
+    const name = make("span", { class: "clip", title: label }, label);
+    return make("li", {}, name, make("span", {}, inPercent(score)), bar);
   });
   return [make("ol", { class: "classes" }, ...rows), ...(times.totalMs === null ? [] : stageParts(times))];
 }

@@ -5,6 +5,7 @@ import { Refusal, ask, jsonOf, pause } from "./server.js";
 const ATTEMPTS = 5;
 const MAX_WAIT_SECONDS = 60;
 const PATIENCE_MS = 15_000; // beyond the server's own deadline
+const DURATION = /([\w-]+)[^,]*?;\s*dur="?([\d.]+)/g; // of Server-Timing
 
 /**
  * @param photo Blob of the file as it is.
@@ -44,7 +45,7 @@ async function classifyOnce(photo, model, signal) {
 
 /** `forward;dur=1.5, total;dur=2` as {stages: [{name, ms}, ...], totalMs}. */
 function timesOf(header) {
-  const times = [...header.matchAll(/([\w-]+)[^,]*?;\s*dur="?([\d.]+)/g)].map(([, name, ms]) => ({ name, ms: Number(ms) }));
+  const times = [...header.matchAll(DURATION)].map(([, name, ms]) => ({ name, ms: Number(ms) }));
   const total = times.find(({ name }) => name === "total");
   return { stages: times.filter((time) => time !== total), totalMs: total?.ms ?? null };
 }

@@ -20,11 +20,12 @@ export function showFacts(box, models, cards) {
 /** Which of the two is faster and how many times, in a sentence; of what is in memory where they are alike. */
 function leadOf(labels, facts, photos) {
   const [times, sizes] = ["forward", "in memory"].map((name) => facts.find(([fact]) => fact === name)[1]);
-  const size = ratio(sizes) < ALIKE ? "" : `${labels[better(sizes)]} takes ${inPercent(1 / ratio(sizes))} of the other’s memory`;
+  const share = inPercent(1 / ratio(sizes));
+  const size = ratio(sizes) < ALIKE ? "" : `${labels[better(sizes)]} takes ${share} of the other’s memory`;
   if (!(Math.min(...times) > 0)) return size && `${size}. Which is faster shows with the first photo.`;
   const seen = `(medians of ${photos === 1 ? "1 photo" : `${photos} photos`})`;
-  const fast = better(times);
-  if (ratio(times) >= ALIKE) return `${labels[fast]} is ${inTimes(ratio(times))} times as fast as ${labels[1 - fast]} ${seen}.`;
+  const [fast, slow] = better(times) ? labels.toReversed() : labels;
+  if (ratio(times) >= ALIKE) return `${fast} is ${inTimes(ratio(times))} times as fast as ${slow} ${seen}.`;
   return `${labels.join(" and ")} differ by less than ${inPercent(ALIKE - 1)} in speed ${seen}${size && `; ${size}`}.`;
 }
 
@@ -53,14 +54,14 @@ function factsOf(model) {
 /** What both models have: [name, values, value in words, whether less is better]. */
 function sizesOf(models) {
   const said = (measure) => models.map((model) => measure(model.said));
-  const accuracies = said(({ metrics }) => metrics?.evaluations ?? {});
-  const shared = Object.keys(accuracies[0]).filter((data) => accuracies.every((record) => Number.isFinite(record[data]?.top1)));
+  const tops = said(({ metrics }) => metrics?.evaluations ?? {});
+  const shared = Object.keys(tops[0]).filter((data) => tops.every((top) => Number.isFinite(top[data]?.top1)));
   return [
     ["classes", said(({ num_classes }) => num_classes), String],
     ["Monarch layers", said(({ monarch_layers }) => monarch_layers), String],
     ["in memory", said(({ parameter_bytes }) => parameter_bytes.resident), inBytes, true],
     ["on disk", said(({ parameter_bytes }) => parameter_bytes.on_disk), inBytes, true],
-    ...shared.map((data) => [`top-1, ${data}`, accuracies.map((record) => record[data].top1), (top1) => `${top1.toFixed(1)} %`]),
+    ...shared.map((data) => [`top-1, ${data}`, tops.map((top) => top[data].top1), (top1) => `${top1.toFixed(1)} %`]),
   ];
 }
 
@@ -68,13 +69,14 @@ function comparisonOf(models, both) {
   const medians = (measure) => models.map((_, place) => median(both.map(({ answers }) => measure(answers[place]))));
   const together = models.map(({ said }) => /micro-batch (\d+)/.exec(said.lanes)?.[1] ?? null);
   const agreeing = both.filter(({ agrees }) => agrees).length;
+  const agreement = [`${agreeing} of ${both.length}`, inPercent(agreeing / both.length)];
   return [
     ...sizesOf(models),
     // Where one computes eight for every photo and the other one, their forwards are not the same work.
     ...(together[0] === together[1] ? [] : [["images a forward", together, String]]),
     ["forward", medians(({ stages }) => stages.find(({ name }) => name === "forward")?.ms ?? null), inMs, true],
     ["whole request", medians(({ totalMs }) => totalMs), inMs, true],
-    ...(both.length ? [["same answer", [`${agreeing} of ${both.length}`, inPercent(agreeing / both.length)], String]] : []),
+    ...(both.length ? [["same answer", agreement, String]] : []),
   ];
 }
 

@@ -38,10 +38,12 @@ export function showFront(section, models) {
   const { search } = model.said;
   const [svg, chosen] = [section.querySelector("svg"), chosenOf(search)];
   section.querySelector(".count").textContent = `${model.label}, from ${search.models.length} models and ${search.images} photographs`;
-  section.querySelector("tbody").replaceChildren(denseRow(search), ...search.models.map((one) => modelRow(one, search)));
+  const rows = search.models.map((measured) => modelRow(measured, search));
+  section.querySelector("tbody").replaceChildren(denseRow(search), ...rows);
   const label = `KL to the dense model against milliseconds an image. Chosen: ${chosen.name}, ${inMs(chosen.ms)}; dense: ${inMs(search.dense.ms)}.`;
   svg.setAttribute("aria-label", label);
-  resizes = new ResizeObserver(() => drawFront(svg, search)); // its words keep their size
+  // Its words keep their size, whatever its width.
+  resizes = new ResizeObserver(([{ contentRect }]) => contentRect.width && drawFront(svg, search, contentRect.width));
   resizes.observe(svg);
 }
 
@@ -80,9 +82,9 @@ function signed(points) {
   return `${points < -0.05 ? "−" : points < 0.05 ? "±" : "+"}${inPoints(Math.abs(points))}`;
 }
 
-/** Fill an `svg` anew, in px of its width. */
-function drawFront(svg, search) {
-  const to = placesOf(search, svg.clientWidth);
+/** Fill an `svg` anew that is so many px wide. */
+function drawFront(svg, search, width) {
+  const to = placesOf(search, width);
   // What is drawn on top comes last.
   const models = search.models.toSorted((one, other) => rank(one) - rank(other));
   svg.replaceChildren(
@@ -113,7 +115,8 @@ function placesOf({ dense, models }, width) {
 
 function axes({ batch }, { x, y, right, bottom, maxMs, maxKl }) {
   const { left, top } = MARGIN_PX;
-  const kls = [0, ...[0.3, 0.6, 0.9].map((share) => Number((share ** 2 * maxKl).toPrecision(1)))].filter((kl) => kl < maxKl);
+  const ticks = [0.3, 0.6, 0.9].map((share) => Number((share ** 2 * maxKl).toPrecision(1)));
+  const kls = [0, ...ticks].filter((kl) => kl < maxKl);
   const together = `ms an image, ${batch === 1 ? "one" : batch} at a time`;
   return [
     ...kls.flatMap((kl) => [
@@ -144,7 +147,8 @@ function line({ models }, { x, y }) {
 /** A model with its interval; its name shows when a pointer rests on it. */
 function dot(model, { x, y }) {
   const { name, computed_by, ms, agreement, bytes, kl: [kl, low, high] } = model;
-  const words = `${name} (${computed_by}): ${inMs(ms)}, ${inPoints(agreement[0])} % as dense, KL ${kl}, ${inBytes(bytes)}`;
+  const quality = `${inPoints(agreement[0])} % as dense, KL ${kl}`;
+  const words = `${name} (${computed_by}): ${inMs(ms)}, ${quality}, ${inBytes(bytes)}`;
   const [cx, cy] = [x(ms), y(kl)];
   return draw(
     "g",
@@ -164,7 +168,8 @@ function denseMark({ dense }, { x, y, right }) {
   const [cx, cy] = [x(dense.ms), y(0)];
   const points = `${cx - 7},${cy} ${cx},${cy - 7} ${cx + 7},${cy} ${cx},${cy + 7}`;
   const place = { x: Math.min(cx + 7, right), y: cy + 24, "text-anchor": "end" };
-  return [draw("polygon", { class: "dense", points }), draw("text", { class: "name", ...place }, `dense, ${inMs(dense.ms)}`)];
+  const name = draw("text", { class: "name", ...place }, `dense, ${inMs(dense.ms)}`);
+  return [draw("polygon", { class: "dense", points }), name];
 }
 
 /** The name is up and left of the dot, where no model of the front can be; right of it where there is no room. */

@@ -11,7 +11,8 @@ const POINTS = 48;
 /** What one scrape says, taken at a time in ms. Labels are in the order in which the server writes them. */
 export function snapshotOf(text, at) {
   const samples = [...text.matchAll(/^(\w+)(?:\{(.*)\})? (\S+)$/gm)];
-  const select = (name, labels = /^/) => samples.filter(([, sample, text = ""]) => sample === name && labels.test(text));
+  const select = (name, labels = /^/) =>
+    samples.filter(([, sample, text = ""]) => sample === name && labels.test(text));
   const sum = (name, labels) => sumOf(select(name, labels));
   return {
     at,
@@ -121,7 +122,8 @@ function figuresOf({ waiting, memory, gpu }, { rate, p50, p99, batch }) {
 }
 
 function showFigures(figures, note = "") {
-  find("live").replaceChildren(...figures.map(([name, text]) => make("div", {}, make("dt", {}, name), make("dd", {}, text))));
+  const rows = figures.map(([name, text]) => make("div", {}, make("dt", {}, name), make("dd", {}, text)));
+  find("live").replaceChildren(...rows);
   find("live-note").textContent = note;
   if (note) find("live-line").toggleAttribute("hidden", true);
 }

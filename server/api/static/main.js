@@ -64,8 +64,9 @@ function onChange(card) {
   showProgress();
   if (!card.done) return;
   if (card.failures.some(({ code }) => code === "unknown_model")) readAgain();
-  if (cards.length === 1) find("spoken").textContent = inShort(card);
-  else if (cards.every(({ done }) => done)) find("spoken").textContent = `${cards.length} photos are done${inFailed()}.`;
+  const spoken = find("spoken");
+  if (cards.length === 1) spoken.textContent = inShort(card);
+  else if (cards.every(({ done }) => done)) spoken.textContent = `${cards.length} photos are done${inFailed()}.`;
 }
 
 function inShort({ name, answers }) {
@@ -134,7 +135,8 @@ async function loadModels() {
   const labels = models.map(({ label }) => label);
   const gone = before.map(({ label }) => label).filter((label) => !labels.includes(label));
   fillSelect(find("model"), labels, find("model").value);
-  fillSelect(find("beside"), ["", ...labels], before.length ? find("beside").value : counterpart(models[0], models)?.label);
+  const beside = before.length ? find("beside").value : counterpart(models[0], models)?.label;
+  fillSelect(find("beside"), ["", ...labels], beside);
   find("beside-choice").hidden = models.length < 2;
   find("gone").textContent = gone.length ? `${gone.join(", ")}: not served any more.` : "";
   showState("ready");

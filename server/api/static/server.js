@@ -80,7 +80,8 @@ export async function jsonOf(response) {
   if (!response.ok) {
     const { error, request_id: requestId } = await response.json().catch(() => ({}));
     const retryAfter = Number.parseFloat(response.headers.get("retry-after"));
-    throw new Refusal(error?.code ?? "other", { message: error?.message, status: response.status, retryAfter, requestId });
+    const facts = { message: error?.message, status: response.status, retryAfter, requestId };
+    throw new Refusal(error?.code ?? "other", facts);
   }
   try {
     return await response.json();
@@ -132,8 +133,8 @@ export function inWords(error, file) {
   if (!(error instanceof Refusal)) return { title: "The page failed.", detail: String(error), isPassing: false };
   const { code, message, status, requestId, isPassing, sentence } = error;
   const [, limit] = (code === "too_large" && /limit (?:is )?(\d+)/.exec(message)) || [];
-  const title = limit ? `This file is too large: it has ${inBytes(file.size)}, the limit is ${inBytes(Number(limit))}.` : sentence;
+  const tooLarge = `This file is too large: it has ${inBytes(file.size)}, the limit is ${inBytes(Number(limit))}.`;
   const origin = status ? `${status} ${code}${status >= 500 && requestId ? `, request ${requestId}` : ""}` : "";
   const words = code === "too_large" ? "" : message;
-  return { title, detail: [words, origin].filter(Boolean).join(" · "), isPassing, code };
+  return { title: limit ? tooLarge : sentence, detail: [words, origin].filter(Boolean).join(" · "), isPassing, code };
 }
