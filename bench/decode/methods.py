@@ -120,7 +120,8 @@ def _torchvision() -> Load:
         target = geometry(SPEC, pixels.shape[2], pixels.shape[1])
         size = [target.resize_height, target.resize_width]
         resized = v2.resize(pixels, size, v2.InterpolationMode.BICUBIC, antialias=True)
-        return _normalised(v2.crop(resized, target.top, target.left, target.size, target.size))
+        crop = v2.crop(resized, target.top, target.left, target.size, target.size)
+        return _normalised(crop.permute(1, 2, 0))
 
     return _tried(load)
 
@@ -153,7 +154,7 @@ def _opencv() -> Load:
         size = (target.resize_width, target.resize_height)
         resized = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
         crop = resized[target.top : target.top + target.size, target.left : target.left + target.size]
-        return _normalised(torch.from_numpy(cv2.cvtColor(crop, cv2.COLOR_BGR2RGB)).permute(2, 0, 1))
+        return _normalised(cv2.cvtColor(crop, cv2.COLOR_BGR2RGB))
 
     return load
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from milkweed.bench.bodies import jpegs, pictures
-from milkweed.bench.decode.run import CHUNK, KINDS, START_OF_SCAN, batches, damage, damaged, run
+from milkweed.bench.decode.run import CHUNK, KINDS, START_OF_SCAN, batches, damage, damaged, one, run
 from milkweed.bench.decode.tables import tables
 from milkweed.cli import main
 from milkweed.loaders import CpuLoader, InputError, LoadResult, PreprocessSpec
@@ -57,6 +57,13 @@ def test_it_works_without_any_optional_library(bodies: list[bytes], monkeypatch:
     assert [(row["kind"], row["dali_refused"]) for row in report["damage"]] == [(kind, None) for kind in KINDS]
     assert seen == [(done, 3) for done in range(1, 4)]
     assert len(list(tables(report))) == 4
+
+
+@pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities of TorchVision:DeprecationWarning")
+def test_all_ways_that_are_here_have_nearly_the_pixels_of_the_reference(bodies: list[bytes]) -> None:
+    rows = one(bodies[:2], 1)["rows"]
+    assert {row["method"]: row["mean_difference_levels"] for row in rows if row["mean_difference_levels"] > 3} == {}
+    assert "Pillow reference (ours)" in {row["method"] for row in rows}
 
 
 def test_a_section_alone_by_the_command(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
