@@ -1,5 +1,7 @@
 """What decides on replicas asks for series, stages and routes that exist."""
 
+import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,6 +30,15 @@ def test_the_signals_are_the_wait_and_what_is_in_flight(triggers: dict[str, Any]
     for each in triggers.values():
         assert each["type"] == "prometheus"
         assert float(each["metadata"]["threshold"]) > 0
+
+
+def test_the_wait_may_be_one_full_batch_and_in_flight_is_the_pages(triggers: dict[str, Any], root: Path) -> None:
+    capacity = json.loads((root / "bench/results/server_deit.json").read_text(encoding="utf-8"))["capacity"]
+    wait, in_flight = (float(triggers[name]["metadata"]["threshold"]) for name in ("queue-wait", "in-flight"))
+    assert wait == pytest.approx(8 / capacity, rel=0.05)
+    page = (root / "docs/scaling.md").read_text(encoding="utf-8")
+    (said,) = re.findall(r"([\d.]+) in the example \(batches of 8", page)
+    assert in_flight == pytest.approx(float(said), rel=0.05)
 
 
 def test_every_series_and_label_is_one(triggers: dict[str, Any]) -> None:
