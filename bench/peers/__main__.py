@@ -40,6 +40,9 @@ DEVICE_MS = 50.0
 """In the overload rows a batch takes so much more without the CPU, so that the device is what there is too little of,
 not the cores that the client needs too."""
 
+RAW = ("memory", "timeline", "curve")
+"""Members of a row that no figure of the comparison is of: they are not written."""
+
 COLUMNS = ("server", "CPU ms/req", "req/s", "open p50", "open p99", "neighbours", "goodput at 2x", "PSS MB")
 
 
@@ -70,6 +73,7 @@ def measure(name: str, request: Request, venvs: Path, bundle: Path, weights: Pat
             sections.overload(subject, most, tells=name == OURS)
     except RuntimeError as error:
         why = str(error)
+    rows = [{name: value for name, value in row.items() if name not in RAW} for row in rows]
     return {**found, "skipped": why, "rows": rows}
 
 
