@@ -56,6 +56,10 @@ class Samples:
         self.outcomes.append(outcome)
         self.good.append(good)
 
+    def ended_after(self) -> float:
+        """Seconds until the last request had its end."""
+        return max(map(float.__add__, self.starts, self.latencies), default=0.0)
+
     def __len__(self) -> int:
         return len(self.starts)
 
@@ -103,10 +107,10 @@ def summary(plan: Plan, samples: Samples) -> dict[str, Any]:
 
     Latencies are of good requests answered with 200, from their intended start. `goodput` counts those answered
     within the client's timeout, a second of sending (of a closed loop: answered before its end); `answered`
-    everything that got a status.
+    everything that got a status. A closed loop of so many requests lasts until the last one's end.
     """
     good, malformed = samples.counts(good=True), samples.counts(good=False)
-    seconds = samples.stopped_after or plan.seconds
+    seconds = samples.stopped_after or (samples.ended_after() if plan.requests else plan.seconds)
     until = math.inf if plan.rate else seconds
     in_time = sum(
         outcome == OK and latency <= plan.timeout_seconds and start + latency <= until

@@ -9,7 +9,7 @@ from ..bodies import make_jpeg
 from ..load.plan import Plan, Shot, target_of
 from ..load.processes import run_plan
 from ..load.samples import OK, merged, percentile
-from ..machine import machine
+from ..machine import about
 from ..process import running_server, stage_cpu_seconds
 
 DEFAULT_OUT = Path("bench/results/http_overhead.json")
@@ -23,7 +23,7 @@ def run(bundle: Path, *, requests: int = 2000, concurrency: int = 32, body_bytes
         CPU ms per request by part, RSS along the way, latencies, errors.
     """
     body = make_jpeg(body_bytes)
-    load_average = os.getloadavg()[0]
+    load_before = os.getloadavg()
     with running_server(bundle) as (server, url):
         plan = Plan((target_of(url),), "/classify", (Shot(body, "image/jpeg"),), FOREVER_SECONDS)
         plan = replace(plan, connections=concurrency, requests=requests // 2, timeout_seconds=TIMEOUT_SECONDS)
@@ -34,13 +34,12 @@ def run(bundle: Path, *, requests: int = 2000, concurrency: int = 32, body_bytes
             parts.append(run_plan(plan))
             rss.append(server.memory_info().rss)
         cpu_after, stages_after = server.cpu_times(), stage_cpu_seconds(url)
-    samples, seconds = merged(parts), sum(max(map(float.__add__, part.starts, part.latencies)) for part in parts)
+    samples, seconds = merged(parts), sum(part.ended_after() for part in parts)
     statuses, latencies = samples.counts(), samples.accepted()
     total_ms = (cpu_after.user + cpu_after.system - cpu.user - cpu.system) / len(samples) * 1e3
     part_ms = {stage: (stages_after[stage] - stages[stage]) / len(samples) * 1e3 for stage in stages}
     return {
-        "machine": machine(),
-        "load_average_before": round(load_average, 2),
+        **about("http_overhead", load_before),
         "requests": len(samples),
         "concurrency": concurrency,
         "body_bytes": len(body),

@@ -1,11 +1,9 @@
 """What compression costs in accuracy: a bundle compressed by half of a folder of photographs, measured on the other.
 
-    python -m milkweed.bench.studies.compression BUNDLE PHOTOS WORK [--rows all80 all65 ...] [--swap] [--forms]
-        [--plot FILE.svg]
+    python -m milkweed.bench.studies.compression BUNDLE PHOTOS WORK [--rows ROW ...] [--swap] [--plot FILE.svg]
 
 Every second photograph in sorted order calibrates and recovers, without labels; the others, named by label id, are
 only measured on (`--swap` exchanges the halves). Each row is one `milkweed compress`, and may be interrupted.
-`--forms` measures it by our CPU kernels and OpenVINO too, in bfloat16 and int8.
 """
 
 import argparse
@@ -13,40 +11,37 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ...inference.forward import Forward
 from ...jobs.dataset import labelled_images
-from ...jobs.search.runs import log_probabilities
-from ...jobs.search.timing import time_in_turns
 from ...loaders.dataset.evaluation import PreparedImages
 from ...loaders.preprocess.spec import PreprocessSpec
-from ...models import BundleConfig, load_bundle, read_config
+from ...models import load_bundle
 from ...models.compress.measured import Measuring
-from ...models.onnx.quantize import MIN_IMAGES
+from ...models.report.drawing import INK, MUTED, PICTURE, figure
+from ..labels import label_ends
 from ..machine import machine
-from .levers import BATCHES, forwards
-from .pictures import compression as plot
+from ..plots import BLUE, DASHED, RED, Document, Plot
+
+Row = dict[str, Any]
 
 ALL = "mlp,qkv,proj"
 CALIBRATE, RECOVER = "--calibration", "--recover"
 
-ROWS: dict[str, tuple[str, ...]] = {
-    "plain-mlp62": ("--layers", "mlp", "--nblocks", "2"),
-    "mlp62-uniform": ("--layers", "mlp", "--nblocks", "2", CALIBRATE),
-    "mlp62": ("--layers", "mlp", "--budget", "0.625", CALIBRATE),
-    "all80": ("--layers", ALL, "--budget", "0.8", CALIBRATE),
-    "all65": ("--layers", ALL, "--budget", "0.65", CALIBRATE),
-    "mlp62-recovered": ("--layers", "mlp", "--budget", "0.625", RECOVER),
-    "all80-recovered": ("--layers", ALL, "--budget", "0.8", RECOVER),
-    "all65-recovered": ("--layers", ALL, "--budget", "0.65", RECOVER),
-    "mlp31-recovered": ("--layers", "mlp", "--nblocks", "4", RECOVER),
+ROWS: dict[str, str] = {
+    "plain-mlp62": "--layers mlp --nblocks 2",
+    "mlp62-uniform": f"--layers mlp --nblocks 2 {CALIBRATE}",
+    "mlp62": f"--layers mlp --budget 0.625 {CALIBRATE}",
+    "all80": f"--layers {ALL} --budget 0.8 {CALIBRATE}",
+    "all65": f"--layers {ALL} --budget 0.65 {CALIBRATE}",
+    "mlp62-recovered": f"--layers mlp --budget 0.625 {RECOVER}",
+    "all80-recovered": f"--layers {ALL} --budget 0.8 {RECOVER}",
+    "all65-recovered": f"--layers {ALL} --budget 0.65 {RECOVER}",
+    "mlp31-recovered": f"--layers mlp --nblocks 4 {RECOVER}",
 }
 """Options of `milkweed compress` by row; the folder of the calibrating half follows the last."""
 
@@ -63,49 +58,18 @@ def halves(photos: Path, work: Path, swap: bool) -> tuple[Path, Path]:
     return folders
 
 
-def prepared(config: BundleConfig, folder: Path) -> list[tuple[Tensor, Tensor | None]]:
-    """A folder's images as the model takes them, with their classes, fifty at a time."""
-    samples = labelled_images(folder, config.labels).samples
-    return list(PreparedImages(samples, PreprocessSpec.from_dict(config.preprocess), 50))
-
-
 def measuring(bundle: Path, folder: Path) -> tuple[str, Measuring]:
-    """The dense bundle's architecture, and its answers on the evaluating half."""
+    """The dense bundle's architecture, and its answers on the images of the evaluating half."""
     model, config = load_bundle(bundle)
-    pairs = prepared(config, folder)
-    targets = [classes for _, classes in pairs if classes is not None]
-    return config.arch, Measuring.on(model, [images for images, _ in pairs], torch.cat(targets))
+    samples = labelled_images(folder, config.labels).samples
+    batches = list(PreparedImages(samples, PreprocessSpec.from_dict(config.preprocess), 50))
+    targets = [classes for _, classes in batches if classes is not None]
+    return config.arch, Measuring.on(model, [images for images, _ in batches], torch.cat(targets))
 
 
-def forms(bundles: Mapping[str, Path], folder: Path, work: Path, measure: Measuring) -> list[dict[str, Any]]:
-    """Bundles by OpenVINO and by our CPU kernels, in bfloat16 and int8: accuracy, and milliseconds an image in turns.
-
-    Args:
-        bundles: by name; the first is the dense one, from which the others were made.
-        folder: its images calibrate int8.
-    """
-    found, made = list[dict[str, Any]](), dict[str, Forward]()
-    calibrating = prepared(read_config(next(iter(bundles.values()))), folder)
-    images = torch.cat([images for images, _ in calibrating])
-    images = images[:: len(images) // MIN_IMAGES]
-    with ExitStack() as opened:
-        for name, bundle in bundles.items():
-            for form, forward in forwards(name, load_bundle(bundle)[0], work, images, trained=True):
-                opened.callback(forward.close)
-                made[form] = forward
-                after = measure.of_answers(log_probabilities(forward, measure.batches))
-                found.append({"form": form, "top1": after.top1, "agreement": after.agreement, "kl": after.kl})
-        times = time_in_turns(made, BATCHES)
-    for row in found:
-        row["ms"] = times[row["form"]]
-        ms = ", ".join(f"{row['ms'][batch]:.2f} ms at {batch}" for batch in BATCHES)
-        print(f"{row['form']:<42} top-1 {row['top1']:5.1f} %  KL {row['kl']:.4f}  {ms}", flush=True)
-    return found
-
-
-def row(name: str, bundle: Path, folder: Path, work: Path, measure: Measuring) -> dict[str, Any]:
+def row(name: str, bundle: Path, folder: Path, work: Path, measure: Measuring) -> Row:
     """Compress as the row says, unless that is done; and what the evaluating half says of it."""
-    out, options = work / name, [*ROWS[name]]
+    out, options = work / name, ROWS[name].split()
     if options[-1] in (CALIBRATE, RECOVER):
         options.append(str(folder))
     if not (out / "config.json").exists():
@@ -114,30 +78,57 @@ def row(name: str, bundle: Path, folder: Path, work: Path, measure: Measuring) -
             subprocess.run([*command, "--json"], stdout=subprocess.DEVNULL, stderr=log, check=True)
     report = json.loads((out / "report.json").read_text())
     layers = [layer for layer in report["layers"] if layer["reason"]]  # those that `compress` was asked for
-    found = measure(load_bundle(out)[0])
+    after = measure(load_bundle(out)[0])
     return {
         "row": name,
-        "options": " ".join(ROWS[name]),
+        "options": ROWS[name],
         "share": sum(layer["weights"] for layer in layers) / sum(layer["dense_weights"] for layer in layers),
-        "top1": found.top1,
-        "agreement": found.agreement,
-        "kl": found.kl,
-        "images": found.images,
+        "top1": after.top1,
+        "agreement": after.agreement,
+        "kl": after.kl,
+        "images": after.images,
         "seconds": round(sum(report["seconds_by_step"].values()), 1),  # of all attempts together
     }
 
 
-def main() -> None:
+@Plot
+def plot(document: Document) -> Any:
+    """Draw accuracy against size."""
+    if not document["rows"]:
+        raise ValueError("no row was measured: there is nothing to draw")
+    axis, labels = figure(PICTURE, 460).subplots(), []
+    for kind, colour in {"calibrated": BLUE, "recovered": RED, "plain projection": MUTED}.items():
+        rows = [row for row in document["rows"] if _how_made(row["options"]) == kind]
+        points = [(100 * row["share"], row["top1"]) for row in rows]
+        if rows:
+            axis.plot(*zip(*points, strict=True), "o", ms=8, color=colour, label=kind)
+        short = [row["row"].removesuffix("-recovered").removeprefix("plain-") for row in rows]
+        labels += [(*point, name, colour) for point, name in zip(points, short, strict=True)]
+    dense = document["dense_top1"]
+    axis.axhline(dense, color=INK, lw=1, ls=DASHED)
+    axis.annotate(f"dense {dense:.1f} %", (0.01, dense), (0, 3), ("axes fraction", "data"), textcoords="offset points")
+    axis.set(xlim=(0, 100), ylim=(0, 100), xlabel="weights kept of the chosen layers, %")
+    axis.set_ylabel(f"top-1 of {document['rows'][0]['images']} images, %")
+    axis.set_title(f"{document['arch']} compressed")
+    axis.legend(loc="lower left")
+    label_ends(axis, labels)
+    return axis.figure
+
+
+def _how_made(options: str) -> str:
+    return "recovered" if RECOVER in options else "calibrated" if CALIBRATE in options else "plain projection"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print a line for each row, and write what is known after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("bundle", "photos", "work"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--swap", action="store_true", help="calibrate on the other half")
-    parser.add_argument("--forms", action="store_true", help="measure the dense model and all rows so too")
     parser.add_argument("--out", type=Path, default=Path("bench/results/compression.json"))
     parser.add_argument("--plot", type=Path, help="draw accuracy against size: FILE.svg or FILE.png")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     args.out.parent.mkdir(parents=True, exist_ok=True)  # before what takes minutes
     folder, other = halves(args.photos, args.work, args.swap)
     arch, measure = measuring(args.bundle, other)
@@ -157,10 +148,6 @@ def main() -> None:
         args.out.write_text(json.dumps(document, indent=2) + "\n")
         if args.plot:
             plot(document, args.plot)
-    if args.forms:
-        bundles = {"dense": args.bundle, **{name: args.work / name for name in args.rows}}
-        document["forms"] = forms(bundles, folder, args.work, measure)
-        args.out.write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""A layer of our CPU kernels beside OpenVINO's and torch's: LayerNorm, MLP and residual sum, dense and Monarch.
+"""Our CPU kernels beside OpenVINO and torch on one thread. Weights are untrained: this is time alone.
 
-    python -m milkweed.bench.studies.cpu_kernels [--shapes T S B] [--out FILE]
+    python -m milkweed.bench.studies.cpu_kernels [--shapes T S B] [--out FILE]     # a layer
+    python -m milkweed.bench.studies.cpu_kernels --models [ARCH ...] [--out FILE]  # whole models
 
-One thread, the widths of DeiT-Tiny, ViT-S and ViT-B, 197 tokens an image, one image and eight. Twelve layers are timed
-between a patch embedding and a classifier, less those two alone, over twelve; all in turns. `of peak` is the share of
-what our own product reaches from the first cache.
+A layer is LayerNorm, MLP and residual sum, dense and Monarch, of the widths of DeiT-Tiny, ViT-S and ViT-B, with 197
+tokens an image. Twelve of them are timed between a patch embedding and a classifier, less those two alone, over twelve.
+`of peak` is the share of what our own product reaches from the first cache.
+
+A model is dense, has fewer tokens or Monarch layers, and is timed in turns with the dense one by OpenVINO in float32.
 """
 
 import argparse
@@ -16,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,30 +30,116 @@ from ...inference.backend import Candidate
 from ...inference.device import CPU, computes_in_bfloat16
 from ...inference.forward import Forward, LanePlan
 from ...inference.graph import Graph, graph_forward
+from ...inference.program import program_forward
 from ...inference.torch_forward import TorchForward
 from ...jobs.search.timing import time_in_turns
 from ...kernels.cpu.library import fastest_set, multiply_again
 from ...kernels.cpu.program import Embed, Factor, Operator, Program
 from ...kernels.cpu.quantise import calibrated, quantised
 from ...models import create_model, layer_specs_for
+from ...models.accounting import macs
+from ...models.architectures.token_blocks import apply_token_plan
 from ...models.layers.layer_spec import replace_linears
 from ...models.layers.select import select_linears
+from ...models.layers.token_plan import ALL_TOKENS, TokenMerging, TokenPlan
 from ...models.onnx.export import write_verified
 from ...models.onnx.quantize import MIN_IMAGES, QuantizeSettings, quantized_graph
 from ...models.programs.from_model import program_of
-from ...models.programs.session import ProgramSession
+from ...models.programs.int8 import calibrate
+from ...models.programs.session import ProgramSession, kernels_refusal
 from ...models.serving.prepare import prepare_for_inference
 from ..machine import about
 
+Row = dict[str, Any]
+
 ARCHS = {"T": "deit_tiny_patch16_224", "S": "vit_small_patch16_224", "B": "vit_base_patch16_224"}
-NBLOCKS = (1, 2, 4, 8)
-NONE = "none"
-BATCHES = (1, 8)
+MODELS = [*ARCHS.values(), "vitae_basic_tiny"]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "Monarch MLPs": {"monarch": ("mlp",)},
+    "all Monarch": {"monarch": ("mlp", "qkv", "proj")},
+    "28 % merged": {"tokens": TokenPlan(TokenMerging(4, 2, 0.28, 0.1), class_last=True)},
+    "40 % merged": {"tokens": TokenPlan(TokenMerging(4, 2, 0.4, 0.1), class_last=True)},
+}
+"""Arguments of `variant` by the name of a model."""
+
+SIZE, BATCHES, NBLOCKS = 224, (1, 8), (1, 2, 4, 8)
 ONE_LANE = LanePlan(micro_batch=1, lanes=1, threads=1)
+NONE, DENSE, DENSE_INT8 = "none", "dense, OpenVINO float32", "dense, OpenVINO int8"
+CALIBRATION_IMAGES = 4
+"""Images of noise that calibrate our kernels' int8: what becomes of noise does not matter."""
 PEAK_SECONDS = 0.5
 
 
-class Layers(nn.Module):
+def variant(
+    arch: str, *, monarch: Sequence[str] = (), nblocks: int = 4, tokens: TokenPlan = ALL_TOKENS, **arguments: Any
+) -> nn.Module:
+    """Make a model of an architecture: with fewer tokens, or with Monarch layers in place of some linear ones."""
+    torch.manual_seed(0)
+    model = create_model(arch, **arguments)
+    if monarch:
+        replace_linears(model, layer_specs_for(model, select_linears(model, monarch), "monarch", nblocks=nblocks))
+    return apply_token_plan(model.eval().requires_grad_(False), tokens)
+
+
+def noise(size: int) -> Tensor:
+    return torch.randn(MIN_IMAGES, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def fast_dtype() -> str:
+    return "bfloat16" if computes_in_bfloat16(CPU) else "float32"
+
+
+def by_openvino(model: nn.Module, file: Path, images: Tensor, dtypes: Sequence[str]) -> Iterator[tuple[str, Forward]]:
+    """Yield a model in OpenVINO, in these number types and in symmetric int8, which the images calibrate."""
+    size, rounded = int(images.shape[-1]), file.with_suffix(".int8.onnx")
+
+    def opened(file: Path, dtype: str) -> Forward:
+        return graph_forward(Graph(file, file.stat().st_size), Candidate("openvino", dtype), ONE_LANE, size)
+
+    write_verified(copy.deepcopy(model), file, size)
+    for dtype in dtypes:
+        yield f"OpenVINO {dtype}", opened(file, dtype)
+    rounded.write_bytes(quantized_graph(file, images, QuantizeSettings(images=MIN_IMAGES, symmetric=True)).data)
+    yield "OpenVINO int8", opened(rounded, fast_dtype())
+
+
+def model_forwards(name: str, model: nn.Module, work: Path, images: Tensor) -> Iterator[tuple[str, Forward]]:
+    """Yield a model in every form that is timed, with its name."""
+    size = int(images.shape[-1])
+    dtypes = dict.fromkeys(("float32", fast_dtype()) if name == "dense" else (fast_dtype(),))
+    for form, forward in by_openvino(model, work / f"{name}.onnx", images, list(dtypes)):
+        yield f"{name}, {form}", forward
+    if kernels_refusal() is None:
+        yield f"{name}, milkweed bfloat16", program_forward(model, ONE_LANE, size)
+        activations = calibrate(model, size, [images[:CALIBRATION_IMAGES]])
+        yield f"{name}, milkweed int8", program_forward(model, ONE_LANE, size, activations)
+
+
+def model_rows(arch: str, size: int = SIZE, **arguments: Any) -> Iterator[Row]:
+    """Yield milliseconds an image of every form of an architecture, and its speedup over the dense one in float32."""
+    operations: dict[str, int] = {}
+    with tempfile.TemporaryDirectory() as work, ExitStack() as opened:
+        forwards: dict[str, Forward] = {}
+        for name, changes in VARIANTS.items():
+            try:
+                model = variant(arch, **changes, **arguments)
+            except ValueError as error:  # a ViTAE has no class token to be last
+                print(f"{arch}, {name}: {error}", flush=True)
+                continue
+            for form, forward in model_forwards(name, model, Path(work), noise(size)):
+                forwards[form], operations[form] = forward, macs(model, size).total
+                opened.callback(forward.close)
+        times = time_in_turns(forwards, BATCHES)
+    for name, ms in times.items():
+        speedup = {batch: times[DENSE][batch] / ms[batch] for batch in ms}
+        rate = {batch: operations[name] / ms[batch] / 1e6 for batch in ms}
+        said = ", ".join(f"{ms[b]:.2f} ms ({speedup[b]:.2f}x) at {b}" for b in BATCHES)
+        print(f"{arch:<24} {name:<34} {said}", flush=True)
+        yield {"arch": arch, "model": name, "ms": ms, "times_dense": speedup, "gmacs_a_second": rate}
+
+
+class MlpHalves(nn.Module):
     """The MLP halves of a ViT's blocks alone."""
 
     def __init__(self, blocks: nn.Sequential) -> None:
@@ -63,28 +153,18 @@ class Layers(nn.Module):
         return x
 
 
-def made(arch: str, nblocks: int, **arguments: Any) -> nn.Module:
-    """Make a ViT with dense MLPs, or Monarch ones where there is more than one block."""
-    torch.manual_seed(0)
-    model = create_model(arch, **arguments)
-    if nblocks > 1:
-        replace_linears(model, layer_specs_for(model, select_linears(model, ["mlp"]), "monarch", nblocks=nblocks))
-    return model.eval().requires_grad_(False)
-
-
 def without_attention(model: nn.Module, *, layers: bool = True) -> nn.Module:
     """Return the model with the MLP halves of its blocks alone, or with nothing of them."""
     model = copy.deepcopy(model)
-    model.blocks = nn.Sequential(*[Layers(model.get_submodule("blocks"))] if layers else [])  # type: ignore[arg-type]
+    halves = [MlpHalves(model.get_submodule("blocks"))] if layers else []  # type: ignore[arg-type]
+    model.blocks = nn.Sequential(*halves)
     return model
 
 
 def layers_of(program: Program, *, layers: bool = True) -> Program:
     """Return the program with the MLP halves of its blocks alone, or with nothing of them."""
-    if not layers:
-        return replace(program, operators=[])
     kept, before = list[Operator](), None
-    for operator in program.operators:
+    for operator in program.operators if layers else []:
         if isinstance(operator, Factor) and ".mlp." in operator.name:
             kept += [operator] if before is None else [before, operator]
             before = None
@@ -93,38 +173,24 @@ def layers_of(program: Program, *, layers: bool = True) -> Program:
     return replace(program, operators=kept)
 
 
-def macs(program: Program, tokens: int) -> int:
-    """Multiply-accumulates of an image in the factors between embedding and head."""
-    return tokens * sum(each.weight.size for each in program.operators if isinstance(each, Factor))
-
-
-def forwards(arch: str, nblocks: int, size: int, work: Path, **arguments: Any) -> Iterator[tuple[str, Forward, int]]:
+def layer_forwards(
+    arch: str, nblocks: int, size: int, work: Path, **arguments: Any
+) -> Iterator[tuple[str, Forward, int]]:
     """Yield a stack in every form that is timed: its name, and its multiply-accumulates; no layers for 0 blocks."""
-    images = torch.randn(MIN_IMAGES, 3, size, size, generator=torch.Generator().manual_seed(0))
-    fast = "bfloat16" if computes_in_bfloat16(CPU) else "float32"
-    whole, layers = made(arch, nblocks, **arguments), nblocks > 0
-    program, stack = layers_of(program_of(whole, size), layers=layers), without_attention(whole, layers=layers)
+    images, fast, layers = noise(size), fast_dtype(), nblocks > 0
+    model = variant(arch, monarch=("mlp",) if nblocks > 1 else (), nblocks=nblocks, **arguments)
+    program, stack = layers_of(program_of(model, size), layers=layers), without_attention(model, layers=layers)
     name = {0: NONE, 1: "dense"}.get(nblocks, f"Monarch {nblocks}")
     assert isinstance(program.embed, Embed)
-    operations = macs(program, len(program.embed.start))
-
-    def opened(file: Path) -> Forward:
-        return graph_forward(Graph(file, file.stat().st_size), Candidate("openvino", fast), ONE_LANE, size)
-
-    plain, rounded = work / f"{nblocks}.onnx", work / f"{nblocks}.int8.onnx"
-    write_verified(copy.deepcopy(stack), plain, size)
-    rounded.write_bytes(quantized_graph(plain, images, QuantizeSettings(images=MIN_IMAGES, symmetric=True)).data)
-    yield f"{name}, OpenVINO int8", opened(rounded), operations
-    yield f"{name}, OpenVINO {fast}", opened(plain), operations
+    weights = sum(operator.weight.size for operator in program.operators if isinstance(operator, Factor))
+    operations = len(program.embed.start) * weights
+    for form, forward in by_openvino(stack, work / f"{nblocks}.onnx", images, [fast]):
+        yield f"{name}, {form}", forward, operations
     served = prepare_for_inference(stack, dtype=getattr(torch, fast))
-    served_forward = TorchForward(served, ONE_LANE, dtype=fast, size=size, cpu_graphs=True)
-    yield f"{name}, torch {fast}", served_forward, operations
-    for form, each in (
-        ("bfloat16", program),
-        ("int8", quantised(program, calibrated(program, [images[:2].numpy()]))),
-    ):
-        session = ProgramSession(each)
-        forward = Forward(session, ONE_LANE, dtype="bfloat16", size=size)
+    yield f"{name}, torch {fast}", TorchForward(served, ONE_LANE, dtype=fast, size=size, cpu_graphs=True), operations
+    rounded = quantised(program, calibrated(program, [images[:2].numpy()]))
+    for form, ours in (("bfloat16", program), ("int8", rounded)):
+        forward = Forward(ProgramSession(ours), ONE_LANE, dtype="bfloat16", size=size)
         yield f"{name}, milkweed {form}", forward, operations
 
 
@@ -138,61 +204,59 @@ def peak(*, eight_bits: bool) -> float:
     return best
 
 
-def rows(shape: str, arch: str, size: int, **arguments: Any) -> list[dict[str, Any]]:
-    """Microseconds of a layer in every form, beside OpenVINO's dense int8."""
+def layer_rows(shape: str, size: int = SIZE, **arguments: Any) -> Iterator[Row]:
+    """Yield microseconds of a layer in every form, beside OpenVINO's dense int8."""
     depth = int(arguments.get("depth", 12))
     with tempfile.TemporaryDirectory() as work, ExitStack() as opened:
         stacks, operations = dict[str, Forward](), dict[str, int]()
         for nblocks in (0, *NBLOCKS):
-            for name, forward, count in forwards(arch, nblocks, size, Path(work), **arguments):
+            for name, forward, count in layer_forwards(ARCHS[shape], nblocks, size, Path(work), **arguments):
                 stacks[name], operations[name] = forward, count
                 opened.callback(forward.close)
-        found = time_in_turns(stacks, BATCHES)
-    found = less_the_ends(found)
-    base = found[next(iter(found))]
+        times = less_the_ends(time_in_turns(stacks, BATCHES))
     peaks = {"int8": peak(eight_bits=True), "bfloat16": peak(eight_bits=False)}
-    table = []
-    for name, ms in found.items():
-        row: dict[str, Any] = {"shape": shape, "layer": name, "us": {b: 1e3 * ms[b] / depth for b in ms}}
-        row["times_dense_int8"] = {b: base[b] / ms[b] for b in ms}
+    for name, ms in times.items():
+        us = {batch: 1e3 * ms[batch] / depth for batch in ms}
+        row: Row = {"shape": shape, "layer": name, "us": us}
+        row["times_dense_int8"] = speedup = {batch: times[DENSE_INT8][batch] / ms[batch] for batch in ms}
+        said = ", ".join(f"{us[b]:.0f} us ({speedup[b]:.2f}x) at {b}" for b in BATCHES)
         if "milkweed" in name:
             most = peaks[name.rpartition(" ")[2]]
-            row["of_peak"] = {b: operations[name] / (ms[b] / 1e3) / most for b in ms}
-        table.append(row)
-    return table
+            row["of_peak"] = {batch: operations[name] / (ms[batch] / 1e3) / most for batch in ms}
+            said += "".join(f", {100 * row['of_peak'][b]:.0f} % of peak" for b in BATCHES)
+        print(f"{shape} {name:<30} {said}", flush=True)
+        yield row
 
 
-def less_the_ends(found: Mapping[str, Mapping[int, float]]) -> dict[str, dict[int, float]]:
+def less_the_ends(times: Mapping[str, Mapping[int, float]]) -> dict[str, dict[int, float]]:
     """Milliseconds of the layers alone, by name and batch: less those of the same form without layers."""
-    ends = {name.split(", ")[1]: ms for name, ms in found.items() if name.startswith(NONE)}
+    ends = {name.split(", ")[1]: ms for name, ms in times.items() if name.startswith(NONE)}
     return {
         name: {batch: ms[batch] - ends[name.split(", ")[1]][batch] for batch in ms}
-        for name, ms in found.items()
+        for name, ms in times.items()
         if not name.startswith(NONE)
     }
 
 
-def measure(shapes: Sequence[str], out: Path) -> None:
-    """Print the rows of each shape and write them all, once it is measured."""
-    before, found = os.getloadavg(), list[dict[str, Any]]()
-    for shape in shapes:
-        for row in rows(shape, ARCHS[shape], 224):
-            share = "".join(f", {100 * row['of_peak'][b]:.0f} % of peak" for b in BATCHES if "of_peak" in row)
-            times = ", ".join(f"{row['us'][b]:.0f} us ({row['times_dense_int8'][b]:.2f}x) at {b}" for b in BATCHES)
-            print(f"{shape} {row['layer']:<30} {times}{share}", flush=True)
-            found.append(row)
-        document = {**about("cpu_kernels", before), "instruction_set": fastest_set().name, "rows": found}
-        out.write_text(json.dumps(document, indent=1) + "\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, write."""
+    """Measure, print, and write all rows whenever an architecture is done."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=[*ARCHS], default=[*ARCHS])
-    parser.add_argument("--out", type=Path, default=Path("bench/results/cpu_kernels.json"))
+    parser.add_argument("--models", nargs="*", metavar="ARCH", help=f"not given: a layer; without names: {MODELS}")
+    parser.add_argument("--out", type=Path, help="default: bench/results/cpu_kernels.json or cpu_models.json")
     args = parser.parse_args(arguments)
-    args.out.parent.mkdir(parents=True, exist_ok=True)  # before what takes minutes
-    measure(args.shapes, args.out)
+    benchmark = "cpu_kernels" if args.models is None else "cpu_models"
+    out = args.out or Path("bench/results") / f"{benchmark}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)  # before what takes minutes
+    makers = [partial(layer_rows, shape) for shape in args.shapes]
+    if args.models is not None:
+        makers = [partial(model_rows, arch) for arch in args.models or MODELS]
+    ours = {"instruction_set": fastest_set().name} if kernels_refusal() is None else {}
+    before, rows = os.getloadavg(), list[Row]()
+    for make in makers:
+        rows += make()
+        document = {**about(benchmark, before), **ours, "rows": rows}
+        out.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

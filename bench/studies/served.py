@@ -18,7 +18,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -30,11 +30,11 @@ from ...models import read_config
 from ..load.connection import ConnectionFailed, learned
 from ..load.plan import Plan, Shot, target_of
 from ..load.processes import run_plan
-from ..load.samples import summary
 from ..machine import about
 from ..peers.catalogue import PEERS, running_peer
-from ..process import OUR_END_SECONDS, START_SECONDS, Usage, free_port, running_process, usage
-from ..server.request import ANSWER
+from ..process import OUR_END_SECONDS, START_SECONDS, free_port, running_process, usage
+from ..server.request import ANSWER, Request
+from ..server.subject import Subject
 
 Row = dict[str, Any]
 CLIENTS, ROW_SECONDS, TIMEOUT_SECONDS, ASK_EVERY_SECONDS = (1, 32), 600.0, 60.0, 0.01
@@ -59,6 +59,7 @@ class Server:
     shots: tuple[Shot, ...]
     path: str
     answer: bytes
+    turns: list[Row] = field(default_factory=list)
 
     def plan(self, url: str) -> Plan:
         """Requests to it while it runs."""
@@ -119,8 +120,9 @@ def measure(
                 found = {"skipped": str(error)}
             server.row |= found
             if number and "skipped" not in found:
-                server.row["turns"] = done = [*server.row.get("turns", []), found]
-                columns = {name: [each[name] for each in done] for name in found if not name.startswith("statuses")}
+                server.turns.append(found)
+                names = [name for name in found if not name.startswith("statuses")]
+                columns = {name: [figures[name] for figures in server.turns] for name in names}
                 server.row |= {name: (sum if name in COUNTS else median)(values) for name, values in columns.items()}
             keep({"server": server.row["server"], **found})
 
@@ -160,12 +162,16 @@ def turn(server: Server, right: int, requests: int) -> Row:
     began = time.perf_counter()
     with server.started() as (pid, url):
         plan = server.plan(url)
-        found = first_answer(plan)
+        first = first_answer(plan)
         seconds, used = time.perf_counter() - began, usage(pid)
-        if found != right:
-            raise RuntimeError(f"its first answer was class {found}, not {right}")
-        row = {"start_seconds": round(seconds, 2), "start_cpu_seconds": round(used.cpu_seconds, 2)}
-        row |= {f"start_{name}": value for name, value in memory(used).items()}
+        if first != right:
+            raise RuntimeError(f"its first answer was class {first}, not {right}")
+        row = {
+            "start_seconds": round(seconds, 2),
+            "start_cpu_seconds": round(used.cpu_seconds, 2),
+            "start_rss_mb": round(used.rss_bytes / 1e6),
+            "start_pss_mb": round(used.pss_bytes / 1e6),
+        }
         for clients in CLIENTS:
             loaded = under_load(replace(plan, connections=clients, requests=requests), pid)
             row |= {f"{name}_of_{clients}": value for name, value in loaded.items()}
@@ -191,28 +197,21 @@ def under_load(plan: Plan, pid: int) -> Row:
         RuntimeError: none was answered.
     """
     run_plan(replace(plan, requests=2 * plan.connections))  # a warm-up
-    before = usage(pid)
-    samples = run_plan(plan)
-    seconds, after = max(map(sum, zip(samples.starts, samples.latencies, strict=True))), usage(pid)
-    found = summary(replace(plan, seconds=seconds), samples)
-    latency = found["latency_ms"]
+    row = Subject("", plan, Request(), pid).row("load", "", plan)
+    latency = row["latency_ms"]
     if latency is None:
-        raise RuntimeError(f"no answer under load: {found['statuses']}")
+        raise RuntimeError(f"no answer under load: {row['statuses']}")
     return {
-        "images_per_second": found["goodput"],
+        "images_per_second": row["goodput"],
         "p50_ms": latency["p50"],
         "p99_ms": latency["p99"],
-        "cpu_ms": round((after.cpu_seconds - before.cpu_seconds) / len(samples) * 1e3, 1),
-        **memory(after),
-        "statuses": found["statuses"],
-        "failed": found["good_failed"],
-        "other_than_alone": found["wrong_answers"],
+        "cpu_ms": round(row["cpu_ms_per_request"], 1),
+        "rss_mb": round(row["rss_mb"][1]),
+        "pss_mb": round(row["pss_mb"]),
+        "statuses": row["statuses"],
+        "failed": row["good_failed"],
+        "other_than_alone": row["wrong_answers"],
     }
-
-
-def memory(used: Usage) -> Row:
-    """Resident and proportional megabytes of all its processes."""
-    return {"rss_mb": round(used.rss_bytes / 1e6), "pss_mb": round(used.pss_bytes / 1e6)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

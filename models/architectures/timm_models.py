@@ -1,6 +1,6 @@
 """Builds the classifiers of timm that milkweed serves, without fetching weights; no other file imports timm.
 
-The record timm_models.json lists them. `python -m milkweed.bench.tables.timm_models` makes it: it builds every model
+The record timm_models.json lists them. `python -m milkweed.bench.timm_models` makes it: it builds every model
 of timm, replaces the linear layers outside the classifier, and runs it.
 """
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from milkweed.bench.tables.frontier import DOCUMENT, filled, main
+from milkweed.bench.frontier.readme import DOCUMENT, filled, main
 
 from ..support.frontiers import DENSE_MS, record
 

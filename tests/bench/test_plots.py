@@ -7,7 +7,7 @@ import pytest
 
 from milkweed.bench import plots
 from milkweed.bench.labels import label_ends
-from milkweed.bench.studies import pictures
+from milkweed.bench.studies import compression
 from milkweed.models.report.drawing import PICTURE, figure, save_picture, style
 
 CPU = {"processor": "EPYC"}
@@ -110,7 +110,7 @@ def test_accuracy_against_size() -> None:
         {"row": "all80", "options": "--budget 0.8 --calibration", "share": 0.8, "top1": 78.0, "images": 250},
         {"row": "all65-recovered", "options": "--budget 0.65 --recover", "share": 0.65, "top1": 73.6, "images": 250},
     ]
-    drawn = pictures.compression.draw({"rows": rows, "dense_top1": 84.4, "arch": "deit"})
+    drawn = compression.plot.draw({"rows": rows, "dense_top1": 84.4, "arch": "deit"})
     calibrated, recovered, plain, dense = lines(drawn.axes[0])
     assert (calibrated, recovered, plain) == ([(80, 78)], [(65, 73.6)], [(62.5, 14.4)])
     assert [y for _, y in dense] == [84.4, 84.4]

@@ -22,20 +22,15 @@ def test_ours_is_measured_and_a_peer_that_is_not_there_says_so(
     tmp_path: Path, colour_bundle: Path, colour_photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "served.json"
-    given = [str(colour_photos), f"torch={colour_bundle}", "--graph", str(colour_bundle), "--peers", "litserve"]
-    assert (
-        served.main(
-            [*given, "--venvs", str(tmp_path), "--most", "6", "--turns", "1", "--requests", "8", "--out", str(out)]
-        )
-        == 0
-    )
+    command = [str(colour_photos), f"torch={colour_bundle}", "--graph", str(colour_bundle), "--peers", "litserve"]
+    command += ["--venvs", str(tmp_path), "--most", "6", "--turns", "1", "--requests", "8", "--out", str(out)]
+    assert served.main(command) == 0
     ours, peer = json.loads(out.read_text())["rows"]
     assert (ours["photographs"], ours["as_first"], ours["failed_of_32"], ours["other_than_alone_of_32"]) == (6, 1, 0, 0)
     assert 0 <= ours["top1"] <= 1
     assert ours["start_seconds"] > 0
     assert 0 < ours["p50_ms_of_1"] <= ours["p99_ms_of_1"]
     assert ours["rss_mb_of_32"] > 50
-    assert len(ours["turns"]) == 1
     assert peer["skipped"] == "not installed: python -m milkweed.bench.peers setup litserve"
     printed = [json.loads(line)["server"] for line in capsys.readouterr().out.splitlines()]
     assert printed == [ours["server"], "litserve", ours["server"]]

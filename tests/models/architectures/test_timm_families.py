@@ -10,7 +10,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from milkweed.bench.tables.timm_models import examine, row_of, text_of
+from milkweed.bench.timm_models import examine, row_of, text_of
 from milkweed.models.architectures import timm_models
 from milkweed.models.architectures.meta_init import built_on_meta, on_meta
 from milkweed.models.architectures.registry import classifier_layers, create_model, default_preprocess, list_models

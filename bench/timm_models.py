@@ -1,4 +1,4 @@
-"""Records timm's classifiers that milkweed serves: `python -m milkweed.bench.tables.timm_models`, a quarter of an hour.
+"""Records timm's classifiers that milkweed serves: `python -m milkweed.bench.timm_models`, a quarter of an hour.
 
 Every name of timm is built without weights. It is left out if it takes no square pictures, gives no logits, has no
 linear layer outside its classifier, or tensors that a bundle cannot hold. Of the others all those layers are replaced
@@ -19,11 +19,11 @@ from typing import Any
 import timm
 from torch import Tensor, nn
 
-from ...models.accounting import macs
-from ...models.architectures.meta_init import built_on_meta, on_meta
-from ...models.architectures.summary import linears_outside
-from ...models.architectures.timm_models import TimmModel, create_timm_model, timm_classifier
-from ...models.layers.layer_spec import LayerSpec, replace_linears
+from ..models.accounting import macs
+from ..models.architectures.meta_init import built_on_meta, on_meta
+from ..models.architectures.summary import linears_outside
+from ..models.architectures.timm_models import TimmModel, create_timm_model, timm_classifier
+from ..models.layers.layer_spec import LayerSpec, replace_linears
 
 DEFAULT_OUT = Path("models/architectures/timm_models.json")
 CLASSES = 1000
@@ -110,17 +110,17 @@ def _shape(output: Any) -> tuple[int, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m milkweed.bench.tables.timm_models", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m milkweed.bench.timm_models", description=__doc__)
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help=f"default: {DEFAULT_OUT}")
     parser.add_argument("--only", default="", help="names like this, as timm.list_models takes it; default: all")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")  # of timm's, about names and of what it finds on the meta device
-    names = timm.list_models(given.only)
+    names = timm.list_models(options.only)
     found = {}
     for done, (name, result) in enumerate(examined(names), 1):
         found[name] = result
         print(f"{done}/{len(names)} {name}: {result}", file=sys.stderr, flush=True)
-    given.out.write_text(text_of(record(found)))
+    options.out.write_text(text_of(record(found)))
     return 0
 
 

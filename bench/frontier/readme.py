@@ -1,4 +1,4 @@
-"""Fills README.md's picture and table of compressed models: `python -m milkweed.bench.tables.frontier`, a second.
+"""Fills README.md's picture and table of compressed models: `python -m milkweed.bench.frontier.readme`, a second.
 
 Their figures are those of `bench/results/frontier.json`, which `python -m milkweed.bench.frontier` measures: one dense
 model, what was made of it here, and what other tools make of it, all in one run.
@@ -15,7 +15,7 @@ from typing import Any
 
 from ...models.report.frontier import Quality
 from ...models.report.terms import MISSING, counted, percent, points, size, three_digits
-from ..frontier.show import draw, first_of_ours, is_ours, shown_rows
+from .show import draw, first_of_ours, is_ours, shown_rows
 
 DOCUMENT, README = Path("bench/results/frontier.json"), Path("README.md")
 WIDTH = 132
@@ -117,7 +117,7 @@ def _line(cells: Sequence[str]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m milkweed.bench.tables.frontier", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m milkweed.bench.frontier.readme", description=__doc__)
     parser.add_argument("--document", type=Path, default=DOCUMENT, help=f"default: {DOCUMENT}")
     parser.add_argument("--readme", type=Path, default=README, help=f"default: {README}")
     given = parser.parse_args(arguments)
