@@ -33,7 +33,7 @@ def make_jpeg(size_bytes: int, width: int = 500, height: int = 375) -> bytes:
     waves = [128 + 90 * np.sin(x / a + c) * np.cos(y / b) for a, b, c in ((37, 53, 0), (61, 29, 1), (23, 71, 2))]
     grain = np.random.default_rng(0).normal(0, 12, (height, width, 3))
     image = Image.fromarray(np.clip(np.stack(waves, -1) + grain, 0, 255).astype(np.uint8))
-    bodies = [_encoded(image, "JPEG", quality=quality) for quality in range(30, 100)]
+    bodies = [encoded(image, "JPEG", quality=quality) for quality in range(30, 100)]
     return min(bodies, key=lambda body: abs(len(body) - size_bytes))
 
 
@@ -51,7 +51,7 @@ def pictures(size: int, count: int = 8) -> list[np.ndarray]:
 
 def jpegs(images: Sequence[np.ndarray]) -> list[bytes]:
     """The pictures as JPEGs, quality 90."""
-    return [_encoded(Image.fromarray(image), "JPEG", quality=90) for image in images]
+    return [encoded(Image.fromarray(image), "JPEG", quality=90) for image in images]
 
 
 def arrays(images: Sequence[np.ndarray]) -> list[bytes]:
@@ -68,7 +68,14 @@ def enlarged(photo: bytes, width: int = 4000, height: int = 3000, seed: int = 0)
     tile = np.random.default_rng(seed).normal(0, 4, (500, 500, 1))
     grain = np.tile(tile, (-(-height // 500), -(-width // 500), 1))[:height, :width]
     levels = np.asarray(image, np.float32) + grain.astype(np.float32)
-    return _encoded(Image.fromarray(levels.clip(0, 255).astype(np.uint8)), "JPEG", quality=90, subsampling=2)
+    return encoded(Image.fromarray(levels.clip(0, 255).astype(np.uint8)), "JPEG", quality=90, subsampling=2)
+
+
+def encoded(image: Image.Image, format: str, **options: object) -> bytes:
+    """An image in a format of Pillow."""
+    body = BytesIO()
+    image.save(body, format, **options)
+    return body.getvalue()
 
 
 def refused_by_header(photo: bytes, number: int) -> bytes:
@@ -140,9 +147,3 @@ def _segment(body: bytes, codes: range) -> int:
     while body[at + 1] not in codes:
         at += 2 + int.from_bytes(body[at + 2 : at + 4], "big")
     return at
-
-
-def _encoded(image: Image.Image, format: str, **options: object) -> bytes:
-    body = BytesIO()
-    image.save(body, format, **options)
-    return body.getvalue()

@@ -3,9 +3,10 @@
 import os
 import platform
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -28,14 +29,23 @@ def machine() -> dict[str, Any]:
     }
 
 
-def about(benchmark: str, load_before: tuple[float, float, float]) -> dict[str, Any]:
-    """The head of a benchmark's document, made when all is measured; loads are `os.getloadavg` before and now."""
+def about(benchmark: str, load_before: tuple[float, float, float], packages: Iterable[str] = ()) -> dict[str, Any]:
+    """The head of a benchmark's document, made when all is measured.
+
+    Args:
+        load_before: `os.getloadavg` before it.
+        packages: whose versions it has besides, where they are installed.
+    """
+    versions = library_versions()
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
     return {
         "benchmark": benchmark,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "load_average": {"before": load_before, "after": os.getloadavg()},
-        "versions": library_versions(),
+        "versions": versions,
     }
 
 

@@ -1,6 +1,5 @@
 """What attackers send: bodies, messages of gRPC and heads that cost much, or that servers read differently."""
 
-import io
 import struct
 import zlib
 from functools import cache
@@ -10,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from ...server.oip import grpc_service_pb2
-from ..bodies import make_jpeg
+from ..bodies import arrays, encoded, make_jpeg
 from ..load.requests import multipart
 
 MIB = 1 << 20
@@ -46,19 +45,12 @@ def tile(side: int, samples: int) -> bytes:
 
 def slow_tiffs(count: int, side: int = 4_400, scans: int = 95) -> bytes:
     """TIFFs of 81 KB in one form, whose progressive JPEG repeats its last scan: each takes most of a CPU second."""
-    jpeg = encoded("JPEG", Image.new("L", (side, side), 128), progressive=True, quality=30)
+    jpeg = encoded(Image.new("L", (side, side), 128), "JPEG", progressive=True, quality=30)
     last = jpeg.rfind(b"\xff\xc4", 0, jpeg.rfind(b"\xff\xda"))
     data = jpeg[:-2] + jpeg[last:-2] * scans + jpeg[-2:]
     size = ((256, LONG, side), (257, LONG, side), (258, SHORT, 8), (259, SHORT, 7), (262, SHORT, 1))
     made = tiff(data, *size, (273, LONG, 8), (277, SHORT, 1), (278, LONG, side), (279, LONG, len(data)))
     return multipart([made] * count, "image/tiff")
-
-
-def encoded(format: str, image: Image.Image, **options: Any) -> bytes:
-    """An image in a format of Pillow."""
-    out = io.BytesIO()
-    image.save(out, format, **options)
-    return out.getvalue()
 
 
 @cache
@@ -70,14 +62,12 @@ def photograph() -> bytes:
 @cache
 def bmp(filling: int = 0) -> bytes:
     """A small BMP with so many bytes behind its pixels."""
-    return encoded("BMP", Image.new("RGB", (64, 64), (9, 99, 200))) + bytes(filling)
+    return encoded(Image.new("RGB", (64, 64), (9, 99, 200)), "BMP") + bytes(filling)
 
 
 def npy(shape: tuple[int, ...]) -> bytes:
     """An array of zeros as a file of numpy."""
-    out = io.BytesIO()
-    np.save(out, np.zeros(shape, np.uint8))
-    return out.getvalue()
+    return arrays([np.zeros(shape, np.uint8)])[0]
 
 
 def long_string() -> bytes:

@@ -2,10 +2,9 @@
 
 import json as json_format
 import sys
-from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,10 +12,10 @@ from ...cli.bundle_args import demo_bundle, installed_demo
 from ...cli.errors import FAILED, WRONG_USAGE, CommandError
 from ...cli.help import page
 from ...cli.options import Json, Plot, decimal_option, number_option, split_list
-from ...cli.output import flattened, print_json, print_rich, print_table
+from ...cli.output import flattened, print_json, print_table
 from ...cli.progress import progress
 from .options import BatchSizes, Out, Threads, bundle_argument, chosen, counts, text_option
-from .output import Files, print_kernels, print_model
+from .output import Files, print_decode, print_kernels, print_model
 from .server import HEADINGS, server
 
 app = typer.Typer(
@@ -167,12 +166,7 @@ def decode(
     from ..bodies import made_jpegs
     from ..bodies import photos as read_photos
     from ..decode.run import DEFAULT_OUT, SECTIONS, run
-    from ..decode.tables import tables
     from ..plots import decode as draw
-
-    def show(document: Mapping[str, Any]) -> None:
-        for table in tables(document):
-            print_rich(table)
 
     parts = SECTIONS if sections is None else chosen("--sections", sections, tuple(SECTIONS))
     files = Files(DEFAULT_OUT, draw, out, plot, json)
@@ -180,7 +174,7 @@ def decode(
     with progress("bench decode", "sections") as update:
         document = run(bodies, rounds=rounds, sections=parts, progress=update)
     document["source"] = str(images) if images else f"{MADE_IMAGES} made JPEGs of smooth shapes and grain"
-    files.finish(document, show)
+    files.finish(document, print_decode)
 
 
 @app.command(cls=page())

@@ -4,9 +4,10 @@ import json as json_format
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from ...cli.errors import CommandError
@@ -126,3 +127,48 @@ def print_kernels(document: Mapping[str, Any]) -> None:
     )
     for line in document["skipped"]:
         print(line)
+
+
+_DAMAGE = {
+    "kind": "damage",
+    "images": " images",
+    "decode_refused": " by a decode",
+    "check_refused": " by the check",
+    "agreed": " agree",
+    "dali_refused": " by DALI",
+    "decode_cpu_ms": " decode ms",
+    "check_cpu_ms": " check ms",
+}
+"""Columns of the section `damage` by the member of a row."""
+
+
+def print_decode(document: Mapping[str, Any]) -> None:
+    """The tables of `bench decode`, one a section that was measured."""
+    run = f"{document['images']} images, {document['rounds']} rounds"
+    if document["rows"]:
+        print(f"one image after the other, 1 thread: {run}")
+        columns = ("method", " CPU ms/image", " median", " images/s", " of timm", " mean off", " max off")
+        print_table(columns, _methods(document["rows"]))
+    if batches := document.get("batches"):
+        print(f"batches: {run}; CPU time is the whole process's")
+        columns = ("loader", " batch", " threads", " CPU ms/image", " median", " images/s", " median")
+        print_table(columns, ((row["loader"], row["batch"], row["threads"], *_decode_times(row)) for row in batches))
+    if damage := document.get("damage"):
+        print("damaged coded data: images refused, and CPU ms of an undamaged one")
+        print_table([*_DAMAGE.values()], ([row[name] for name in _DAMAGE] for row in damage))
+    if document["skipped"]:
+        print_table(("skipped", "why"), ((name, shorten(why, 60)) for name, why in document["skipped"].items()))
+
+
+def _methods(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[object]]:
+    timm = next((row["cpu_ms_per_image"] for row in rows if row["method"].startswith("timm")), None)
+    for row in rows:
+        cpu, median, rate, _ = _decode_times(row)
+        of_timm = f"{row['cpu_ms_per_image'] / timm:.2f}" if timm else ""
+        off = f"{row['mean_difference_levels']:.4f}", round(row["max_difference_levels"])
+        yield row["method"], cpu, median, rate, of_timm, *off
+
+
+def _decode_times(row: Mapping[str, Any]) -> tuple[str, str, int, int]:
+    cpu, median = (f"{row[name]:.2f}" for name in ("cpu_ms_per_image", "cpu_ms_per_image_median"))
+    return cpu, median, round(row["images_per_second"]), round(row["images_per_second_median"])

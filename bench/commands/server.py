@@ -5,7 +5,7 @@ from typing import Annotated
 
 from ...cli.errors import FAILED, WRONG_USAGE, CommandError
 from ...cli.options import Json, Plot, decimal_option, number_option
-from ...cli.output import note, print_rich
+from ...cli.output import note
 from .options import Out, bundle_argument, chosen, numbers, pairs, text_option
 from .output import Files
 
@@ -81,7 +81,7 @@ def server(
     from ..plots import server as draw
     from ..server import request
     from ..server.run import DEFAULT_OUT, run
-    from ..server.tables import line, table
+    from ..server.tables import line, print_rows
 
     if sum(value is not None for value in (bundle, url, arch)) > 1:
         raise CommandError("give one of BUNDLE, --url and --arch", WRONG_USAGE)
@@ -118,6 +118,6 @@ def server(
         document = run(asked, say=lambda row: note(line(row)))
     except ConnectionFailed as error:
         raise CommandError(f"{f'--url {url}' if url else 'the server'}: no connection: {error.outcome}") from error
-    files.finish(document, lambda document: print_rich(table(document)), secret=api_key)
+    files.finish(document, print_rows, secret=api_key)
     if document["complaints"]:
         raise CommandError("; ".join(document["complaints"]), FAILED)

@@ -4,9 +4,9 @@ All ways take turns. Each row is the best round in CPU time, which a shared mach
 wall time.
 """
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from importlib.metadata import distributions
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 
 from ...loaders import InputError, Loader, validate
 from ...loaders.decode.turbo import decode_jpeg, sound_jpeg
-from ..machine import machine, quiet_stderr, torch_threads
+from ..machine import about, quiet_stderr, torch_threads
 from ..turns import Spent, in_turns
 from .methods import MAX_BATCH, REFERENCE, SPEC, Load, dali, made, methods, our_loaders
 
@@ -24,8 +24,8 @@ DEFAULT_OUT = Path("bench/results/decode.json")
 BATCHES, THREADS = (1, 8, MAX_BATCH), (1, 2)
 BATCH_IMAGES = 64  # images of one pass of the section `batches`, at most: it has many cells
 _PACKAGES = (
-    *("torch", "torchvision", "timm", "pillow", "simplejpeg", "opencv-python-headless"),
-    *("nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "numpy"),
+    *("torchvision", "pillow", "simplejpeg", "opencv-python-headless", "nvidia-dali-cuda130"),
+    "nvidia-nvimgcodec-cu13",
 )
 
 START_OF_SCAN = b"\xff\xda"
@@ -65,11 +65,8 @@ def run(
     Returns:
         Machine, versions, settings, what was skipped, and of the sections `rows`, `batches`, `damage`.
     """
-    here = {distribution.metadata["Name"].lower(): distribution.version for distribution in distributions()}
+    before = os.getloadavg()
     report: Report = {
-        "benchmark": "decode",
-        "machine": machine(),
-        "versions": {package: here[package] for package in _PACKAGES if package in here},
         "spec": SPEC.to_dict(),
         "images": len(bodies),
         "mean_bytes": round(sum(map(len, bodies)) / len(bodies)),
@@ -86,7 +83,7 @@ def run(
             report |= found
             if progress is not None:
                 progress(done, len(chosen))
-    return report
+    return {**about("decode", before, _PACKAGES), **report}
 
 
 def one(bodies: Sequence[bytes], rounds: int) -> Report:

@@ -14,8 +14,6 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +75,8 @@ def measure(model: Path, images: Path, bundles: Sequence[Path], out: Path, *, ex
 
 def _about(before: tuple[float, float, float]) -> dict[str, Any]:
     """The head of the document, with the versions of the tools that are compared."""
-    found = about("frontier", before)
-    for name in TOOLS:
-        with suppress(PackageNotFoundError):
-            found["versions"][name] = version(name)
-    return {**found, "command": shlex.join(["python", "-m", "milkweed.bench.frontier", *sys.argv[1:]])}
+    command = shlex.join(["python", "-m", "milkweed.bench.frontier", *sys.argv[1:]])
+    return {**about("frontier", before, TOOLS), "command": command}
 
 
 def _rows_so_far(out: Path, document: Mapping[str, Any]) -> list[Row]:

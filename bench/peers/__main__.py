@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from ...cli.output import print_table
 from ...models import load_bundle
 from ..bodies import arrays, pictures
 from ..load.connection import learned
@@ -43,7 +42,7 @@ not the cores that the client needs too."""
 RAW = ("memory", "timeline", "curve")
 """Members of a row that no figure of the comparison is of: they are not written."""
 
-COLUMNS = ("server", "CPU ms/req", "req/s", "open p50", "open p99", "neighbours", "goodput at 2x", "PSS MB")
+COLUMNS = ("server", " CPU ms/req", " req/s", " open p50", " open p99", " neighbours", " goodput at 2x", " PSS MB")
 
 
 def export(folder: Path) -> tuple[Path, Path]:
@@ -163,13 +162,10 @@ def _run(options: argparse.Namespace) -> int:
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=1) + "\n")
-    table = Table(*COLUMNS, box=None, pad_edge=False)
     for server in servers:
-        if server["skipped"] is None:
-            table.add_row(*cells(server))
-        else:
+        if server["skipped"] is not None:
             print(f"{server['name']}: skipped: {server['skipped']}")
-    Console(width=120, markup=False, emoji=False, highlight=False).print(table)
+    print_table(COLUMNS, (cells(server) for server in servers if server["skipped"] is None))
     return 0
 
 

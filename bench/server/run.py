@@ -4,9 +4,7 @@ import os
 import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from ...models.bundle.reading import read_config
 from ..bodies import arrays, jpegs, make_jpeg, photos, pictures
 from ..load.connection import learned
 from ..load.requests import shots
-from ..machine import machine
+from ..machine import about
 from ..process import running_server, stage_cpu_seconds
 from . import sections
 from .bundles import random_bundle, tiny_bundle
@@ -45,7 +43,7 @@ def run(request: Request, say: Say = lambda row: None) -> dict[str, Any]:
             raise ValueError(f"section {section} starts servers of its own: it measures none at {request.url}")
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        load_before = os.getloadavg()[0]
+        load_before = os.getloadavg()
         if request.url:
             subject, *others = _subjects(request, request.url, None, UNKNOWN_SIZE, say)
             most = _measure(subject, others)
@@ -61,11 +59,7 @@ def run(request: Request, say: Say = lambda row: None) -> dict[str, Any]:
             if "rolling" in request.sections:
                 sections.rolling(subject, bundle, rate)
     return {
-        "benchmark": "server",
-        "version": version("milkweed"),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": machine(),
-        "load_average_before": round(load_before, 2),
+        **about("server", load_before),
         "settings": request.document(),
         "body": {"kind": subject.name, "bytes": len(subject.plan.shots[0].body), "images": request.images},
         "capacity": round(most, 1),

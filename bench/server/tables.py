@@ -3,27 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
+from ...cli.output import print_table
 
-_RIGHT = ("rate", "good/s", "p50", "p99", "CPU ms", "RSS MB", "late")
+COLUMNS = ("section", "what", " rate", " good/s", " p50", " p99", " CPU ms", " RSS MB", " late", "other than 200")
 
 
-def table(document: Mapping[str, Any]) -> Table:
-    """One line a row.
+def print_rows(document: Mapping[str, Any]) -> None:
+    """Print a line for each row.
 
     Columns: rate asked of the open loop, requests a second; good answers in time a second; latency of those, ms;
     CPU of the server for each answer; its memory after the row; p99 of the client's own lateness, ms; all that
     was not 200.
     """
-    found = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    found.add_column("section", no_wrap=True)
-    found.add_column("what", overflow="fold")
-    for column in _RIGHT:
-        found.add_column(column, justify="right", no_wrap=True)
-    found.add_column("other than 200", overflow="fold")
-    for row in document["rows"]:
-        found.add_row(*_cells(row))
-    return found
+    print_table(COLUMNS, map(_cells, document["rows"]))
 
 
 def line(row: Mapping[str, Any]) -> str:

@@ -188,7 +188,7 @@ def test_a_server_has_a_line() -> None:
     rows = [row("capacity", {"200": 90}), row("capacity", {"200": 100}), row("load", {"200": 9})]
     rows += [row("malformed", {"200": 9}), row("malformed", {"200": 5, "500": 5})]
     rows += [row("slow", {"200": 40}), row("overload", {"200": 20})]
-    found = dict(zip(COLUMNS, cells({"name": "litserve", "rows": rows}), strict=True))
+    found = dict(zip(map(str.strip, COLUMNS), cells({"name": "litserve", "rows": rows}), strict=True))
     assert (found["server"], found["CPU ms/req"], found["req/s"], found["PSS MB"]) == ("litserve", "0.30", "100", "400")
     assert (found["open p50"], found["neighbours"], found["goodput at 2x"]) == ("10.0", "50.0%", "50% of 40")
 

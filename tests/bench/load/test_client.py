@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -89,20 +88,15 @@ def test_a_request_not_answered_in_time_is_cancelled_by_closing() -> None:
     assert min(seen.latencies) >= 2.0
 
 
-def test_connections_are_kept() -> None:
-    with fake_server(says(OK)) as fake:
-        seen = ran(plan(fake, rate=0, connections=3, seconds=0.3))
-        assert (fake.connections, len(fake.bodies)) == (3, len(seen))
+def test_a_closed_loop_waits_for_each_answer_and_keeps_its_connections() -> None:
+    with fake_server(says(OK, seconds=0.05)) as fake:
+        seen = ran(plan(fake, rate=0, connections=2, seconds=0.5))
+        assert (fake.connections, len(fake.bodies)) == (2, len(seen))
+    assert 2 <= len(seen) <= 20
+    assert seen.counts() == {"200": len(seen)}
     assert fake.heads[0].startswith(b"POST /classify HTTP/1.1\r\nHost: 127.0.0.1:")
     assert b"\r\nContent-Type: image/jpeg\r\n" in fake.heads[0]
     assert set(fake.bodies) == {b"image"}
-
-
-def test_a_closed_loop_waits_for_each_answer() -> None:
-    with fake_server(says(OK, seconds=0.05)) as fake:
-        seen = ran(plan(fake, rate=0, connections=2, seconds=0.5))
-    assert 2 <= len(seen) <= 20
-    assert seen.counts() == {"200": len(seen)}
 
 
 @pytest.mark.parametrize(
@@ -145,14 +139,12 @@ def test_a_share_of_the_requests_is_malformed() -> None:
     async def judge(number: int, body: bytes) -> bytes:
         return OK if body == b"image" else with_body(b"", b"422 Unprocessable")
 
+    shots = Shot(b"image", ""), Shot(b"bad", "", good=False)
     with fake_server(judge) as fake:
-        bad = Shot(b"bad", "", good=False)
-        wanted = replace(
-            plan(fake, rate=800, seconds=1, connections=800, malformed_share=0.25), shots=(Shot(b"image", ""), bad)
-        )
-        seen = ran(wanted)
-    assert seen.counts(good=True) == {"200": 800 - seen.counts(good=False)["422"]}
-    assert seen.counts(good=False)["422"] == pytest.approx(200, abs=50)
+        seen = ran(replace(plan(fake, rate=800, seconds=1, connections=800, malformed_share=0.25), shots=shots))
+    malformed = seen.counts(good=False)["422"]
+    assert malformed == pytest.approx(200, abs=50)
+    assert seen.counts(good=True) == {"200": 800 - malformed}
 
 
 def test_somebody_elses_answer_and_hidden_errors_are_wrong() -> None:
@@ -167,23 +159,19 @@ def test_somebody_elses_answer_and_hidden_errors_are_wrong() -> None:
 
 
 def test_learning_from_a_server_that_refuses_says_what_it_said() -> None:
-    with (
-        fake_server(says(with_body(b"no such thing", b"404 Not Found"))) as fake,
-        pytest.raises(RuntimeError, match=r"a good request of 5 bytes got 404: b'no such thing'"),
-    ):
+    refused = pytest.raises(RuntimeError, match=r"a good request of 5 bytes got 404: b'no such thing'")
+    with fake_server(says(with_body(b"no such thing", b"404 Not Found"))) as fake, refused:
         learned(plan(fake))
 
 
 def test_a_refusal_goes_to_the_other_server_and_a_lost_connection_nowhere() -> None:
-    def answers(first: bytes) -> Callable[[int, bytes], Any]:
-        async def say(number: int, body: bytes) -> bytes:
-            return OK if not body else first  # /readyz has no body
-
-        return say
-
     refusal = with_body(b"", b"503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close")
     for first, outcome, moved in ((refusal, {"200": 8}, 4), (b"", {"200": 4, "reset": 4}, 0)):
-        with fake_server(answers(first)) as one, fake_server(says(OK)) as other:
+
+        async def say(number: int, body: bytes, first: bytes = first) -> bytes:
+            return first if body else OK  # /readyz has no body
+
+        with fake_server(say) as one, fake_server(says(OK)) as other:
             seen = ran(replace(plan(one, seconds=0.2, watch=Watch()), targets=(one.target, other.target)))
         assert (seen.counts(), seen.moved) == (outcome, moved)
 

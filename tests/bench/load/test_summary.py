@@ -49,11 +49,13 @@ def test_a_late_client_says_so() -> None:
     assert (closed["lateness_ms"], closed["client_late"], closed["loop"]) == (None, False, "closed")
 
 
-def test_a_row_that_was_ended_early_has_its_own_seconds() -> None:
+def test_a_row_that_ends_before_its_time_has_its_own_seconds() -> None:
     seen = samples(*[(number / 10, 0.01, "200") for number in range(100)])
     seen.stopped_after = 10.0
     row = summary(replace(PLAN, seconds=86_400), merged([seen]))
     assert (row["seconds"], row["goodput"]) == (10, 10)
+    counted = summary(replace(PLAN, rate=0, requests=3), samples((0, 0.2, "200"), (0.2, 0.2, "200"), (0.4, 0.4, "200")))
+    assert (counted["seconds"], counted["goodput"]) == (0.8, 3.8)  # until the last one's end
 
 
 def test_nothing_accepted_has_no_latency() -> None:

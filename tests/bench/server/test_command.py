@@ -104,6 +104,11 @@ def test_against_a_url_there_is_no_cpu() -> None:
         assert (row["cpu_ms_per_request"], row["rss_mb"], row["wrong_answers"]) == (None, None, 0)
 
 
+def idle_subject(request: Request) -> Subject:
+    plan = Plan((("127.0.0.1", 1),), "/classify", (Shot(b"1234", ""),), seconds=1.0, answer=ANSWER)
+    return Subject("fake", plan, request)
+
+
 KNOWN = 20
 """So many questions of a client take it longer than the time after which their answer counts."""
 
@@ -129,8 +134,7 @@ def test_rolling_restarts_count_what_is_lost(monkeypatch: pytest.MonkeyPatch, st
 
     monkeypatch.setattr("milkweed.bench.server.sections.running_server", running)
     monkeypatch.setattr("milkweed.bench.server.sections.SETTLE_SECONDS", 0.3)
-    plan = Plan((("127.0.0.1", 1),), "/classify", (Shot(b"1234", ""),), seconds=1.0, answer=ANSWER)
-    subject = Subject("fake", plan, Request(restarts=2, watch=Watch(0.02, 0.1)))
+    subject = idle_subject(Request(restarts=2, watch=Watch(0.02, 0.1)))
     rolling(subject, Path(), rate=200)
     (row,) = subject.rows
     assert (row["restarts"], row["exit_codes"], row["wrong_answers"]) == (2, [0], 0)
@@ -152,8 +156,7 @@ def test_reloads_take_turns_and_memory_is_watched(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("milkweed.bench.server.sections.running_server", running)
     monkeypatch.setattr("milkweed.bench.server.sections.load_version", lambda port, number: loaded.append(number))
     monkeypatch.setattr("milkweed.bench.server.sections.SETTLE_SECONDS", 0.2)
-    plan = Plan((("127.0.0.1", 1),), "/classify", (Shot(b"1234", ""),), seconds=1.0, answer=ANSWER)
-    subject = Subject("fake", plan, Request(reloads=3))
+    subject = idle_subject(Request(reloads=3))
     reloading(subject, tmp_path / "bundle", tmp_path / "repository", rate=200)
     (row,) = subject.rows
     assert loaded == ["1", "2", "1"]
