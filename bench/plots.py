@@ -4,12 +4,10 @@ Each drawing takes a document and gives a figure, or raises ValueError where not
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..models.report.drawing import INK, MUTED, PICTURE, SERIES, figure, save_picture
+from ..models.report.drawing import INK, MUTED, PICTURE, SERIES, figure
 from ..models.report.terms import counted
 from .labels import label_ends, plain_log
 
@@ -18,22 +16,6 @@ DASHED = (0, (4, 3))
 
 Document = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A drawing, and a call that writes it to a file."""
-
-    draw: Callable[[Document], Any]
-
-    def __call__(self, document: Document, out: Path) -> Path:
-        """Write the picture; the file's name gives the format.
-
-        Raises:
-            ValueError: the document has nothing to draw, or the name ends in neither .svg nor .png.
-            ImportError: matplotlib is not installed.
-        """
-        return save_picture(lambda: self.draw(document), out)
 
 
 class Line(NamedTuple):
@@ -63,7 +45,6 @@ def _name_ends(axis: Any, lines: Sequence[Line]) -> None:
     label_ends(axis, [(*line.points[-1], line.name, line.colour) for line in lines])
 
 
-@Plot
 def model(document: Document) -> Any:
     """`bench model`: a panel for each model, dense and structured, from the medians of wall time."""
     panels: dict[str, dict[tuple[str, str], list[tuple[int, float]]]] = {}
@@ -91,7 +72,6 @@ def _side(side: str, dtype: str, points: list[tuple[int, float]]) -> Line:
     return Line(f"{name} {short}", colour, "-" if dtype == "float32" else "--", points)
 
 
-@Plot
 def decode(document: Document) -> Any:
     """`bench decode`: a bar for each way, and our loaders by batch."""
     rows, batches = document.get("rows") or [], document.get("batches") or []
@@ -129,7 +109,6 @@ def _loader_lines(rows: Rows) -> Iterator[Line]:
         yield Line(f"{loader}, {counted(threads, 'thread')}", colours[loader], "-" if threads == 1 else "--", points)
 
 
-@Plot
 def http(document: Document) -> Any:
     """`bench http`: one bar, the CPU time of a request by what it was spent on."""
     axis = figure(PICTURE, 180).subplots()
@@ -156,7 +135,6 @@ def http(document: Document) -> Any:
     return axis.figure
 
 
-@Plot
 def kernels(document: Document) -> Any:
     """`bench kernels` and `bench.gpu`: the roofline, with the fastest way of each family, shape and batch below it.
 
@@ -209,7 +187,6 @@ def _roof(axis: Any, ceilings: Mapping[str, float], points: Sequence[tuple[float
     axis.set_ylabel("GFLOP/s, measured")
 
 
-@Plot
 def server(document: Document) -> Any:
     """`bench server`: latency by percentile and against load, and each overload over time."""
     rows = document["rows"]

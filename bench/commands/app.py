@@ -11,10 +11,10 @@ import typer
 from ...cli.bundle_args import demo_bundle, installed_demo
 from ...cli.errors import FAILED, WRONG_USAGE, CommandError
 from ...cli.help import page
-from ...cli.options import Json, Plot, decimal_option, number_option, split_list
+from ...cli.options import Json, Plot, decimal_option, number_option, split_list, text_option
 from ...cli.output import flattened, print_json, print_table
 from ...cli.progress import progress
-from .options import BatchSizes, Out, Threads, bundle_argument, chosen, counts, text_option
+from .options import BatchSizes, Out, Threads, bundle_argument, chosen, counts
 from .output import Files, print_decode, print_kernels, print_model
 from .server import HEADINGS, server
 

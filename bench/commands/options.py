@@ -6,13 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from ...cli.errors import WRONG_USAGE, CommandError
-from ...cli.options import number_option, split_list
-
-
-def text_option(*flag_metavar_help: str) -> Any:
-    """An option that takes a text; the flag comes first where it is not the parameter's own name."""
-    *flags, metavar, help = flag_metavar_help
-    return typer.Option(*flags, metavar=metavar, help=help)
+from ...cli.options import number_option, split_list, text_option
 
 
 def bundle_argument(help: str) -> Any:

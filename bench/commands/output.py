@@ -13,8 +13,9 @@ from typing import Any
 from ...cli.errors import CommandError
 from ...cli.options import check_plot
 from ...cli.output import note, print_json, print_table
+from ...models.report.drawing import save_picture
 
-Draw = Callable[[Mapping[str, Any], Path], Path]  # writes the picture of a document
+Draw = Callable[[Mapping[str, Any]], Any]  # makes the figure of a document
 Show = Callable[[Mapping[str, Any]], None]  # prints a document for a person
 
 
@@ -24,7 +25,7 @@ class Files:
 
     Args:
         usual: where the JSON goes if neither `out` nor `plot` says it.
-        draw: writes the picture to `plot`.
+        draw: makes the figure that is written to `plot`.
 
     Raises:
         CommandError: a picture of no known kind, or a place where no file can be; names it.
@@ -69,7 +70,7 @@ class Files:
         """Draw what was measured, where a picture was asked for."""
         if self.plot is not None:
             try:
-                note(f"wrote {self.draw(document, self.plot)}")
+                note(f"wrote {save_picture(lambda: self.draw(document), self.plot)}")
             except ValueError as error:  # what was measured is written all the same
                 note(f"no picture: {error}")
 

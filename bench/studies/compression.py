@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from ...loaders.dataset.evaluation import PreparedImages
 from ...loaders.preprocess.spec import PreprocessSpec
 from ...models import load_bundle
 from ...models.compress.measured import Measuring
-from ...models.report.drawing import INK, MUTED, PICTURE, figure
+from ...models.report.drawing import INK, MUTED, PICTURE, figure, save_picture
 from ..labels import label_ends
 from ..machine import machine
-from ..plots import BLUE, DASHED, RED, Document, Plot
+from ..plots import BLUE, DASHED, RED, Document
 
 Row = dict[str, Any]
 
@@ -91,7 +92,6 @@ def row(name: str, bundle: Path, folder: Path, work: Path, measure: Measuring) -
     }
 
 
-@Plot
 def plot(document: Document) -> Any:
     """Draw accuracy against size."""
     if not document["rows"]:
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{name:<18} {100 * found['share']:5.1f} %  {accuracy}  {found['seconds']:.0f} s", flush=True)
         args.out.write_text(json.dumps(document, indent=2) + "\n")
         if args.plot:
-            plot(document, args.plot)
+            save_picture(partial(plot, document), args.plot)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import io
 import json
 from base64 import b64decode
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,16 +100,16 @@ def test_a_row_on_a_line() -> None:
     assert others(row("soak", rss_idle_mb=821.4)).endswith("821 MB a minute later")
 
 
-def test_an_overload_without_an_answer_is_drawn_too(tmp_path: Path) -> None:
+def test_an_overload_without_an_answer_is_drawn_too() -> None:
     nothing = row("overload", latency_ms=None, curve=[])
     nothing["timeline"] = [{"at": 0.0, "statuses": {"timeout": 3}, "p99_ms": None}]
-    out = plot({"rows": [row(), row("malformed"), row("overload"), nothing]}, tmp_path / "deep" / "server.svg")
-    assert out.stat().st_size > 10_000
+    drawn = plot({"rows": [row(), row("malformed"), row("overload"), nothing]})
+    assert [bar.get_height() for bar in drawn.axes[3].patches] == [3.0]
 
 
 def test_the_picture_holds_the_rows() -> None:
     document = {"rows": [row(rate=200.0), row(rate=100.0), row("overload")], "capacity": 250.0}
-    distribution, load, overload, p99 = plot.draw(document).axes
+    distribution, load, overload, p99 = plot(document).axes
     for drawn in distribution.lines:
         resolved = 100 * (1 - 10 / 90)  # ten of the 90 that were accepted lie beyond
         assert [x for x, _ in drawn.get_xydata()] == [ms for q, ms in row()["curve"] if q <= resolved]
@@ -124,4 +123,4 @@ def test_the_picture_holds_the_rows() -> None:
     assert heights == [found["statuses"][status] / 0.5 for status in ("200", "503") for found in bins]
     assert p99.lines[0].get_xydata().tolist() == [[found["at"] + 0.25, found["p99_ms"]] for found in bins]
     with pytest.raises(ValueError, match="nothing to draw"):
-        plot.draw({"rows": [row("capacity", curve=[])]})
+        plot({"rows": [row("capacity", curve=[])]})
