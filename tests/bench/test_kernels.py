@@ -86,34 +86,3 @@ def test_on_a_gpu_the_command_is_the_gpus_benchmark(
     assert "its own tables" in err
     assert err.endswith("milkweed: error: a check of a kernel failed: see above\n")
     assert "H200, bfloat16, nblocks 2" in plot.read_text()
-
-
-def test_files_that_cannot_be_written_are_told_before_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("milkweed.bench.kernels.run", lambda **_: pytest.fail("it was measured"))
-    (tmp_path / "file").write_text("")
-    inside = tmp_path / "file" / "a.json"
-    no_folder = f"{inside}: cannot be written: {tmp_path}/file is no folder"
-    for options, said in (
-        (("--out", str(tmp_path)), f"{tmp_path}: cannot be written: it is a folder"),
-        (("--out", str(inside)), no_folder),
-        (("--plot", str(inside.with_suffix(".svg"))), no_folder),
-    ):
-        assert main(["bench", "kernels", "--device", "cpu", *options]) == 1
-        assert capsys.readouterr().err == f"milkweed: error: {said}\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--plot", "a.jpg"), "--plot a.jpg: must end in .svg or .png"),
-        (("--batch-sizes", "1,x"), "--batch-sizes 1,x: expected numbers above 0 with commas between"),
-        (("--batch-sizes", "1.5"), "--batch-sizes 1.5: expected whole numbers from 1 on with commas between"),
-        (("--dtype", "int8"), "--dtype int8: expected float32 or bfloat16"),
-        (("--nblocks", "3"), "--nblocks 3: expected one of 2, 4, 8"),
-    ],
-)
-def test_it_refuses(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "kernels", *arguments]) == 2
-    assert capsys.readouterr().err == f"milkweed: error: {said}\n"

@@ -118,17 +118,16 @@ def test_the_command_writes_json(
     assert len([line for line in printed.splitlines() if "bfloat16" in line]) == 2
 
 
-@pytest.mark.parametrize(("kind", "options"), [("lowrank", {"rank": 8}), ("pixelfly", PIXELFLY)])
+@pytest.mark.parametrize(
+    ("kind", "options", "weights"), [("lowrank", {"rank": 8}, 8 * 320), ("pixelfly", PIXELFLY, 8 * 320 + DENSE // 2)]
+)
 def test_bundles_of_other_kinds_are_compared_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any], weights: int
 ) -> None:
     monkeypatch.setattr(bench, "LEAST_ROUNDS", 2)
-    document = bench.run(
-        save_bundle_of(tmp_path / "b", kind, **options), batch_sizes=(1,), dtypes=("float32",), seconds=0, mlp=False
-    )
-    (row,) = document["rows"]
+    bundle = save_bundle_of(tmp_path / "b", kind, **options)
+    (row,) = bench.run(bundle, batch_sizes=(1,), dtypes=("float32",), seconds=0, mlp=False)["rows"]
     assert 0 < row["relative_difference"] < 1e-5
-    weights = 8 * (64 + 256) + (DENSE // 2 if kind == "pixelfly" else 0)
     assert row["macs_dense"] - row["macs_monarch"] == TOKENS * LAYERS * (DENSE - weights)
 
 

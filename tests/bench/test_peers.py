@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from milkweed.bench.bodies import arrays, made_jpegs, pictures
-from milkweed.bench.load.plan import Plan
+from milkweed.bench.load.plan import Plan, Shot
 from milkweed.bench.load.samples import Samples, summary
 from milkweed.bench.peers.__main__ import COLUMNS, cells, export, main
 from milkweed.bench.peers.catalogue import PEERS, SERVERS, STAMP, Peer, running_peer
@@ -68,34 +68,32 @@ def test_a_body_of_another_length_is_refused() -> None:
         decode(b"12345")
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_requests_hold_the_pixels(name: str) -> None:
-    images = pictures(32, 2)
-    found = PEERS[name].shots(images)
-    assert [shot.good for shot in found] == [True, True, False]
-    wire = found[1].wire(("h", 1), PEERS[name].path, ())
-    assert wire.startswith(f"POST {PEERS[name].path} HTTP/1.1\r\n".encode())
-    assert len(found[2].body) < len(found[1].body)
-    if PEERS[name].body != "base64 in JSON":
-        assert images[1].tobytes() in wire
-    if PEERS[name].body == "binary tensor":
-        head = int(dict(found[0].headers)["Inference-Header-Content-Length"])
-        assert json.loads(found[0].body[:head])["inputs"][0]["shape"] == [1, 32, 32, 3]
-        assert len(found[0].body) - head == RAW_BYTES
+def image_and_tensor(peer: Peer, shot: Shot) -> tuple[bytes, dict[str, Any]]:
+    """The image of a request, whatever form has it, and what its head says of the tensor, if any."""
+    if peer.body == "base64 in JSON":
+        return base64.b64decode(json.loads(shot.body)["images"][0]), {}
+    if peer.body != "binary tensor":
+        return shot.body, {}
+    head = int(dict(shot.headers)["Inference-Header-Content-Length"])
+    return shot.body[head:], json.loads(shot.body[:head])["inputs"][0]
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_requests_hold_the_photograph(name: str) -> None:
-    photo = made_jpegs(1)[0]
-    (shot,) = PEERS[name].photo_shots([photo])
-    if PEERS[name].body == "base64 in JSON":
-        assert base64.b64decode(json.loads(shot.body)["images"][0]) == photo
-    else:
-        assert photo in shot.body
-    if PEERS[name].body == "binary tensor":
-        head = int(dict(shot.headers)["Inference-Header-Content-Length"])
-        assert json.loads(shot.body[:head])["inputs"][0]["datatype"] == "BYTES"
-        assert int.from_bytes(shot.body[head : head + 4], "little") == len(photo)
+@pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
+def test_requests_hold_the_pixels_or_the_photograph(peer: Peer) -> None:
+    images, photo = pictures(32, 2), made_jpegs(1)[0]
+    *good, bad = peer.shots(images)
+    assert ([shot.good for shot in good], bad.good) == ([True, True], False)
+    assert good[1].wire(("h", 1), peer.path, ()).startswith(f"POST {peer.path} HTTP/1.1\r\n".encode())
+    assert len(bad.body) < len(good[1].body)
+    for shot, image, said, before in (
+        (good[1], images[1].tobytes(), {"shape": [1, 32, 32, 3], "datatype": "UINT8"}, b""),
+        (peer.photo_shots([photo])[0], photo, {"shape": [1, 1], "datatype": "BYTES"}, len(photo).to_bytes(4, "little")),
+    ):
+        found, tensor = image_and_tensor(peer, shot)
+        assert image in found
+        if tensor:
+            assert said.items() <= tensor.items()
+            assert found == before + image
 
 
 @pytest.mark.parametrize("changed", [{}, {"crop_pct": 1.5, "interpolation": "bilinear"}, {"orientation": "ignore"}])

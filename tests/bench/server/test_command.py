@@ -190,37 +190,3 @@ def test_memory_of_a_child_that_has_only_been_forked_counts_once(monkeypatch: py
         monkeypatch.setattr(process, "EXEC_SECONDS", 0.0)  # a worker that goes on as it was forked
         assert usage(parent.pid).processes == 2
         parent.communicate()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--sections", "all"], "--sections all: expected some of capacity, load, overload"),
-        (["--body", "xml"], "--body xml: expected some of raw, multipart, json, npy"),
-        (["--arrivals", "bursty"], "--arrivals bursty: expected some of poisson, fixed"),
-        (["--loads", "0.5,x"], "--loads 0.5,x: expected numbers above 0 with commas between"),
-        (["--set", "top_k"], "--set top_k: expected NAME=VALUE"),
-        (["--url", "http://127.0.0.1:1", "--arch", "x"], "give one of BUNDLE, --url and --arch"),
-        (["--seconds", "0.1"], "must be at least 0.5"),
-        (["--malformed", "1.5"], "--malformed 1.5: expected a share, 0 to 1"),
-    ],
-)
-def test_wrong_usage_is_one_line(arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "server", *arguments]) == 2
-    printed, err = capfd.readouterr()
-    assert printed == ""
-    assert words in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["server", "--url", "http://127.0.0.1:1"], "--url http://127.0.0.1:1: no connection: refused"),
-        (["http", "/no/such"], "bundle /no/such: no such folder"),
-    ],
-)
-def test_what_is_not_there_is_one_line(arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *arguments]) == 1
-    printed, err = capfd.readouterr()
-    assert (printed, err) == ("", f"milkweed: error: {words}\n")
