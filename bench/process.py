@@ -1,18 +1,16 @@
-"""Server processes that are measured: free ports, the start and end of ours and of others, and what they cost."""
+"""Server processes that are measured: the start and end of ours and of others, and what they cost."""
 
 import json
 import os
-import random
 import re
 import signal
-import socket
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
@@ -21,10 +19,7 @@ from typing import Any
 import psutil
 
 from .load.plan import host_of
-
-PORTS = range(12_000, 32_000)
-"""Ports below those that Linux gives to clients: a client could take such a port, even by connecting to it while nobody
-listens there, and a server that is started again could not have it."""
+from .ports import free_port
 
 START_SECONDS, ASK_EVERY_SECONDS = 120.0, 0.02  # a start of a second is measured with it
 OUR_END_SECONDS = 60.0  # it drains for 30
@@ -60,19 +55,6 @@ def slow_device(seconds: float) -> str:
     The sleep is not in the model, since a recorded forward has no Python left.
     """
     return _SLOW.format(seconds=seconds)
-
-
-def free_port(following: int = 0) -> int:
-    """A port of PORTS nobody listens on now, nor on so many that follow it."""
-    while True:
-        port = random.SystemRandom().choice(PORTS[: -1 - following])  # what a test seeds must not choose it
-        with ExitStack() as held:
-            try:
-                for number in range(port, port + following + 1):
-                    held.enter_context(socket.create_server(("127.0.0.1", number)))
-            except OSError:
-                continue
-            return port
 
 
 @contextmanager

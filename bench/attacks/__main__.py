@@ -33,7 +33,8 @@ from ..load.plan import Plan, Shot
 from ..load.processes import run_plan
 from ..load.requests import MULTIPART, multipart
 from ..load.samples import summary
-from ..process import free_port, repeated, running_server, usage
+from ..ports import free_port
+from ..process import repeated, running_server, usage
 from ..server.bundles import tiny_bundle
 from .hostile import ALL_FORMATS, ATTACKS, Target
 from .payloads import CLASSES

@@ -14,7 +14,8 @@ import numpy as np
 
 from ..load.plan import Shot
 from ..load.requests import MULTIPART, base64_json, cut, multipart
-from ..process import free_port, running_process
+from ..ports import free_port
+from ..process import running_process
 from .servers.tiny_vit import SIZE
 
 SERVERS = Path(__file__).parent / "servers"

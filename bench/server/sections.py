@@ -12,7 +12,8 @@ from statistics import linear_regression, median
 from typing import Any
 
 from ..load.plan import Plan, Target, target_of
-from ..process import free_port, running_server
+from ..ports import free_port
+from ..process import running_server
 from .subject import Subject
 
 MOST_CONNECTIONS = 256

@@ -32,7 +32,8 @@ from ..load.plan import Plan, Shot, target_of
 from ..load.processes import run_plan
 from ..machine import about
 from ..peers.catalogue import PEERS, running_peer
-from ..process import OUR_END_SECONDS, START_SECONDS, free_port, running_process, usage
+from ..ports import free_port
+from ..process import OUR_END_SECONDS, START_SECONDS, running_process, usage
 from ..server.request import ANSWER, Request
 from ..server.subject import Subject
 

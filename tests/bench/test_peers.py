@@ -23,7 +23,8 @@ from milkweed.bench.load.samples import Samples, summary
 from milkweed.bench.peers.__main__ import COLUMNS, cells, export, main
 from milkweed.bench.peers.catalogue import PEERS, SERVERS, STAMP, Peer, running_peer
 from milkweed.bench.peers.servers.tiny_vit import RAW_BYTES, classify, decode, load
-from milkweed.bench.process import free_port, slow_device
+from milkweed.bench.ports import free_port
+from milkweed.bench.process import slow_device
 from milkweed.bench.server.bundles import tiny_bundle
 from milkweed.inference.open import open_model
 from milkweed.inference.options import InferenceOptions

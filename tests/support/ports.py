@@ -1,31 +1,13 @@
 """Ports that are free, and waiting until a server answers on one."""
 
-import random
-import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 
 import httpx
 
+from milkweed.bench.ports import free_port as free_port
+
 ASK_EVERY_SECONDS = 0.1
-
-PORTS = range(12_000, 32_000)
-"""Ports below those that Linux gives to clients: a client could take such a port, even by connecting to it while nobody
-listens there, and a server that is started again could not have it."""
-
-
-def free_port(following: int = 0) -> int:
-    """Find a port of PORTS nobody listens on now, nor on so many that follow it."""
-    while True:
-        port = random.SystemRandom().choice(PORTS[: -1 - following])  # what a test seeds must not choose it
-        with ExitStack() as held:
-            try:
-                for number in range(port, port + following + 1):
-                    held.enter_context(socket.create_server(("127.0.0.1", number)))
-            except OSError:
-                continue
-            return port
 
 
 def wait_until_ready(url: str, seconds: float, alive: Callable[[], bool] = lambda: True) -> None:

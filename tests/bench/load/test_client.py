@@ -12,7 +12,7 @@ from milkweed.bench.load.connection import learned, recovery_seconds
 from milkweed.bench.load.plan import Plan, Shot, Target, Watch, host_of, target_of
 from milkweed.bench.load.processes import Clients, run_plan
 from milkweed.bench.load.samples import Samples
-from milkweed.bench.process import free_port
+from milkweed.bench.ports import free_port
 
 from ...support.fake_server import OK, Answering, Fake, fake_server
 from ...support.waiting import HANG_SECONDS, eventually

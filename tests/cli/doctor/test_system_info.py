@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from milkweed.bench.process import free_port
+from milkweed.bench.ports import free_port
 from milkweed.cli.doctor import system_info as module
 from milkweed.cli.doctor.plan import plan_findings
 from milkweed.cli.doctor.system_info import gather
