@@ -3,9 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..chain_ir import Problem
-from ..impls.on_trial import on_trial
-from .chain import Chain
 from .plan import Plan, Span
 
 
@@ -58,14 +55,3 @@ def report(rows: Iterable[Row], trials: Iterable[Trial]) -> str:
     ran = sorted((row for row in rows if row.seconds is not None), key=lambda row: (row.span, row.seconds))
     refused = [row for row in rows if row.seconds is None]
     return "\n".join(map(str, [*ran, *trials, *refused]))
-
-
-def doubts(chain: Chain, problem: Problem, rows: Iterable[Row], plan: Plan) -> dict[str, bool]:
-    """Return the doubts about impls (`ON_TRIAL`) that a measurement was about, each with whether the plan uses it."""
-
-    def about(named: Iterable[tuple[str, Span]]) -> set[str]:
-        return {what for name, span in named if (what := on_trial(name, chain.segment(span), problem))}
-
-    chosen = about(zip(plan.impls, plan.spans, strict=True))
-    measured = about((row.impl, row.span) for row in rows if row.seconds is not None)
-    return {what: what in chosen for what in sorted(measured | chosen)}

@@ -1,4 +1,4 @@
-"""How much the tuner does for one MLP on a GPU that is not there, and which of its candidates are in doubt.
+"""How much the tuner does for one MLP on a GPU that is not there.
 
 `pytest tests/kernels/impls/test_candidates.py -s` prints the counts.
 """
@@ -10,19 +10,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from milkweed.kernels.chain_ir import Add, Attention, Gelu, LayerNorm, Monarch, Operator, Problem, kinds
+from milkweed.kernels.chain_ir import Add, Gelu, LayerNorm, Monarch, Operator, Problem, kinds
 from milkweed.kernels.impls.all import all_impls
-from milkweed.kernels.impls.on_trial import ON_TRIAL, on_trial
 from milkweed.kernels.triton.launch import linear_launches, mlp_launches
 from milkweed.kernels.triton.layout import SortedMonarch, sort_layer, sort_mlp
 from milkweed.kernels.triton.tiles import VARIANTS, device_of
 from milkweed.kernels.tuning.chain import Chain
 from milkweed.kernels.tuning.plan import every_span
-from milkweed.kernels.tuning.report import doubts
 from milkweed.kernels.tuning.tuner import fuses_next
 
 from .. import layers
-from ..tuning.planted import PROBLEM, Planted, mlp, prices, tune
 
 CUDA = torch.device("cuda")
 BATCHES = (1, 8, 32, 128)
@@ -88,32 +85,3 @@ def test_work_of_the_tuner_for_an_mlp_of_vit_b(hopper: None) -> None:
     print(f"\n{len(compiled)} Triton kernels compiled, {timed.total()} candidates timed: {dict(timed)}")
     assert len(compiled) == 30
     assert timed == {"native_linear": 32, "triton": 40, "triton_mlp": 20, "dense": 8, "torch": 36}
-
-
-def test_what_is_in_doubt_exists(hopper: None) -> None:
-    names = {impl.name for impl in all_impls()}
-    assert all(name in names for one in ON_TRIAL for name in one.impls)
-
-
-def test_doubts_are_about_some_shapes_only(hopper: None) -> None:
-    def doubted(name: str, segment: list[Operator], device: str = "cuda") -> bool:
-        return on_trial(name, segment, Problem(torch.device(device), torch.bfloat16, 1, 197)) is not None
-
-    wide, narrow = [monarch(768, 3072)], [monarch(384, 1536)]
-    assert doubted("native_linear:2", wide)
-    assert not doubted("native_linear:2", narrow)
-    assert not doubted("native_linear:1", wide)
-    assert doubted("native_mlp:0", [layers.monarch(64, 64)])
-    assert not doubted("native_mlp:0", narrow)
-    assert doubted("triton:1", wide)
-    assert not doubted("triton:1", wide, "cpu")
-    assert not doubted("triton:4", wide)
-    assert doubted("sdpa_efficient", [Attention(2, 32, 0.2)])
-    assert not doubted("sdpa_flash", [Attention(2, 32, 0.2)])
-
-
-@pytest.mark.parametrize(("seconds", "chosen"), [(0.1, True), (100.0, False)])
-def test_a_measurement_says_whether_what_is_in_doubt_was_chosen(seconds: float, chosen: bool) -> None:
-    tuned = tune([Planted("native_mlp:2")], prices(**{"native_mlp:2": seconds}))
-    (said,) = doubts(mlp(), PROBLEM, tuned.rows, tuned.plan).items()
-    assert said == ("monarch_mlp with nblocks 2 or 8, which monarch_linear could carry", chosen)
