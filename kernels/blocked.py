@@ -1,12 +1,13 @@
 """The Monarch layout of the CUDA and Triton kernels: both permutations folded into the order of the weights.
 
-With K = J = nb blocks, intermediate a = k*q + v belongs to output block j = a mod nb, as its column a div nb
-(`reference`). Sorting the rows of each input block by output block makes what an output block reads contiguous:
+Intermediate a = k*q + v belongs to output block j = a mod J, as its column a div J (`reference`). Sorting the rows of
+each input block by output block makes what an output block reads contiguous:
 
-    t[j*R + k*c + i]  is the i-th v of input block k with (k*q + v) mod nb = j,     R = nb*c
+    t[j*K*c + k*c + i]  is the i-th v of input block k with (k*q + v) mod J = j
 
-where c, the slots that one input block has in one output block, is padded so that R is a multiple of 16. Padded rows
-of w1 and columns of w2 are zero.
+where c, the slots that one input block has in one output block, is rounded up: to a multiple of 8 for Triton's kernels;
+for the CUDA kernels, which take K = J = 2, 4 or 8, so that K*c is a multiple of 16. Padded rows of w1 and columns of w2
+are zero.
 """
 
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ from .shapes import MonarchShape
 
 NBLOCKS = (2, 4, 8)
 DTYPES = (torch.bfloat16, torch.float16)
+
 DEPTH = 16
 """Columns that one tensor core instruction multiplies."""
+
 VECTOR = 8
 """Two-byte numbers in a 16-byte access."""
 
@@ -43,39 +46,43 @@ class BlockedMonarch:
     """A Monarch layer in the blocked layout, on one device.
 
     Args:
-        w1: (nblocks, nblocks*c, p rounded up to 16), dtype of the inputs.
-        w2: (nblocks, s, nblocks*c), the same dtype.
-        bias: (out_features,), float32, or None.
-        in_features: nblocks*p.
+        w1: (K, J*c, p or more), dtype of the inputs: rows sorted by output block.
+        w2: (J, s, K*c); in the first layer of Triton's MLP (J, groups*c', K*c), with rows sorted by the next layer's
+            input block.
+        bias: (J, rows of w2), float32, or None.
+        p: columns of the input that a block reads.
+        out_features: output columns; in the first layer of Triton's MLP those of the hidden features, padding included.
     """
 
     w1: Tensor
     w2: Tensor
     bias: Tensor | None
-    in_features: int
+    p: int
+    out_features: int
 
     @property
-    def nblocks(self) -> int:
+    def K(self) -> int:
         return self.w1.shape[0]
 
     @property
-    def out_features(self) -> int:
-        return self.nblocks * self.w2.shape[1]
+    def J(self) -> int:
+        return self.w2.shape[0]
 
     @property
     def c(self) -> int:
         """Slots that one input block has in one output block, padding included."""
-        return self.w1.shape[1] // self.nblocks
+        return self.w1.shape[1] // self.J
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.w1.dtype
+    def natural_bias(self) -> Tensor | None:
+        """The bias in the order of the outputs, (out_features,), as the CUDA kernel takes it."""
+        return None if self.bias is None else self.bias.t().flatten()
 
 
 def block_monarch(
     w1: Tensor, w2: Tensor, bias: Tensor | None, in_features: int, out_features: int, dtype: torch.dtype
 ) -> BlockedMonarch:
-    """Lay out a layer's factors (nb, q, p) and (nb, s, r) for the kernels; any q, so any rank.
+    """Lay out a layer's factors (nb, q, p) and (nb, s, r) for the CUDA kernels; any q, so any rank.
 
     Raises:
         ValueError: a layer that the kernels do not take (`blocked_refusal`), or a bias that does not fit.
@@ -84,10 +91,25 @@ def block_monarch(
     refusal = blocked_refusal(shape, in_features, out_features, dtype)
     if refusal is not None:
         raise ValueError(refusal)
-    if bias is not None and bias.shape != (out_features,):
-        raise ValueError(f"bias of shape {tuple(bias.shape)}: the layer has {out_features} outputs")
-    first, second = sort_factors(w1, w2, slots(shape), -(-shape.p // DEPTH) * DEPTH, dtype)
-    return BlockedMonarch(first, second, None if bias is None else bias.detach().float().contiguous(), in_features)
+    return lay_out(w1, w2, bias, out_features, slots(shape), -(-shape.p // DEPTH) * DEPTH, dtype)
+
+
+def lay_out(
+    w1: Tensor, w2: Tensor, bias: Tensor | None, out_features: int, c: int, depth: int, dtype: torch.dtype
+) -> BlockedMonarch:
+    """Lay out a layer of any shape, with so many slots and columns of w1 (`sort_factors`).
+
+    Raises:
+        ValueError: the bias is not (out_features,).
+    """
+    shape = MonarchShape.of(w1, w2)
+    if bias is not None:
+        if bias.shape != (out_features,):
+            raise ValueError(f"bias of shape {tuple(bias.shape)}: the layer has {out_features} outputs")
+        padded = F.pad(bias.detach().float(), (0, shape.out_extended - out_features))
+        bias = padded.view(shape.s, shape.J).t().contiguous()
+    first, second = sort_factors(w1, w2, c, depth, dtype)
+    return BlockedMonarch(first, second, bias, shape.p, out_features)
 
 
 def sort_factors(w1: Tensor, w2: Tensor, c: int, depth: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -143,23 +165,23 @@ def blocked_refusal(shape: MonarchShape, in_features: int, out_features: int, dt
 def blocked_reference(x: Tensor, layer: BlockedMonarch, act: int, residual: Tensor | None) -> Tensor:
     """Compute act(M x + bias) + residual from the packed tensors in plain PyTorch, as the kernels do.
 
-    It sums in float32 and rounds to the layer's dtype where the kernels do: between the factors and at the end.
+    It sums in float32 and rounds to the dtype of x where the kernels do: between the factors and at the end.
 
     Args:
-        x: (M, in_features), the layer's dtype.
+        x: (M, in_features), with at most K*p features.
         act: an `Activation`.
         residual: (M, out_features) or None.
     """
-    nb, c, rows = layer.nblocks, layer.c, x.shape[0]
-    p = layer.in_features // nb
-    chunks = x.float().view(rows, nb, p).transpose(0, 1)  # (k, M, p)
-    t = torch.bmm(chunks, layer.w1[:, :, :p].float().transpose(1, 2)).to(layer.dtype)  # (k, M, j*c)
-    t = t.view(nb, rows, nb, c).permute(2, 1, 0, 3).reshape(nb, rows, nb * c)  # (j, M, k*c)
-    y = torch.bmm(t.float(), layer.w2.float().transpose(1, 2))  # (j, M, s)
-    y = y.permute(1, 2, 0).reshape(rows, layer.out_features)
-    if layer.bias is not None:
-        y = y + layer.bias
-    y = activated(y, act)
-    if residual is not None:
-        y = y + residual.float()
-    return y.to(layer.dtype)
+    y = activated(blocked_product(x, layer).permute(1, 2, 0).flatten(1)[:, : layer.out_features], act)
+    return (y if residual is None else y + residual.float()).to(x.dtype)
+
+
+def blocked_product(x: Tensor, layer: BlockedMonarch) -> Tensor:
+    """Return the product before activation, (J, M, rows of w2), float32: its rows are the outputs of each block."""
+    rows, K, J = len(x), layer.K, layer.J
+    wide = F.pad(x.float(), (0, K * layer.p - x.shape[1]))
+    chunks = wide.view(rows, K, layer.p).transpose(0, 1)
+    t = torch.bmm(chunks, layer.w1[:, :, : layer.p].float().transpose(1, 2)).to(x.dtype)  # (K, M, J*c)
+    t = t.view(K, rows, J, layer.c).permute(2, 1, 0, 3).reshape(J, rows, K * layer.c)
+    y = torch.bmm(t.float(), layer.w2.float().transpose(1, 2))
+    return y if layer.bias is None else y + layer.bias.unsqueeze(1)

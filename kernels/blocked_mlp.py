@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .blocked import sort_factors
+from .blocked import DTYPES, sort_factors
 from .shapes import MonarchShape
 
 Layer = tuple[Tensor, Tensor, Tensor | None]
@@ -29,8 +29,6 @@ Norm = tuple[Tensor, Tensor, float]
 
 BLOCK_WIDTHS = {2: (96, 128, 192), 4: (48, 64, 80, 96), 8: (32, 48)}
 """The block widths Q that the kernel is compiled for, by nblocks."""
-
-DTYPES = (torch.bfloat16, torch.float16)
 
 TILES = range(4)
 """Tile variants: 0 for few rows, 1 for little shared memory, 2 for most, 3 for many rows; some Q lack some."""

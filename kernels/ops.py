@@ -47,16 +47,10 @@ def monarch_linear(
     """
     shape = MonarchShape.of(w1, w2)
     out = shape.check(x.shape[-1], out_features)
-    rows = x.reshape(-1, x.shape[-1])
-    if _feature_major(x.device, differentiable=_wants_gradients(x, w1, w2, bias)):
-        packed = pack_monarch(w1, w2, bias, in_features=x.shape[-1], out_features=out)
-        y = feature_major_linear(rows, packed)
-    else:
-        padded = F.pad(rows, (0, shape.in_extended - x.shape[-1]))
-        y = monarch_batched(padded, w1, w2)[:, :out]
-        if bias is not None:
-            y = y + bias.to(y.dtype)
-    return y.reshape(*x.shape[:-1], out)
+    if not _feature_major(x.device, differentiable=_wants_gradients(x, w1, w2, bias)):
+        return monarch_batched(x, w1, w2, bias, out)
+    packed = pack_monarch(w1, w2, bias, in_features=x.shape[-1], out_features=out)
+    return feature_major_linear(x.reshape(-1, x.shape[-1]), packed).reshape(*x.shape[:-1], out)
 
 
 def packed_linear(x: Tensor, layer: PackedMonarch) -> Tensor:
@@ -99,6 +93,4 @@ def _rows(x: Tensor, layer: PackedMonarch) -> Tensor:
 
 
 def _batched(rows: Tensor, layer: PackedMonarch) -> Tensor:
-    padded = F.pad(rows, (0, layer.shape.in_extended - layer.in_features))
-    y = monarch_batched(padded, layer.w1, layer.factor2)[:, : layer.out_features]
-    return y if layer.bias is None else y + layer.bias
+    return monarch_batched(rows, layer.w1, layer.factor2, layer.bias, layer.out_features)

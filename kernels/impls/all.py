@@ -6,7 +6,7 @@ from .feature_major import FeatureMajorImpl
 from .native import native_impls
 from .quarantine import with_quarantine
 from .sdpa import sdpa_impls
-from .torch_ops import BatchedImpl, EagerImpl
+from .torch_ops import EagerImpl
 from .triton import triton_impls
 
 
@@ -21,7 +21,6 @@ def all_impls() -> list[Impl]:
         *triton_impls(),
         FeatureMajorImpl(),
         DenseImpl(),
-        BatchedImpl(),
         *sdpa_impls(),
         EagerImpl(),
     ]

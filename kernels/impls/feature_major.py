@@ -8,7 +8,7 @@ from ..chain_ir import Monarch, Operator, Packed, Problem, kinds
 from ..feature_major import feature_major_linear, feature_major_mlp
 from ..packing import PackedMonarch, pack_monarch
 from .base import OTHER_KIND, Runner, packed
-from .torch_ops import cuda_refusal, finish
+from .torch_ops import finish
 
 LAYER = {("monarch",), ("monarch", "gelu"), ("monarch", "add")}
 MLP = {("monarch", "gelu", "monarch"), ("monarch", "gelu", "monarch", "add")}
@@ -23,7 +23,9 @@ class FeatureMajorImpl:
     name = "feature_major"
 
     def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
-        return cuda_refusal(problem) if kinds(segment) in LAYER | MLP else OTHER_KIND
+        if kinds(segment) not in LAYER | MLP:
+            return OTHER_KIND
+        return "not for CUDA: dense and the kernels take its place" if problem.device.type == "cuda" else None
 
     def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
         mlp = kinds(segment) in MLP

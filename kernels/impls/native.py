@@ -154,7 +154,7 @@ def native_impls(*, on_cpu: bool = False) -> list[Impl]:
 def _blocked(layer: Monarch, problem: Problem) -> list[Tensor | None]:
     """Return w1, w2 and bias in the blocked layout."""
     whole = block_monarch(*layer.on(problem.device), layer.in_features, layer.out_features, problem.dtype)
-    return [whole.w1, whole.w2, whole.bias]
+    return [whole.w1, whole.w2, whole.natural_bias]
 
 
 def _blocked_mlp(fc1: Monarch, fc2: Monarch, problem: Problem) -> tuple[Tensor, ...]:

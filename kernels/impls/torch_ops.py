@@ -1,4 +1,4 @@
-"""Plain PyTorch: one operator after the other, which runs every segment, and Monarch layers as batched products."""
+"""Plain PyTorch: one operator after the other, which runs every segment."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ..attention import sdpa_attention
 from ..batched import monarch_batched
-from ..chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Monarch, Operator, Packed, Problem, kinds, needed
+from ..chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Monarch, Operator, Packed, Problem, needed
 from .base import OTHER_KIND, Call, Runner, packed
 
 
@@ -45,7 +45,8 @@ def _step(operator: Operator, problem: Problem) -> tuple[Call, Packed | None]:
             return lambda x, _: F.linear(x, *dense.tensors), dense
         case Monarch():
             factors = plain_tensors(operator, problem)
-            return lambda x, _: batched_linear(x, operator, factors.tensors), factors
+            (w1, w2, *biases), out = factors.tensors, operator.out_features
+            return lambda x, _: monarch_batched(x, w1, w2, biases[0] if biases else None, out), factors
         case Gelu():
             return lambda x, _: F.gelu(x), None
         case Attention(num_heads, _, scale):
@@ -63,44 +64,6 @@ def plain_tensors(layer: LayerNorm | Dense | Monarch, problem: Problem) -> Packe
     own = (layer.w1, layer.w2) if isinstance(layer, Monarch) else (layer.weight,)
     given = own if layer.bias is None else (*own, layer.bias)
     return packed(layer, "plain", problem, lambda: [t.to(problem.device, problem.dtype).contiguous() for t in given])
-
-
-def cuda_refusal(problem: Problem) -> str | None:
-    """Return the refusal of CUDA by an impl that is made for other devices; None on those."""
-    return "not for CUDA: dense and the kernels take its place" if problem.device.type == "cuda" else None
-
-
-class BatchedImpl:
-    """Runs a Monarch layer as two batched products with two permutation copies, then GELU or the residual's addition.
-
-    CUDA leaves it out: by the roofline, its products and copies are slower than dense.
-    """
-
-    name = "batched"
-
-    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
-        taken = kinds(segment) in {("monarch",), ("monarch", "gelu"), ("monarch", "add")}
-        return cuda_refusal(problem) if taken else OTHER_KIND
-
-    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
-        layer, *after = segment
-        assert isinstance(layer, Monarch)
-        factors = plain_tensors(layer, problem)
-
-        def call(x: Tensor, residual: Tensor | None) -> Tensor:
-            return finish(batched_linear(x, layer, factors.tensors), after, residual)
-
-        return Runner(call, (factors,))
-
-
-def batched_linear(x: Tensor, monarch: Monarch, factors: Sequence[Tensor]) -> Tensor:
-    """Compute the Monarch product as two batched products: (..., in_features) -> (..., out_features), a new tensor."""
-    w1, w2, *bias = factors
-    rows = F.pad(x.reshape(-1, x.shape[-1]), (0, monarch.shape.in_extended - x.shape[-1]))
-    y = monarch_batched(rows, w1, w2)[:, : monarch.out_features]
-    if bias:
-        y += bias[0]
-    return y.reshape(*x.shape[:-1], monarch.out_features)
 
 
 def finish(y: Tensor, segment: Sequence[Operator], residual: Tensor | None) -> Tensor:

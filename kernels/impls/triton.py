@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..blocked import Activation
+from ..blocked import Activation, BlockedMonarch
 from ..chain_ir import Monarch, Operator, Problem, kinds
 from ..native.stamp import source_hash
-from ..triton.layout import SortedMonarch, sort_layer, sort_mlp
+from ..triton.layout import sort_layer, sort_mlp
 from ..triton.linear import SOURCES, missing_for_triton, triton_linear, triton_mlp, triton_refusal
 from ..triton.tiles import VARIANTS, tile_refusal
 from .base import OTHER_KIND, Impl, Runner, on_rows, packed
@@ -106,7 +106,7 @@ def _layers(segment: Sequence[Operator]) -> tuple[Monarch, Monarch]:
     return fc1, fc2
 
 
-def _sorted(layer: Monarch, problem: Problem) -> SortedMonarch:
+def _sorted(layer: Monarch, problem: Problem) -> BlockedMonarch:
     return sort_layer(*layer.on(problem.device), layer.out_features, problem.dtype)
 
 
@@ -115,11 +115,11 @@ def _mlp(fc1: Monarch, fc2: Monarch, problem: Problem) -> list[Tensor | None]:
     return [tensor for layer in layers for tensor in _tensors(layer)]
 
 
-def _tensors(layer: SortedMonarch) -> list[Tensor | None]:
+def _tensors(layer: BlockedMonarch) -> list[Tensor | None]:
     return [layer.w1, layer.w2, layer.bias]
 
 
-def _layer(tensors: Sequence[Tensor], p: int, out_features: int | None) -> SortedMonarch:
+def _layer(tensors: Sequence[Tensor], p: int, out_features: int | None) -> BlockedMonarch:
     """Rebuild a layer from its tensors; with `out_features` None it has all outputs, padding included."""
     w1, w2, *bias = tensors
-    return SortedMonarch(w1, w2, bias[0] if bias else None, p, out_features or w2.shape[0] * w2.shape[1])
+    return BlockedMonarch(w1, w2, bias[0] if bias else None, p, out_features or w2.shape[0] * w2.shape[1])

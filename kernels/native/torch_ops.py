@@ -29,7 +29,7 @@ def monarch_linear(
 
     Args:
         x: (M, in_features), bfloat16 or float16, contiguous; every tensor but bias has its dtype.
-        w1, w2, bias: tensors of a `BlockedMonarch`.
+        w1, w2, bias: tensors of a `BlockedMonarch`, its bias in natural order.
         residual: (M, out_features) or None.
         act: a `blocked.Activation`.
 
@@ -37,6 +37,14 @@ def monarch_linear(
         (M, out_features).
     """
     return torch.ops.milkweed.monarch_linear(x, w1, w2, bias, residual, act, tile)
+
+
+def _monarch_linear_cpu(
+    x: Tensor, w1: Tensor, w2: Tensor, bias: Tensor | None, residual: Tensor | None, act: int, _: int
+) -> Tensor:
+    J, s, _ = w2.shape
+    by_block = None if bias is None else bias.view(s, J).t()
+    return blocked_reference(x, BlockedMonarch(w1, w2, by_block, x.shape[1] // len(w1), J * s), act, residual)
 
 
 def monarch_mlp(
@@ -172,9 +180,7 @@ def _define(schema: str, cpu: Callable[..., Tensor], fake: Callable[..., Tensor]
 
 _define(
     "monarch_linear(Tensor x, Tensor w1, Tensor w2, Tensor? bias, Tensor? residual, int act, int tile) -> Tensor",
-    lambda x, w1, w2, bias, residual, act, tile: blocked_reference(
-        x, BlockedMonarch(w1, w2, bias, x.shape[1]), act, residual
-    ),
+    _monarch_linear_cpu,
     lambda x, w1, w2, *_: x.new_empty(x.shape[0], w2.shape[0] * w2.shape[1]),
 )
 _define(

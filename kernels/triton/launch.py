@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..blocked import Activation
-from .layout import SortedMonarch
+from ..blocked import Activation, BlockedMonarch
 from .tiles import SMALLEST_DEPTH, Device, Product, Tile, Variant, choose_tile
 
 INTERLEAVED = (1, 2, 4, 8)
@@ -82,7 +81,7 @@ Choose = Callable[[Product], Tile]
 
 def linear_launches(
     x: Tensor,
-    layer: SortedMonarch,
+    layer: BlockedMonarch,
     residual: Tensor | None,
     act: int,
     y: Tensor,
@@ -98,8 +97,8 @@ def linear_launches(
 
 def mlp_launches(
     x: Tensor,
-    fc1: SortedMonarch,
-    fc2: SortedMonarch,
+    fc1: BlockedMonarch,
+    fc2: BlockedMonarch,
     residual: Tensor | None,
     y: Tensor,
     variant: Variant,
@@ -118,7 +117,7 @@ def mlp_launches(
     yield _natural_factor(third.y, fc2, residual, Activation.NONE, y, choose)
 
 
-def _first_factor(x: Tensor, layer: SortedMonarch, choose: Choose) -> Launch:
+def _first_factor(x: Tensor, layer: BlockedMonarch, choose: Choose) -> Launch:
     """Compute t (M, J*K*c), where what an output block reads is contiguous."""
     read = layer.K * layer.c
     t = x.new_empty(len(x), layer.J * read)
@@ -127,7 +126,7 @@ def _first_factor(x: Tensor, layer: SortedMonarch, choose: Choose) -> Launch:
 
 
 def _natural_factor(
-    t: Tensor, layer: SortedMonarch, residual: Tensor | None, act: int, y: Tensor, choose: Choose
+    t: Tensor, layer: BlockedMonarch, residual: Tensor | None, act: int, y: Tensor, choose: Choose
 ) -> Launch:
     """Multiply by the second factor and interleave the outputs: row u of block j is output u*J + j."""
     J, s, depth = layer.w2.shape

@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..blocked import Activation
+from ..blocked import DTYPES, Activation, BlockedMonarch, blocked_reference
 from ..shapes import MonarchShape
 from .driver_module import takes_driver_module
 from .launch import linear_launches, mlp_launches
-from .layout import DTYPES, SortedMonarch, sorted_mlp_reference, sorted_reference
+from .layout import check_layer, sorted_mlp_reference
 from .tiles import VARIANTS, device_of
 
 SOURCES = Path(__file__).parent
@@ -62,7 +62,7 @@ def missing_for_triton() -> str | None:
 
 
 def triton_linear(
-    x: Tensor, layer: SortedMonarch, residual: Tensor | None = None, act: int = Activation.NONE, tile: int = 0
+    x: Tensor, layer: BlockedMonarch, residual: Tensor | None = None, act: int = Activation.NONE, tile: int = 0
 ) -> Tensor:
     """Compute act(M x + bias) + residual in two launches.
 
@@ -83,7 +83,7 @@ def triton_linear(
 
 
 def triton_mlp(
-    x: Tensor, fc1: SortedMonarch, fc2: SortedMonarch, residual: Tensor | None = None, tile: int = 0
+    x: Tensor, fc1: BlockedMonarch, fc2: BlockedMonarch, residual: Tensor | None = None, tile: int = 0
 ) -> Tensor:
     """Compute fc2(gelu(fc1(x))) + residual in four launches for layers from `sort_mlp`; see `triton_linear`."""
     return torch.ops.milkweed.triton_monarch_mlp(
@@ -108,10 +108,10 @@ def _linear(
     act: int,
     tile: int,
 ) -> Tensor:
-    layer = SortedMonarch(w1, w2, bias, p, out_features)
+    layer = BlockedMonarch(w1, w2, bias, p, out_features)
     _check(x, (layer,), residual, tile)
     if x.device.type == "cpu":
-        return sorted_reference(x, layer, act, residual)
+        return blocked_reference(x, layer, act, residual)
     y = x.new_empty(len(x), out_features)
     with torch.cuda.device(x.device):
         for launch in linear_launches(x, layer, residual, act, y, VARIANTS[tile], device_of(x.device)):
@@ -138,8 +138,8 @@ def _mlp(
     out_features: int,
     tile: int,
 ) -> Tensor:
-    fc1 = SortedMonarch(w1, w2, bias1, p, w2.shape[0] * w2.shape[1])
-    fc2 = SortedMonarch(w3, w4, bias2, fc1.out_features // max(1, len(w3)), out_features)
+    fc1 = BlockedMonarch(w1, w2, bias1, p, w2.shape[0] * w2.shape[1])
+    fc2 = BlockedMonarch(w3, w4, bias2, fc1.out_features // max(1, len(w3)), out_features)
     _check(x, (fc1, fc2), residual, tile)
     if x.device.type == "cpu":
         return sorted_mlp_reference(x, fc1, fc2, residual)
@@ -154,7 +154,7 @@ _linear.register_fake(lambda x, *rest: x.new_empty(x.shape[0], rest[-3]))
 _mlp.register_fake(lambda x, *rest: x.new_empty(x.shape[0], rest[-2]))
 
 
-def _check(x: Tensor, layers: tuple[SortedMonarch, ...], residual: Tensor | None, tile: int) -> None:
+def _check(x: Tensor, layers: tuple[BlockedMonarch, ...], residual: Tensor | None, tile: int) -> None:
     """Check the tensors, since the kernels would read wrong ones without an error.
 
     Raises:
@@ -163,7 +163,7 @@ def _check(x: Tensor, layers: tuple[SortedMonarch, ...], residual: Tensor | None
     if x.device.type not in ("cpu", "cuda"):
         raise ValueError(f"x is on {x.device}: these Triton kernels are CUDA's")
     for layer in layers:
-        layer.check()
+        check_layer(layer)
     first, last = layers[0], layers[-1]
     if x.dtype not in DTYPES or x.dim() != 2 or not 0 < x.shape[1] <= first.K * first.p:
         raise ValueError(f"x {tuple(x.shape)} of {x.dtype}: (M, n) with n <= {first.K * first.p} is needed")

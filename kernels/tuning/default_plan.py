@@ -19,7 +19,7 @@ PREFERRED = {
     # By the roofline, two batched products with copies between them are slower than dense, so dense comes before.
     "cuda": ("native_mlp", "native_linear", "native_attention", "triton_mlp", "triton", "dense", "torch"),
 }
-OTHERWISE = ("dense", "batched", "torch")
+OTHERWISE = ("dense", "torch")
 
 CHECKED_IMAGES = 4
 """Images of a batch on which an untuned plan is compared with the plain evaluation."""

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...kernels import PackedMonarch
+from ...kernels.blocked import sort_factors
+from ...kernels.packing import PackedMonarch
 from ..layers.blockdiag import BlockdiagLinear, shuffled
 from ..serving.prepare import PackedLinear, PackedMlp, prepare_for_inference
 
@@ -21,7 +22,8 @@ from ..serving.prepare import PackedLinear, PackedMlp, prepare_for_inference
 class PlainMonarch(nn.Module):
     """A Monarch layer as two batched products with three transpositions: (..., in_features) -> (..., out_features).
 
-    Buffers `w1` (K, p, J*rank) and `w2` (J, K*rank, s), see `folded_factors`; `bias` (J, 1, s) or None.
+    Buffers `w1` (K, p, J*rank) and `w2` (J, K*rank, s): sorted factors, to be multiplied from the right; `bias`
+    (J, 1, s) or None.
     """
 
     w1: Tensor
@@ -35,9 +37,10 @@ class PlainMonarch(nn.Module):
         if bias is not None:
             # Output u*J + j is row u of block j.
             bias = F.pad(bias, (0, shape.out_extended - layer.out_features)).view(shape.s, shape.J).t().unsqueeze(1)
-        w1, w2 = folded_factors(layer.w1, layer.factor2)
-        self.register_buffer("w1", w1)
-        self.register_buffer("w2", w2)
+        # Pairs of blocks that share fewer elements than others are filled up with zeros.
+        sorted1, sorted2 = sort_factors(layer.w1, layer.factor2, -(-shape.q // shape.J), shape.p, layer.dtype)
+        self.register_buffer("w1", sorted1.transpose(1, 2).contiguous())
+        self.register_buffer("w2", sorted2.transpose(1, 2).contiguous())
         self.register_buffer("bias", None if bias is None else bias.contiguous())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -146,31 +149,6 @@ def plain_form(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     if dtype is torch.bfloat16:
         model, dtype = model.float(), torch.float32
     return Exported(model, dtype).eval()
-
-
-def folded_factors(w1: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors of a Monarch matrix with the permutation between them folded in.
-
-    The intermediate a = k*q + v of the definition (`kernels/reference.py`) belongs to block j = a mod J of the second
-    factor. Here it is element j*rank + i of block k, the i-th in k that belongs to j. Pairs (k, j) that have fewer
-    elements than others are filled up with zeros.
-
-    Args:
-        w1: (K, q, p).
-        w2: (J, s, r), J*r = K*q.
-
-    Returns:
-        (K, p, J*rank) and (J, K*rank, s), to be multiplied from the right.
-    """
-    (K, q, p), (J, s, _) = w1.shape, w2.shape
-    a = torch.arange(K * q)
-    k, j, c = a // q, a % J, a // J
-    i = c + (j - k * q) // J  # c minus the first c of this pair, ceil((k*q - j) / J)
-    rank = int(i.max()) + 1
-    first, second = w1.new_zeros(K, J, rank, p), w2.new_zeros(J, K, rank, s)
-    first[k, j, i] = w1.reshape(K * q, p)
-    second[j, k, i] = w2.transpose(1, 2)[j, c]
-    return first.flatten(1, 2).transpose(1, 2).contiguous(), second.flatten(1, 2).contiguous()
 
 
 def _padded(x: Tensor, width: int) -> Tensor:

@@ -29,8 +29,8 @@ def factors(nb: int, q: int, p: int, s: int, seed: int = 0) -> tuple[Tensor, Ten
 
 def through_layout(x: Tensor, layer: BlockedMonarch) -> Tensor:
     """The product by the layout's own words, in float64: t[j*R + k*c + i], then output u*nb + j."""
-    nb, c = layer.nblocks, layer.c
-    p, R = layer.in_features // nb, nb * c
+    nb, c, p = layer.K, layer.c, layer.p
+    R = nb * c
     t = x.new_zeros(len(x), nb * R)
     for k in range(nb):
         padded = F.pad(x[:, k * p : (k + 1) * p], (0, layer.w1.shape[2] - p))
@@ -78,9 +78,9 @@ def test_bias_stays_float32() -> None:
     w1, w2 = factors(2, 8, 8, 8)
     bias = torch.randn(16, dtype=torch.float64)
     layer = block_monarch(w1, w2, bias, 16, 16, torch.bfloat16)
-    assert layer.bias is not None
-    assert torch.equal(layer.bias, bias.float())
-    assert (layer.dtype, layer.in_features, layer.out_features, layer.nblocks) == (torch.bfloat16, 16, 16, 2)
+    assert layer.natural_bias is not None
+    assert torch.equal(layer.natural_bias, bias.float())
+    assert (layer.w1.dtype, layer.p, layer.out_features, layer.K) == (torch.bfloat16, 8, 16, 2)
 
 
 def test_slots_are_the_least_that_fill_the_instruction() -> None:

@@ -92,12 +92,11 @@ class Kernel:
         sizes: tuple[int, ...] | None = None,
     ) -> tuple[str | None, Tensor]:
         rows, layer = len(case.x), case.layer
-        nb = layer.nblocks
-        y = guarded((rows, layer.out_features), layer.dtype)
-        sizes = sizes or (rows, nb, layer.in_features // nb, layer.c, layer.out_features // nb)
-        tensors = (case.x, layer.w1, layer.w2, layer.bias, case.residual, y)
+        y = guarded((rows, layer.out_features), case.x.dtype)
+        sizes = sizes or (rows, layer.K, layer.p, layer.c, layer.out_features // layer.K)
+        tensors = (case.x, layer.w1, layer.w2, layer.natural_bias, case.residual, y)
         error = launch(
-            *(self.library.mw_monarch_linear, mode, seed, DTYPES.index(layer.dtype), tile, *tensors),
+            *(self.library.mw_monarch_linear, mode, seed, DTYPES.index(case.x.dtype), tile, *tensors),
             *((ctypes.c_int * 5)(*sizes), int(case.act), multiprocessors, shared_limit),
         )
         return error, y
@@ -118,7 +117,7 @@ def check(kernel: Kernel, case: Case, tile: int, **options: int) -> Tensor:
     """Runs the case; its error must be within the tolerance and close to that of PyTorch's own path."""
     y = kernel(case, tile, **options)
     error = relative_error(y, case.truth)
-    assert error <= TOLERANCE[case.layer.dtype]
+    assert error <= TOLERANCE[case.x.dtype]
     assert error <= 1.25 * relative_error(case.torch_path, case.truth)
     return y
 

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from milkweed.kernels.blocked import BlockedMonarch
 from milkweed.kernels.chain_ir import Add, Gelu, LayerNorm, Monarch, Operator, Problem, kinds
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.triton.launch import linear_launches, mlp_launches
-from milkweed.kernels.triton.layout import SortedMonarch, sort_layer, sort_mlp
+from milkweed.kernels.triton.layout import sort_layer, sort_mlp
 from milkweed.kernels.triton.tiles import VARIANTS, device_of
 from milkweed.kernels.tuning.chain import Chain
 from milkweed.kernels.tuning.plan import every_span
@@ -62,9 +63,9 @@ def widths(own: list[Monarch]) -> tuple[int, int]:
     return own[0].in_features, own[-1].out_features
 
 
-def without_memory(layer: SortedMonarch) -> SortedMonarch:
+def without_memory(layer: BlockedMonarch) -> BlockedMonarch:
     assert layer.bias is not None
-    return SortedMonarch(*(t.to("meta") for t in (layer.w1, layer.w2, layer.bias)), layer.p, layer.out_features)
+    return BlockedMonarch(*(t.to("meta") for t in (layer.w1, layer.w2, layer.bias)), layer.p, layer.out_features)
 
 
 def test_work_of_the_tuner_for_an_mlp_of_vit_b(hopper: None) -> None:

@@ -59,7 +59,8 @@ def _linear(dtype: torch.dtype) -> Case:
     layer = block_monarch(w1, w2, bias, 96, 64, dtype)
     x, residual = torch.randn(5, 96).to(dtype), torch.randn(5, 64).to(dtype)
     truth = F.gelu(monarch_reference(x.float(), w1, w2) + bias) + residual.float()
-    return Case(torch_ops.monarch_linear, (x, layer.w1, layer.w2, layer.bias, residual, int(Activation.GELU), 0), truth)
+    arguments = (x, layer.w1, layer.w2, layer.natural_bias, residual, int(Activation.GELU), 0)
+    return Case(torch_ops.monarch_linear, arguments, truth)
 
 
 def _mlp(dtype: torch.dtype) -> Case:

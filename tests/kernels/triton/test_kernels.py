@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from milkweed.kernels.blocked import BlockedMonarch
 from milkweed.kernels.triton.launch import Launch, mlp_launches
-from milkweed.kernels.triton.layout import SortedMonarch, sort_layer, sort_mlp
+from milkweed.kernels.triton.layout import sort_layer, sort_mlp
 from milkweed.kernels.triton.tiles import VARIANTS, WIDE, Device, Variant
 
 from ..emulated.emulation import FULL
@@ -73,14 +74,14 @@ def mlp(model: str, gpu: int, variant: Variant, dtype: torch.dtype = torch.bfloa
     return list(mlp_launches(x, fc1, fc2, x, torch.empty_like(x), variant, GPUS[gpu]))
 
 
-def without_memory(nb: int, q: int, p: int, s: int, dtype: torch.dtype) -> SortedMonarch:
+def without_memory(nb: int, q: int, p: int, s: int, dtype: torch.dtype) -> BlockedMonarch:
     return sort_layer(torch.empty(nb, q, p), torch.empty(nb, s, q), torch.zeros(nb * s), nb * s, dtype)
 
 
-def meta(layer: SortedMonarch) -> SortedMonarch:
+def meta(layer: BlockedMonarch) -> BlockedMonarch:
     assert layer.bias is not None
     w1, w2, bias = (tensor.to("meta") for tensor in (layer.w1, layer.w2, layer.bias))
-    return SortedMonarch(w1, w2, bias, layer.p, layer.out_features)
+    return BlockedMonarch(w1, w2, bias, layer.p, layer.out_features)
 
 
 class Compiled:

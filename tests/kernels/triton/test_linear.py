@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from milkweed.kernels.blocked import Activation
+from milkweed.kernels.blocked import Activation, BlockedMonarch, blocked_reference
 from milkweed.kernels.chain_ir import Add, Dense, Gelu, Monarch, Problem, evaluate
 from milkweed.kernels.impls.base import OTHER_KIND
 from milkweed.kernels.impls.triton import TritonLinear, TritonMlp, triton_impls
 from milkweed.kernels.reference import monarch_reference
 from milkweed.kernels.shapes import MonarchShape
 from milkweed.kernels.triton import linear as triton_module
-from milkweed.kernels.triton.layout import SortedMonarch, sort_layer, sort_mlp, sorted_mlp_reference, sorted_reference
+from milkweed.kernels.triton.layout import check_layer, sort_layer, sort_mlp, sorted_mlp_reference
 from milkweed.kernels.triton.linear import triton_linear, triton_mlp, triton_refusal
 from milkweed.kernels.triton.tiles import VARIANTS
 from milkweed.kernels.tuning.verify import relative_error
@@ -59,11 +59,11 @@ def test_layout_is_the_definition(K: int, J: int, r: int, p: int, s: int, bias: 
     out = data.draw(st.integers((J - 1) * s + 1, J * s))
     b = torch.randn(out) if bias else None
     layer = sort_layer(w1, w2, b, out, torch.float32)
-    layer.check()
+    check_layer(layer)
     assert layer.c % 8 == 0
     x = torch.randn(3, width)
     want = product(x, w1, w2, out) + (0 if b is None else b.double())
-    torch.testing.assert_close(sorted_reference(x, layer, 0, None).double(), want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(blocked_reference(x, layer, 0, None).double(), want, rtol=1e-4, atol=1e-5)
 
 
 @given(blocks, blocks, blocks, st.integers(1, 40), st.integers(1, 6), st.data())
@@ -78,8 +78,8 @@ def test_layout_of_an_mlp_is_the_definition(J: int, K2: int, J2: int, s: int, r:
         sort_layer(*second, None, J2 * 3, torch.float32),
         hidden,
     )
-    fc1.check()
-    fc2.check()
+    check_layer(fc1)
+    check_layer(fc2)
     x = torch.randn(3, J * 5)
     want = product(F.gelu(product(x, *first, hidden) + bias.double()), *second, J2 * 3)
     torch.testing.assert_close(sorted_mlp_reference(x, fc1, fc2, None).double(), want, rtol=1e-4, atol=1e-5)
@@ -104,32 +104,32 @@ def test_layers_that_do_not_fit_are_refused() -> None:
         sort_mlp(layer, layer, 40)
     for wrong in (replace(layer, p=17), replace(layer, out_features=33), replace(layer, w2=layer.w2[:, :, 1:])):
         with pytest.raises(ValueError, match="not a sorted Monarch layer"):
-            wrong.check()
+            check_layer(wrong)
 
 
 @pytest.fixture
-def layer() -> SortedMonarch:
+def layer() -> BlockedMonarch:
     return sort_layer(*factors(4, 18, 12, 4, 10), torch.randn(40), 40, torch.float16)
 
 
 @pytest.fixture
-def mlp() -> tuple[SortedMonarch, SortedMonarch]:
+def mlp() -> tuple[BlockedMonarch, BlockedMonarch]:
     fc1 = sort_layer(*factors(2, 8, 12, 2, 15), torch.randn(30), 30, torch.float16)
     fc2 = sort_layer(*factors(3, 8, 10, 4, 6), None, 24, torch.float16)
     return sort_mlp(fc1, fc2, 30)
 
 
-def test_operators_on_a_cpu(layer: SortedMonarch, mlp: tuple[SortedMonarch, SortedMonarch]) -> None:
+def test_operators_on_a_cpu(layer: BlockedMonarch, mlp: tuple[BlockedMonarch, BlockedMonarch]) -> None:
     x, residual = half(5, 48), half(5, 40)
     got = triton_linear(x, layer, residual, Activation.GELU, 3)
-    assert torch.equal(got, sorted_reference(x, layer, Activation.GELU, residual))
+    assert torch.equal(got, blocked_reference(x, layer, Activation.GELU, residual))
     x, residual = half(5, 24), half(5, 24)
     assert torch.equal(triton_mlp(x, *mlp, residual), sorted_mlp_reference(x, *mlp, residual))
     assert triton_linear(half(0, 48), layer).shape == (0, 40)
     assert triton_mlp(half(0, 24), *mlp).shape == (0, 24)
 
 
-def test_operators_keep_their_contract(layer: SortedMonarch, mlp: tuple[SortedMonarch, SortedMonarch]) -> None:
+def test_operators_keep_their_contract(layer: BlockedMonarch, mlp: tuple[BlockedMonarch, BlockedMonarch]) -> None:
     x, residual = half(5, 48), half(5, 40)
     args = (x, layer.w1, layer.w2, layer.bias, residual, layer.p, 40, 1, 0)
     torch.library.opcheck(torch.ops.milkweed.triton_monarch_linear.default, args)
@@ -138,7 +138,7 @@ def test_operators_keep_their_contract(layer: SortedMonarch, mlp: tuple[SortedMo
     torch.library.opcheck(torch.ops.milkweed.triton_monarch_mlp.default, args)
 
 
-def test_operators_compile_and_export(layer: SortedMonarch) -> None:
+def test_operators_compile_and_export(layer: BlockedMonarch) -> None:
     class Model(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return triton_linear(x + 1, layer, act=Activation.GELU) * 2
@@ -161,7 +161,7 @@ def test_operators_compile_and_export(layer: SortedMonarch) -> None:
         ({"tile": 99}, "tile 99: there are"),
     ],
 )
-def test_operands_that_do_not_fit_are_refused(layer: SortedMonarch, change: dict[str, Tensor], words: str) -> None:
+def test_operands_that_do_not_fit_are_refused(layer: BlockedMonarch, change: dict[str, Tensor], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         triton_linear(**({"x": half(5, 48), "layer": layer} | change))
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from milkweed.kernels.blocked import Activation, activated
+from milkweed.kernels.blocked import Activation, BlockedMonarch, activated
 from milkweed.kernels.reference import monarch_reference
 from milkweed.kernels.triton.launch import linear_launches, mlp_launches
-from milkweed.kernels.triton.layout import SortedMonarch, sort_layer, sort_mlp
+from milkweed.kernels.triton.layout import sort_layer, sort_mlp
 from milkweed.kernels.triton.linear import triton_linear, triton_mlp
 from milkweed.kernels.triton.tiles import SMALL, SQUARE, VARIANTS, WIDE, Device
 
@@ -138,7 +138,7 @@ class Truth:
         y = activated(y, self.case.act)
         return y if self.residual is None else y + self.residual.double()
 
-    def sorted(self) -> list[SortedMonarch]:
+    def sorted(self) -> list[BlockedMonarch]:
         found = [
             sort_layer(*weights, layer.out, self.x.dtype)
             for layer, weights in zip(self.case.layers, self.weights, strict=True)
@@ -146,7 +146,7 @@ class Truth:
         return found if len(found) == 1 else list(sort_mlp(found[0], found[1], self.case.layers[0].out))
 
 
-def run(truth: Truth, layers: list[SortedMonarch]) -> Tensor:
+def run(truth: Truth, layers: list[BlockedMonarch]) -> Tensor:
     """Run the operators on a GPU; on a CPU these are plain PyTorch, so the kernels are launched one by one there."""
     x, residual, case = truth.x, truth.residual, truth.case
     if x.is_cuda:

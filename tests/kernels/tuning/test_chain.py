@@ -11,7 +11,6 @@ from milkweed.kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Pr
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.impls.base import OTHER_KIND, Impl
 from milkweed.kernels.impls.feature_major import FeatureMajorImpl
-from milkweed.kernels.impls.torch_ops import BatchedImpl
 from milkweed.kernels.tuning.chain import Chain, compile_plan
 from milkweed.kernels.tuning.default_plan import untuned_plan
 from milkweed.kernels.tuning.plan import Plan, spans_of
@@ -70,16 +69,16 @@ def test_every_segmentation_on_every_impl_gives_the_values(name: str, dtype: tor
             assert got.dtype == dtype
             assert (got - want).norm() <= tolerance * want.norm(), compiled.plan
             used |= set(impls)
-    assert used >= {"torch", "dense", "batched", "feature_major"}
+    assert used >= {"torch", "dense", "feature_major"}
 
 
 def test_on_cuda_no_time_is_spent_on_permutation_copies() -> None:
     cuda, cpu = (Problem(torch.device(device), torch.bfloat16, 2, 5) for device in ("cuda", "cpu"))
     segment = CHAINS["mlp"].operators[1:3]
-    for impl in (FeatureMajorImpl(), BatchedImpl()):
-        assert impl.refuses(segment, cpu) is None
-        assert impl.refuses(segment, cuda) == "not for CUDA: dense and the kernels take its place"
-        assert impl.refuses([Gelu()], cuda) == OTHER_KIND
+    impl = FeatureMajorImpl()
+    assert impl.refuses(segment, cpu) is None
+    assert impl.refuses(segment, cuda) == "not for CUDA: dense and the kernels take its place"
+    assert impl.refuses([Gelu()], cuda) == OTHER_KIND
     plain = [impl for impl in IMPLS if impl.name in ("torch", "dense")]
     assert [impl.refuses(segment, cuda) for impl in plain] == [None, None]
 

@@ -55,7 +55,7 @@ def test_float32_is_the_same_function_at_every_batch(name: str, roles: str) -> N
 
 @pytest.mark.parametrize(
     ("impl", "roles"),
-    [*product(["dense", "torch"], ["dense", "all"]), ("feature_major", "all"), ("batched", "all")],
+    [*product(["dense", "torch"], ["dense", "all"]), ("feature_major", "all")],
 )
 def test_every_impl_of_the_cpu_gives_the_models_logits(impl: str, roles: str) -> None:
     model = build("vit", roles)
