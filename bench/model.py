@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..kernels import decide, pack_monarch, packed_mlp
+from ..kernels.ops import decide, packed_mlp
+from ..kernels.packing import pack_monarch
 from ..models import create_model, default_preprocess, load_bundle, macs, select_linears
 from ..models.compress import densify_layer
 from ..models.layers.layer_spec import layer_specs_for, layer_specs_of

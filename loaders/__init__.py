@@ -3,8 +3,9 @@
 A name's module is imported when the name is first used, so that reading headers needs neither torch nor a decoder.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..kernels.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .base import Loader as Loader
@@ -35,16 +36,4 @@ _HOMES = {
     "select": ("LOADERS", "create_loader"),
     "preprocess.spec": ("Geometry", "PreprocessSpec", "geometry"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = sorted(_HOME_OF)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__all__, __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -4,8 +4,9 @@ Each folder may import those before it, and none imports back: layers < architec
 {compress, importing, onnx} < training < recovery. The modules of this folder are below `architectures`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..kernels.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .accounting import dense_equivalent_bytes as dense_equivalent_bytes
@@ -61,16 +62,4 @@ _HOMES = {
     "layers.structured": ("StructuredLinear",),
     "onnx.export": ("export_bundle",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = sorted(_HOME_OF)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__all__, __getattr__, __dir__ = lazy_names(__name__, _HOMES)

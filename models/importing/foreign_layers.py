@@ -8,7 +8,7 @@ from math import ceil, gcd
 import torch
 from torch import Tensor, nn
 
-from ...kernels import monarch_to_dense
+from ...kernels.reference import monarch_to_dense
 from ..errors import CheckpointError
 from ..layers.select import replaceable_linears
 

@@ -5,7 +5,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...kernels import monarch_linear, monarch_to_dense
+from ...kernels.ops import monarch_linear
+from ...kernels.reference import monarch_to_dense
 from .shapes import monarch_weights
 from .structured import StructuredLinear
 

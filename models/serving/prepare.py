@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from ...kernels import PackedMonarch, decide, pack_monarch, packed_linear, packed_mlp
+from ...kernels.ops import decide, packed_linear, packed_mlp
+from ...kernels.packing import PackedMonarch, pack_monarch
 from ..architectures.plain_mlp import plain_mlp
 from ..architectures.vitae.reduction import PerformerAttention
 from ..layers.blockdiag import BlockdiagLinear

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from milkweed.kernels import monarch_reference
 from milkweed.kernels.attention import attention_reference
 from milkweed.kernels.blocked import Activation, block_monarch
 from milkweed.kernels.blocked_mlp import block_mlp
@@ -18,6 +17,7 @@ from milkweed.kernels.conv_branch import pack_conv_branch
 from milkweed.kernels.native import library as native
 from milkweed.kernels.native import torch_ops
 from milkweed.kernels.performer import PerformerMlp, pack_performer, performer_reference
+from milkweed.kernels.reference import monarch_reference
 
 NAMES = ("monarch_linear", "monarch_mlp", "short_attention", "performer_attention", "conv_branch", "add_layernorm")
 

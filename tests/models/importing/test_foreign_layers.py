@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from milkweed.kernels import monarch_to_dense
+from milkweed.kernels.reference import monarch_to_dense
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing.foreign_layers import native_layers
 from milkweed.models.importing.layer_specs import layer_specs_in

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from milkweed.kernels import pack_monarch
+from milkweed.kernels.packing import pack_monarch
 from milkweed.kernels.reference import monarch_reference
 from milkweed.models.architectures.vitae.attention import Mlp
 from milkweed.models.layers.blockdiag import BlockdiagLinear

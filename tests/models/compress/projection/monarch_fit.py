@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from milkweed.kernels import monarch_to_dense
+from milkweed.kernels.reference import monarch_to_dense
 from milkweed.models.compress.projection.layer_fit import FitRequest, fit_layer
 from milkweed.models.compress.projection.statistics import InputStatistics
 from milkweed.models.layers.layer_spec import LayerSpec

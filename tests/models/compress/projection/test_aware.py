@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkweed.kernels import monarch_to_dense
+from milkweed.kernels.reference import monarch_to_dense
 from milkweed.models.compress.projection.statistics import InputStatistics
 from milkweed.models.layers.shapes import monarch_shapes
 

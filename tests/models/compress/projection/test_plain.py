@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkweed.kernels import monarch_to_dense
+from milkweed.kernels.reference import monarch_to_dense
 from milkweed.models.layers.monarch import MonarchLinear
 from milkweed.models.layers.shapes import monarch_shapes
 
