@@ -2,7 +2,7 @@
 
 Both permutations of both layers are in the layout, so the kernel reads its weights in order. With nb blocks
 of P = width / nb features, padded with zeros to the kernel's block width Q, a factor is stored as 16x16 pieces in the
-order in which a warp holds them in registers (`_fragments`):
+order in which a warp holds them in registers (`fragments`):
 
     factor1 (nb, Q/16, Q/16, 32, 8)          fc1's first factor; rows sorted by the block that reads them
     stream  (nb, nb, G, 2, Q/16, 32, 8)      [k, l]: the hidden columns that fc1's output block l hands to fc2's input
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .blocked import DTYPES, sort_factors
+from .fragments import fragments, matrix_of
 from .shapes import MonarchShape
 
 Layer = tuple[Tensor, Tensor, Tensor | None]
@@ -162,12 +163,12 @@ def block_mlp(fc1: Layer, fc2: Layer, dtype: torch.dtype) -> BlockedMlp:
     groups = rows.shape[2] // 16
     from_hidden = from_hidden.permute(0, 2, 1, 3).unflatten(3, (groups, 16)).permute(0, 1, 3, 2, 4)
     parts = (
-        _fragments(to_hidden.unflatten(2, (groups, 16))).squeeze(3),
-        _fragments(from_hidden).squeeze(4),
+        fragments(to_hidden.unflatten(2, (groups, 16))).squeeze(3),
+        fragments(from_hidden).squeeze(4),
     )
     by_block = _pad(bias1.view(first.s, first.J).T, 1)  # (J, s + 1)
     return BlockedMlp(
-        factor1=_fragments(F.pad(a1, (0, width - first.p))).to(dtype),
+        factor1=fragments(F.pad(a1, (0, width - first.p))).to(dtype),
         stream=torch.stack(parts, dim=3).to(dtype),
         factor2=_output_fragments(c2).to(dtype),
         bias1=torch.stack([by_block[l][rows[:, l]] for l in range(first.J)], dim=1).unflatten(2, (groups, 16)),
@@ -203,25 +204,6 @@ def _pad(tensor: Tensor, dim: int) -> Tensor:
     return F.pad(tensor, (0, 0) * (tensor.dim() - 1 - dim) + (0, 1))
 
 
-def _fragments(w: Tensor) -> Tensor:
-    """(..., N, K) -> (..., N/16, K/16, 32, 8): B operands of mma.m16n8k16, two n8 tiles a piece.
-
-    Lane 4g + t holds W[n + g, k + 2t + e] with (n, k) = (0, 0), (0, 8), (8, 0), (8, 8) and e = 0, 1, in that order.
-    """
-    pieces = w.unflatten(-1, (-1, 2, 4, 2)).unflatten(-5, (-1, 2, 8))  # N/16, n, g, K/16, k, t, e
-    order = (-7, -4, -5, -2, -6, -3, -1)  # N/16, K/16, g, t, n, k, e
-    moved = pieces.permute(*range(pieces.dim() - 7), *(pieces.dim() + axis for axis in order))
-    return moved.flatten(-3).flatten(-3, -2).contiguous()
-
-
-def _matrix(fragments: Tensor) -> Tensor:
-    """The inverse of `_fragments`."""
-    pieces = fragments.unflatten(-2, (8, 4)).unflatten(-1, (2, 2, 2))  # N/16, K/16, g, t, n, k, e
-    order = (-7, -3, -5, -6, -2, -4, -1)  # N/16, n, g, K/16, k, t, e
-    moved = pieces.permute(*range(pieces.dim() - 7), *(pieces.dim() + axis for axis in order))
-    return moved.flatten(-4).flatten(-4, -2)
-
-
 def _output_fragments(w: Tensor) -> Tensor:
     """(nb, P, Q) -> (P/8, nb*Q/32, 32, 8): n8 tiles, output blocks innermost, two (k16 step, block) a piece."""
     tiles = w.unflatten(1, (-1, 8)).unflatten(3, (-1, 2, 4, 2))  # j, P/8, g, Q/16, k, t, e
@@ -229,9 +211,9 @@ def _output_fragments(w: Tensor) -> Tensor:
     return steps.permute(0, 1, 3, 4, 2, 5, 6).flatten(4).flatten(2, 3).contiguous()
 
 
-def _output_matrix(fragments: Tensor, nblocks: int) -> Tensor:
+def _output_matrix(pieces: Tensor, nblocks: int) -> Tensor:
     """The inverse of `_output_fragments`."""
-    steps = fragments.unflatten(2, (8, 4)).unflatten(4, (2, 2, 2))  # P/8, nb*Q/32, g, t, 2, k, e
+    steps = pieces.unflatten(2, (8, 4)).unflatten(4, (2, 2, 2))  # P/8, nb*Q/32, g, t, 2, k, e
     tiles = steps.permute(0, 1, 4, 2, 3, 5, 6).flatten(1, 2).unflatten(1, (-1, nblocks))
     return tiles.permute(2, 0, 3, 1, 5, 4, 6).flatten(3).flatten(1, 2)
 
@@ -263,9 +245,9 @@ def mlp_reference(x: Tensor, packed: BlockedMlp, residual: Tensor | None = None,
         rows = rounded(F.layer_norm(rows, rows.shape[1:], norm[0].to(wide), norm[1].to(wide), norm[2]))
     rows = rows.unflatten(1, (nblocks, -1))
     rows = F.pad(rows, (0, width - rows.shape[2]))
-    t = handed_on(rounded(torch.einsum("knp,mkp->mkn", _matrix(packed.factor1).to(wide), rows)))
-    to_hidden = _matrix(packed.stream[:, :, :, 0].unsqueeze(3)).to(wide)  # (nb, nb, G, 16, Q)
-    from_hidden = _matrix(packed.stream[:, :, :, 1].unsqueeze(4)).to(wide)  # (nb, nb, G, Q, 16)
+    t = handed_on(rounded(torch.einsum("knp,mkp->mkn", matrix_of(packed.factor1).to(wide), rows)))
+    to_hidden = matrix_of(packed.stream[:, :, :, 0].unsqueeze(3)).to(wide)  # (nb, nb, G, 16, Q)
+    from_hidden = matrix_of(packed.stream[:, :, :, 1].unsqueeze(4)).to(wide)  # (nb, nb, G, Q, 16)
     hidden = torch.einsum("klgnq,mlq->mklgn", to_hidden, t) + packed.bias1.to(wide)
     u = handed_on(rounded(torch.einsum("klgqn,mklgn->mkq", from_hidden, rounded(F.gelu(hidden)))))
     y = torch.einsum("jsq,mjq->msj", _output_matrix(packed.factor2, nblocks).to(wide), u).flatten(1)

@@ -27,28 +27,18 @@ class ConvBranch:
     """The packed branch of one cell.
 
     Args:
-        weight1, weight2, weight3: (groups, loads, 32, 8), laid out by `_pack`; the third is None for two convolutions.
-        bias1, bias2, bias3: (output channels,) float32 of each convolution.
+        tensors: weight and bias of each of the two or three convolutions: (groups, loads, 32, 8), laid out by `_pack`,
+            and (output channels,) float32.
         groups: groups of every convolution.
     """
 
-    weight1: Tensor
-    bias1: Tensor
-    weight2: Tensor
-    bias2: Tensor
-    weight3: Tensor | None
-    bias3: Tensor | None
+    tensors: tuple[Tensor, ...]
     groups: int
 
     @property
-    def channels(self) -> int:
-        return len(self.bias2)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors."""
-        tensors = (self.weight1, self.bias1, self.weight2, self.bias2, self.weight3, self.bias3)
-        return tuple(tensor for tensor in tensors if tensor is not None)
+    def operands(self) -> tuple[Tensor | None, ...]:
+        """The tensors as the operator takes them: None for those of a third convolution that is not there."""
+        return *self.tensors, *[None] * (6 - len(self.tensors))
 
 
 def conv_branch_refusal(
@@ -95,27 +85,14 @@ def pack_conv_branch(convs: Sequence[nn.Conv2d], dtype: torch.dtype) -> ConvBran
     """
     if (refusal := _convs_refusal(convs)) is not None:
         raise ValueError(refusal)
-    weights = [_pack(conv.weight.detach().to(dtype), conv.groups) for conv in convs]
-    biases = [
-        (conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias.detach()).float().contiguous()
-        for conv in convs
-    ]
-    weight3, bias3 = (weights[2], biases[2]) if len(convs) == 3 else (None, None)
-    return ConvBranch(weights[0], biases[0], weights[1], biases[1], weight3, bias3, convs[0].groups)
+    tensors = []
+    for conv in convs:
+        bias = conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias.detach()
+        tensors += [_pack(conv.weight.detach().to(dtype), conv.groups), bias.float().contiguous()]
+    return ConvBranch(tuple(tensors), convs[0].groups)
 
 
-def conv_branch_reference(
-    tokens: Tensor,
-    weight1: Tensor,
-    bias1: Tensor,
-    weight2: Tensor,
-    bias2: Tensor,
-    weight3: Tensor | None,
-    bias3: Tensor | None,
-    residual: Tensor | None,
-    groups: int,
-    class_token: bool,
-) -> Tensor:
+def conv_branch_reference(tokens: Tensor, packed: ConvBranch, residual: Tensor | None, class_token: bool) -> Tensor:
     """Compute the branch in torch from the packed tensors: tokens (B, N, C) -> (B, N, C), contiguous, any device.
 
     A class token gets the residual alone, or zeros.
@@ -125,12 +102,11 @@ def conv_branch_reference(
     side = isqrt(patches.shape[1])
     if side * side != patches.shape[1]:
         raise ValueError(f"{patches.shape[1]} tokens do not form a square grid")
-    hidden = len(bias1)
     grid = patches.reshape(batch, side, side, channels).permute(0, 3, 1, 2)
-    grid = F.silu(_conv(grid, weight1, bias1, channels, groups))
-    grid = _conv(grid, weight2, bias2, hidden, groups)
-    if weight3 is not None and bias3 is not None:
-        grid = F.silu(_conv(F.silu(grid), weight3, bias3, channels, groups))
+    weights, biases = packed.tensors[::2], packed.tensors[1::2]
+    for place, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        grid = _conv(grid, weight, bias, packed.groups)
+        grid = F.silu(grid) if place == 0 or len(weights) == 3 else grid
     branch = grid.flatten(2).transpose(1, 2)
     if class_token:
         branch = F.pad(branch, (0, 0, 1, 0))
@@ -156,8 +132,8 @@ def _convs_refusal(convs: Sequence[nn.Conv2d]) -> str | None:
     return None
 
 
-def _conv(grid: Tensor, packed: Tensor, bias: Tensor, in_channels: int, groups: int) -> Tensor:
-    weight = _unpack(packed, in_channels // groups, len(bias) // groups)
+def _conv(grid: Tensor, packed: Tensor, bias: Tensor, groups: int) -> Tensor:
+    weight = _unpack(packed, grid.shape[1] // groups, len(bias) // groups)
     return F.conv2d(grid, weight.to(grid.dtype), bias.to(grid.dtype), padding=1, groups=groups)
 
 

@@ -9,10 +9,9 @@ kqv (B, N, 3 * dim) is in the order keys, queries, values and of the dtype of `w
 (B, N, dim). `weights` (one dimension) and `biases` are a PackedPerformer's; biases has three rows if the cell's MLP is
 part of it, otherwise one. tile: see `performer_tile`. The launch allocates the workspace.
 
-Matrices are packed for tensor cores, in units of 16x16 in the order in which a warp's lanes hold them, so that a lane's
-part is 16 neighbouring bytes. The features' matrix, times log2(e), becomes an exact sum of terms of the model's dtype.
-A lane reads and writes 8 neighbouring numbers of a token, but the tensor cores' layout has them as four pairs 8 apart;
-so rows and columns that belong to tokens in memory are permuted (`_lane_order`).
+Matrices are packed in `fragments`. The features' matrix, times log2(e), becomes an exact sum of terms of the model's
+dtype. A lane reads and writes 8 neighbouring numbers of a token, but the tensor cores' layout has them as four pairs 8
+apart; so rows and columns that belong to tokens in memory are permuted (`_lane_order`).
 """
 
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from math import log, log2
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from .fragments import fragments, matrix_of
 
 PERFORMER_DIMS = (32, 64, 96, 192)
 _LOG2_E = 1 / log(2)
@@ -103,12 +104,12 @@ def pack_performer(
     if w.shape[0] * 2 != dim or proj_weight.shape != (dim, dim):
         raise ValueError(f"performer of width {dim}: w is {tuple(w.shape)}, proj {tuple(proj_weight.shape)}")
     order = _lane_order(dim).to(w.device)
-    parts = [_feature_terms(w[:, order], dtype), _units(proj_weight[order].to(dtype))]
+    parts = [_feature_terms(w[:, order], dtype), fragments(proj_weight[order].to(dtype))]
     biases = [proj_bias.float()]
     if mlp is not None:
         # The norm's affine map, applied by fc1.
         fc1 = mlp.fc1_weight.double() * mlp.norm_weight.double()
-        rows, columns = _units(fc1[:, order].to(dtype)), _units(mlp.fc2_weight[order].to(dtype)).transpose(0, 1)
+        rows, columns = fragments(fc1[:, order].to(dtype)), fragments(mlp.fc2_weight[order].to(dtype)).transpose(0, 1)
         parts.append(torch.stack([rows, columns], dim=1))  # by 16 hidden columns
         shift = mlp.fc1_weight.double() @ mlp.norm_bias.double()
         biases += [(mlp.fc1_bias.double() + shift).float(), mlp.fc2_bias.float()]
@@ -149,22 +150,8 @@ def _lane_order(size: int) -> Tensor:
     return torch.arange(size).view(-1, 4, 4, 2).transpose(1, 2).flatten()
 
 
-def _units(matrix: Tensor) -> Tensor:
-    """Cut (rows, columns) into (rows / 16, columns / 16, 256): by lane, a unit is the right operands of two mma."""
-    rows, columns = matrix.shape
-    tiled = matrix.view(rows // 16, 2, 8, columns // 16, 2, 4, 2)
-    return tiled.permute(0, 3, 2, 5, 1, 4, 6).reshape(rows // 16, columns // 16, 256)
-
-
-def _matrix(units: Tensor) -> Tensor:
-    """The inverse of `_units`."""
-    rows, columns, _ = units.shape
-    tiled = units.view(rows, columns, 8, 4, 2, 2, 2)
-    return tiled.permute(0, 4, 2, 1, 5, 3, 6).reshape(rows * 16, columns * 16)
-
-
 def _feature_terms(w: Tensor, dtype: torch.dtype) -> Tensor:
-    """Split w log2(e) into a sum of terms of `dtype`: (m, dim) -> (m / 16, terms, dim / 16, 256)."""
+    """Split w log2(e) into a sum of terms of `dtype`: (m, dim) -> (m / 16, terms, dim / 16, 32, 8)."""
     rest = w.double() * _LOG2_E
     terms = []
     for _ in range(_TERMS[dtype]):
@@ -172,7 +159,7 @@ def _feature_terms(w: Tensor, dtype: torch.dtype) -> Tensor:
         if not term.isfinite().all():
             raise ValueError(f"performer features w up to {w.abs().max():.3g} do not fit {dtype}")
         rest = rest - term.double()
-        terms.append(_units(term))
+        terms.append(fragments(term))
     return torch.stack(terms, dim=1)
 
 
@@ -182,11 +169,11 @@ def _unpack(weights: Tensor, dim: int, *, mlp: bool) -> list[Tensor]:
     steps, terms = dim // 16, _TERMS[weights.dtype]
     sizes = [terms * dim * (dim // 2), dim * dim] + [2 * dim * dim] * mlp
     features, projection, *rest = weights.float().split(sizes)
-    by_term = features.view(steps // 2, terms, steps, 256).unbind(dim=1)
-    w = sum(_matrix(term) for term in reversed(by_term))
+    by_term = features.view(steps // 2, terms, steps, 32, 8).unbind(dim=1)
+    w = sum(matrix_of(term) for term in reversed(by_term))
     assert isinstance(w, Tensor)
-    matrices = [w[:, order], _matrix(projection.view(steps, steps, 256))[order]]
+    matrices = [w[:, order], matrix_of(projection.view(steps, steps, 32, 8))[order]]
     for both in rest:
-        rows, columns = both.view(steps, 2, steps, 256).unbind(dim=1)
-        matrices += [_matrix(rows)[:, order], _matrix(columns.transpose(0, 1))[order]]
+        rows, columns = both.view(steps, 2, steps, 32, 8).unbind(dim=1)
+        matrices += [matrix_of(rows)[:, order], matrix_of(columns.transpose(0, 1))[order]]
     return matrices

@@ -55,6 +55,28 @@ class Impl(Protocol):
         """Build the runner of a segment that it does not refuse; packs weights on the problem's device."""
 
 
+@dataclass(frozen=True)
+class Tiled:
+    """The common part of impls whose kernel has several tile variants.
+
+    Args:
+        tile: the variant. If it does not exist for a shape, or needs more shared memory than the device has, a call
+            fails before it launches anything.
+        build_id: hash of the sources of the kernels, `none` where there are none to run: equal sources compute and cost
+            the same, whatever machine they were compiled on.
+        on_cpu: take problems on the CPU too, for tests: the operators' CPU implementations compute the same from the
+            same packed tensors.
+    """
+
+    tile: int
+    build_id: str = ""
+    on_cpu: bool = False
+
+
+LINEAR = {("monarch", *after) for after in ((), ("gelu",), ("add",), ("gelu", "add"))}
+"""The kinds of a segment that a kernel for a Monarch layer runs."""
+
+
 def family(name: str) -> str:
     """Return an impl's name without its tile: `native_mlp` for `native_mlp:3`."""
     return name.partition(":")[0]

@@ -1,7 +1,6 @@
 """The CUDA kernels of csrc as impls, one for each operator and tile variant."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,9 +12,8 @@ from ..chain_ir import Attention, LayerNorm, Monarch, Operator, Problem, kinds
 from ..native.library import library_path, native_status
 from ..native.stamp import read_stamp
 from ..native.torch_ops import monarch_linear, monarch_mlp, short_attention
-from .base import OTHER_KIND, Impl, Runner, on_rows, packed
+from .base import LINEAR, OTHER_KIND, Impl, Runner, Tiled, on_rows, packed
 
-LINEAR = {("monarch", *after) for after in ((), ("gelu",), ("add",), ("gelu", "add"))}
 MLP = {(*norm, "monarch", "gelu", "monarch", *add) for norm in ((), ("norm",)) for add in ((), ("add",))}
 
 # The tile variants of each kernel; those that suit most problems come first.
@@ -24,22 +22,8 @@ MLP_TILES = (2, 3, 0, 1)
 ATTENTION_TILES = (0, 1, 2, 3)
 
 
-@dataclass(frozen=True)
-class Native:
-    """The common part of the three impls.
-
-    Args:
-        tile: the variant. If it does not exist for a shape, or needs more shared memory than the device has, a call
-            fails before it launches anything.
-        build_id: hash of the sources of the library, `none` where there is no library: equal sources compute and cost
-            the same, whatever machine they were compiled on.
-        on_cpu: take problems on the CPU too, for tests: the operators' CPU implementations compute the same from the
-            same packed tensors.
-    """
-
-    tile: int
-    build_id: str = ""
-    on_cpu: bool = False
+class Native(Tiled):
+    """The common part of the three impls."""
 
     def unusable(self, problem: Problem) -> str | None:
         """Return why the library cannot be used there; None if it can."""

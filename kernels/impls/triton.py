@@ -1,7 +1,6 @@
 """Monarch layers and MLPs on Triton as impls, one for each tile variant."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,26 +11,13 @@ from ..native.stamp import source_hash
 from ..triton.layout import sort_layer, sort_mlp
 from ..triton.linear import SOURCES, missing_for_triton, triton_linear, triton_mlp, triton_refusal
 from ..triton.tiles import VARIANTS, tile_refusal
-from .base import OTHER_KIND, Impl, Runner, on_rows, packed
+from .base import LINEAR, OTHER_KIND, Impl, Runner, Tiled, on_rows, packed
 
-LINEAR = {("monarch", *after) for after in ((), ("gelu",), ("add",), ("gelu", "add"))}
 MLP = {("monarch", "gelu", "monarch"), ("monarch", "gelu", "monarch", "add")}
 
 
-@dataclass(frozen=True)
-class Triton:
-    """The common part of the two impls.
-
-    Args:
-        tile: the variant.
-        build_id: hash of the kernels' sources, `none` where triton cannot run.
-        on_cpu: take problems on the CPU too, for tests: the operators' CPU implementations compute the same from the
-            same packed tensors.
-    """
-
-    tile: int
-    build_id: str = ""
-    on_cpu: bool = False
+class Triton(Tiled):
+    """The common part of the two impls."""
 
     def unusable(self, layers: Sequence[Monarch], problem: Problem) -> str | None:
         """Return why Triton or the variant cannot be used there; None if it can."""

@@ -16,7 +16,7 @@ from ..add_layernorm import add_layernorm_reference
 from ..attention import attention_reference
 from ..blocked import BlockedMonarch, blocked_reference
 from ..blocked_mlp import BlockedMlp, mlp_reference
-from ..conv_branch import conv_branch_reference
+from ..conv_branch import ConvBranch, conv_branch_reference
 from ..performer import performer_reference
 
 _library = torch.library.Library("milkweed", "DEF")
@@ -120,30 +120,24 @@ def performer_attention(
 
 
 def conv_branch(
-    tokens: Tensor,
-    weight1: Tensor,
-    bias1: Tensor,
-    weight2: Tensor,
-    bias2: Tensor,
-    weight3: Tensor | None,
-    bias3: Tensor | None,
-    residual: Tensor | None,
-    groups: int,
-    class_token: bool,
-    tile: int = 0,
+    tokens: Tensor, packed: ConvBranch, residual: Tensor | None, class_token: bool, tile: int = 0
 ) -> Tensor:
     """Compute ViTAE's convolution branch over tokens, with layers that `pack_conv_branch` has packed.
 
     Args:
         tokens, residual: (B, class_token + side * side, C), bfloat16 or float16, contiguous; residual may be None.
-        weight1, bias1, weight2, bias2, weight3, bias3, groups: those of a `ConvBranch`.
         class_token: whether the first token is a class token, which only gets the residual, or zeros.
 
     Returns:
         The shape of tokens.
     """
-    layers = (weight1, bias1, weight2, bias2, weight3, bias3)
-    return torch.ops.milkweed.conv_branch(tokens, *layers, residual, groups, class_token, tile)
+    return torch.ops.milkweed.conv_branch(tokens, *packed.operands, residual, packed.groups, class_token, tile)
+
+
+def _conv_branch_cpu(tokens: Tensor, *arguments: Any) -> Tensor:
+    *operands, residual, groups, class_token, _ = arguments
+    tensors = tuple(tensor for tensor in operands if tensor is not None)
+    return conv_branch_reference(tokens, ConvBranch(tensors, groups), residual, class_token)
 
 
 def add_layernorm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
@@ -203,7 +197,7 @@ _define(
 _define(
     "conv_branch(Tensor tokens, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2, Tensor? weight3, "
     "Tensor? bias3, Tensor? residual, int groups, bool class_token, int tile) -> Tensor",
-    _without_tile(conv_branch_reference),
+    _conv_branch_cpu,
     lambda tokens, *_: tokens.new_empty(tokens.shape),
 )
 _define(

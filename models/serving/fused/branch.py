@@ -84,11 +84,10 @@ class BranchPart(Part):
 
     def _native(self, tile: int) -> Callable[[Tensor], Tensor]:
         packed, class_token = self._packed, self._class_token
-        weights = (packed.weight1, packed.bias1, packed.weight2, packed.bias2, packed.weight3, packed.bias3)
 
         def call(x: Tensor) -> Tensor:
             x = x.contiguous()
-            return conv_branch(x, *weights, x, packed.groups, class_token, tile)
+            return conv_branch(x, packed, x, class_token, tile)
 
         return call
 

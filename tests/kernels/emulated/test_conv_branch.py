@@ -96,11 +96,11 @@ class Kernel:
         seed: int = 1,
         shared_limit: int = SHARED_LIMIT,
     ) -> str | None:
-        tensors = [tokens, packed.weight1, packed.bias1, packed.weight2, packed.bias2, packed.weight3, packed.bias3]
+        tensors = [tokens, *packed.operands]
         sizes = (problem.batch, problem.side, int(problem.class_token), problem.channels)
         return launch(
             *(self.library.mw_conv_branch, mode, seed, DTYPES.index(problem.dtype), tile, *tensors, residual, out),
-            *(*sizes, len(packed.bias1), problem.groups, shared_limit),
+            *(*sizes, len(packed.tensors[1]), problem.groups, shared_limit),
         )
 
     def __call__(
@@ -203,11 +203,10 @@ def test_packing_and_reference_are_the_cell_s_branch(mlp_ratio: int, shallow: bo
     tokens = torch.randn(3, 25 + int(shallow), 32)
     assert conv_branch_refusal(3, tokens.shape[1], shallow, convs, torch.bfloat16, SHARED_LIMIT) is None
     packed = pack_conv_branch(convs, torch.float32)
-    p = (packed.weight1, packed.bias1, packed.weight2, packed.bias2, packed.weight3, packed.bias3)
-    ours = conv_branch_reference(tokens, *p, None, packed.groups, shallow)
+    ours = conv_branch_reference(tokens, packed, None, shallow)
     torch.testing.assert_close(ours, cell._branch(tokens))
     assert ours.is_contiguous()
-    added = conv_branch_reference(tokens, *p, tokens, packed.groups, shallow)
+    added = conv_branch_reference(tokens, packed, tokens, shallow)
     torch.testing.assert_close(added, ours + tokens)
     assert len(packed.tensors) == 2 * len(convs)
 

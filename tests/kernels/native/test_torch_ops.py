@@ -98,8 +98,8 @@ def _conv(dtype: torch.dtype) -> Case:
     with torch.no_grad():
         branch = F.silu(convs[2](F.silu(convs[1](F.silu(convs[0](grid)))))).flatten(2).transpose(1, 2)
     truth = residual.float() + F.pad(branch, (0, 0, 1, 0))
-    layers = (packed.weight1, packed.bias1, packed.weight2, packed.bias2, packed.weight3, packed.bias3)
-    return Case(torch_ops.conv_branch, (tokens, *layers, residual, packed.groups, True, 0), truth)
+    arguments = (tokens, *packed.operands, residual, packed.groups, True, 0)
+    return Case(torch.ops.milkweed.conv_branch, arguments, truth)
 
 
 def _add_norm(dtype: torch.dtype) -> Case:
