@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...kernels.chain_ir import Attention as ChainAttention
+from ...kernels import chain_ir
 from ...kernels.chain_ir import Dense, Gelu, LayerNorm, Linear
 from ...kernels.cpu.program import Attention, Factor, Floats, Norm, Operator, dense, monarch
 from ..serving.fused.chains import BlockChains, NotFusable
@@ -17,7 +17,7 @@ from ..serving.fused.chains import BlockChains, NotFusable
 def attention_of(chains: BlockChains, name: str, first: bool = False) -> tuple[list[Operator], list[Factor]]:
     """The operators of a block's attention: to the attention itself, and behind it."""
     norm, qkv, attention, proj, _ = chains.attention.operators
-    assert isinstance(attention, ChainAttention)
+    assert isinstance(attention, chain_ir.Attention)
     heads, head_dim = attention.num_heads, attention.head_dim
     queries = np.ones(3 * heads * head_dim, np.float32)
     queries[: heads * head_dim] = attention.scale * log2(e)
@@ -81,6 +81,11 @@ def check_idle(name: str, part: nn.Module | None) -> None:
     """Raise NotFusable where a part does something in evaluation."""
     if part is not None and not isinstance(part, nn.Identity | nn.Dropout):
         raise NotFusable(f"{name} is a {type(part).__name__}")
+
+
+def bias_of(conv: nn.Conv2d) -> Floats:
+    """Return the bias of a convolution, zeros where it has none."""
+    return np.zeros(len(conv.weight), np.float32) if conv.bias is None else array(conv.bias)
 
 
 def array(tensor: Tensor) -> Floats:

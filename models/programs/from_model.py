@@ -10,7 +10,7 @@ from ..architectures.timm_models import type_name
 from ..architectures.token_blocks import TokenBlock
 from ..architectures.vitae import ViTAE
 from ..serving.fused.chains import NotFusable, take_apart, token_chains
-from .blocks import array, attention_of, check_idle, dense_of, mlp_of, norm_of
+from .blocks import array, attention_of, bias_of, check_idle, dense_of, mlp_of, norm_of
 from .vitae import vitae_program
 
 _VIT = "timm.models.vision_transformer.VisionTransformer"
@@ -56,8 +56,7 @@ def _embed(vit: Any, size: int) -> Embed:
         raise NotFusable(f"it has {len(positions)} positions, images of {size} px have other patches")
     start = np.concatenate([prefix, np.zeros((patches, prefix.shape[1]), np.float32)])
     start[len(start) - len(positions) :] += positions
-    bias = np.zeros(len(conv.weight), np.float32) if conv.bias is None else array(conv.bias)
-    return Embed(array(conv.weight), bias, start, size)
+    return Embed(array(conv.weight), bias_of(conv), start, size)
 
 
 def _block(block: nn.Module, name: str, tokens: int, prefix: int) -> list[Operator]:

@@ -2,7 +2,6 @@
 
 from typing import Any, cast
 
-import numpy as np
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
@@ -21,7 +20,7 @@ from ...kernels.cpu.program import (
 )
 from ..architectures.vitae.reduction import EmbeddingReduction, PerformerReduction, PyramidOnlyReduction
 from ..serving.fused.chains import NotFusable, as_linear, take_apart
-from .blocks import array, attention_of, dense_of, linear_of, mlp_of, norm_of
+from .blocks import array, attention_of, bias_of, dense_of, linear_of, mlp_of, norm_of
 
 Reduction = PerformerReduction | PyramidOnlyReduction
 
@@ -56,7 +55,7 @@ def _embed(cell: EmbeddingReduction, size: int) -> Embed:
         raise NotFusable(f"it has positions for images of {cell.img_size} px, not {size}")
     conv, start = cell.PRM.proj, array(cell.pos_embed[0])
     start[:1] += array(cell.cls_token[0])
-    return Embed(array(conv.weight), _bias(conv), start, size)
+    return Embed(array(conv.weight), bias_of(conv), start, size)
 
 
 def _reduction(cell: Reduction, name: str, side: int) -> list[Operator]:
@@ -117,8 +116,4 @@ def _convolution(conv: Any, name: str, side: int, **options: Any) -> Convolution
     if conv.padding_mode != "zeros":
         raise NotFusable(f"{name} pads with {conv.padding_mode}")
     geometry = {field: getattr(conv, field)[0] for field in ("stride", "dilation", "padding")}
-    return convolution(array(conv.weight), _bias(conv), side, conv.groups, **geometry, name=name, **options)
-
-
-def _bias(conv: nn.Conv2d) -> Any:
-    return np.zeros(len(conv.weight), np.float32) if conv.bias is None else array(conv.bias)
+    return convolution(array(conv.weight), bias_of(conv), side, conv.groups, **geometry, name=name, **options)

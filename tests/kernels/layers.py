@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from milkweed.kernels.chain_ir import Monarch
+from milkweed.kernels.chain_ir import Add, Gelu, LayerNorm, Monarch, Operator
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -20,3 +20,9 @@ def monarch(
     q = min(p, s)
     factors = normal(nblocks, q, p, seed=3, dtype=dtype), normal(nblocks, s, q, seed=4, dtype=dtype)
     return Monarch(*factors, normal(out, seed=5, dtype=dtype) if bias else None, width, out)
+
+
+def mlp() -> list[Operator]:
+    """Half of a block, of 64 features and 128 hidden ones: a norm, two layers of four blocks, the residual."""
+    norm = LayerNorm(normal(64, seed=1) + 1, normal(64, seed=2), 1e-6)
+    return [norm, monarch(64, 128, nblocks=4), Gelu(), monarch(128, 64, nblocks=4), Add()]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from milkweed.kernels.batched import monarch_batched
 from milkweed.kernels.feature_major import feature_major_linear
-from milkweed.kernels.ops import _batched, decide, monarch_linear, packed_linear, packed_mlp
+from milkweed.kernels.ops import decide, monarch_linear, packed_linear, packed_mlp
 from milkweed.kernels.packing import pack_monarch
 from milkweed.kernels.reference import monarch_reference, monarch_to_dense
 
@@ -216,7 +216,8 @@ def test_packed_batched_path_agrees() -> None:
     w1, w2, bias = (torch.randn(s, generator=g, dtype=torch.float64) for s in ((3, 4, 5), (2, 7, 6), (13,)))
     packed = pack_monarch(w1, w2, bias, in_features=14, out_features=13)
     x = torch.randn(6, 14, generator=g, dtype=torch.float64)
-    torch.testing.assert_close(_batched(x, packed), feature_major_linear(x, packed), rtol=1e-12, atol=1e-12)
+    want = monarch_batched(x, packed.w1, packed.factor2, packed.bias, 13)
+    torch.testing.assert_close(feature_major_linear(x, packed), want, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

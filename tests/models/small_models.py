@@ -113,19 +113,16 @@ class Preferring:
         return sum(1e-6 if self.engine in name else 1e-4 * (end - start) for (start, end), name in costs)
 
 
-def fused(
-    model: nn.Module, *, dtype: torch.dtype = torch.float32, batch_sizes: tuple[int, ...] = (1, 2, 4), **more: Any
-) -> tuple[nn.Module, FusionReport]:
-    """A fused copy on the CPU."""
+def fused(model: nn.Module, **more: Any) -> tuple[nn.Module, FusionReport]:
+    """A fused copy, on the CPU where no device is given."""
     other = copy.deepcopy(model)
-    more.setdefault("tuning", Tuning("off"))
-    report = fuse(other, device=CPU, dtype=dtype, image_size=32, batch_sizes=batch_sizes, **more)
-    return other, report
+    given: dict[str, Any] = {"device": CPU, "dtype": torch.float32, "image_size": 32, "batch_sizes": (1, 2, 4)}
+    return other, fuse(other, **{**given, "tuning": Tuning("off"), **more})
 
 
-def images(count: int) -> Tensor:
-    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(count))
+def images(count: int, size: int = 32) -> Tensor:
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(count))
 
 
 def relative(got: Tensor, want: Tensor) -> float:
-    return float((got.float() - want).norm() / want.norm())
+    return float((got.float().cpu() - want).norm() / want.norm())

@@ -28,8 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 monarch = partial(layers.monarch, nblocks=4)
 
-NORM = LayerNorm(normal(64, seed=1) + 1, normal(64, seed=2), 1e-6)
-MLP: list[Operator] = [NORM, monarch(64, 128), Gelu(), monarch(128, 64), Add()]
+MLP = layers.mlp()
 SEGMENTS: dict[str, list[list[Operator]]] = {
     "native_linear": [
         [monarch(64, 128)],
@@ -126,7 +125,7 @@ def test_an_untuned_plan_takes_one_launch_for_an_mlp_and_two_for_a_wide_one(monk
     assert str(untuned_plan(wide, problem, impls)) == "0b0101 torch | native_linear:0 | native_linear:0"
     without = [impl for impl in impls if not impl.name.startswith("native_")]
     assert str(untuned_plan(wide, problem, without)) == "0b0001 torch | triton_mlp:0"
-    attention = Chain([NORM, Dense(normal(192, 64, seed=8), None), Attention(2, 32, 0.2), monarch(64, 64), Add()])
+    attention = Chain([MLP[0], Dense(normal(192, 64, seed=8), None), Attention(2, 32, 0.2), monarch(64, 64), Add()])
     plan = "0b0111 torch | dense | native_attention:0 | native_linear:0"
     assert str(untuned_plan(attention, problem, impls)) == plan
 

@@ -1,11 +1,9 @@
 """Kernels that MILKWEED_QUARANTINE names refuse what they were made for, and no cached plan brings them back."""
 
-from functools import partial
-
 import pytest
 import torch
 
-from milkweed.kernels.chain_ir import Add, Attention, Gelu, LayerNorm, Operator, Problem
+from milkweed.kernels.chain_ir import Attention, Operator, Problem
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.impls.base import OTHER_KIND, Impl
 from milkweed.kernels.impls.dense import DenseImpl
@@ -18,18 +16,14 @@ from milkweed.kernels.tuning.chain import Chain
 from milkweed.kernels.tuning.default_plan import untuned_plan
 from milkweed.kernels.tuning.tuner import TunedChain, tune_chain
 
-from .. import layers
-from ..layers import normal
+from ..layers import mlp
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROBLEM = Problem(torch.device("cpu"), torch.bfloat16, 2, 19)
 REASON = "quarantined (MILKWEED_QUARANTINE)"
 
-monarch = partial(layers.monarch, nblocks=4)
-
-NORM = LayerNorm(normal(64, seed=1) + 1, normal(64, seed=2), 1e-6)
-MLP: list[Operator] = [NORM, monarch(64, 128), Gelu(), monarch(128, 64), Add()]
+MLP = mlp()
 
 
 def impls_under(value: str, monkeypatch: pytest.MonkeyPatch) -> list[Impl]:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,17 @@ from torch import Tensor, nn
 from milkweed.bench.timm_models import examine, row_of, text_of
 from milkweed.models.architectures import timm_models
 from milkweed.models.architectures.meta_init import built_on_meta, on_meta
-from milkweed.models.architectures.registry import classifier_layers, create_model, default_preprocess, list_models
+from milkweed.models.architectures.registry import classifier_layers, create_model, list_models
 from milkweed.models.architectures.summary import linears_outside
 from milkweed.models.bundle.bundle import load_bundle, save_bundle
-from milkweed.models.bundle.config import BundleConfig
-from milkweed.models.bundle.labels import default_labels
 from milkweed.models.compress.projection.permutation import arrangeable_mlps
 from milkweed.models.layers.layer_spec import LayerSpec, layer_specs_for, replace_linears
 from milkweed.models.layers.select import select_linears
 from milkweed.models.serving.prepare import PackedMlp, fold_batch_norms, prepare_for_inference
 from milkweed.models.training import densified
+
+from ..small_models import relative
+from ..tiny import config_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -86,26 +88,14 @@ def build(name: str) -> tuple[nn.Module, dict[str, LayerSpec]]:
     return model, specs
 
 
-def relative(got: Tensor, want: Tensor) -> float:
-    return float((got - want).norm() / want.norm())
-
-
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.slow_beyond(8)
 def test_every_family_is_replaced_saved_served_and_made_dense(name: str, tmp_path: Path) -> None:
     model, specs = build(name)
     size = SAMPLES[name].get("img_size", 64)
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
-    config = BundleConfig(
-        arch=name,
-        arch_args={"num_classes": 5, **SAMPLES[name]},
-        structure=specs,
-        preprocess={**default_preprocess(name), "size": size},
-        provenance={},
-        metrics={},
-        labels=default_labels(5),
-    )
-    save_bundle(tmp_path / "bundle", model, config)
+    config = config_of(model, name, SAMPLES[name], 5)
+    save_bundle(tmp_path / "bundle", model, replace(config, preprocess={**config.preprocess, "size": size}))
     loaded, _ = load_bundle(tmp_path / "bundle")
     with torch.inference_mode():
         logits = model(images)

@@ -16,12 +16,12 @@ from milkweed.models.layers.select import select_linears
 from milkweed.models.layers.token_plan import ALL_TOKENS, TokenMerging, TokenPlan
 from milkweed.models.serving.prepare import prepare_for_inference
 
-from ..tiny import TINY_VIT, TINY_VITAE
+from ..tiny import TINY_T2T, TINY_VIT, TINY_VITAE, weighted
 from ..token_reference import last_tokens
 
 LAST = TokenPlan(class_last=True)
 VIT: dict[str, Any] = {**TINY_VIT, "depth": 5}
-T2T: dict[str, Any] = {"img_size": 64, "embed_dim": 32, "depth": 5, "num_heads": 4, "mlp_ratio": 2, "token_dim": 8}
+T2T: dict[str, Any] = {**TINY_T2T, "img_size": 64, "depth": 5}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deit": ("deit_tiny_patch16_224", VIT),
     "deit of odd sides": ("deit_tiny_patch16_224", {**VIT, "img_size": 40}),
@@ -36,15 +36,6 @@ MEAN: dict[str, Any] = {**VIT, "global_pool": "avg", "class_token": False}
 def made(family: str, **more: Any) -> nn.Module:
     arch, arguments = FAMILIES[family]
     return weighted(create_model(arch, num_classes=7, **arguments, **more))
-
-
-def weighted(model: nn.Module) -> nn.Module:
-    """Give a model weights that every mistake shows in."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2 if parameter.dim() > 1 else 1).add_(torch.randn_like(parameter), alpha=0.1)
-    return model.eval()
 
 
 def images_for(model: nn.Module, count: int = 3) -> Tensor:

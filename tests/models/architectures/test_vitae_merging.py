@@ -15,7 +15,7 @@ from milkweed.models.architectures.vitae.merging import MergingCell
 from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 
 from ..small_models import SHALLOW, VITAE_V2
-from ..tiny import TINY_VITAE
+from ..tiny import TINY_VITAE, weighted
 from ..token_reference import cell_by_loops
 
 DEEP: dict[str, Any] = {**TINY_VITAE, "depths": [0, 4]}
@@ -33,10 +33,7 @@ def made(family: str) -> tuple[nn.Module, Tensor]:
     arch, arguments, size = FAMILIES[family]
     model = create_model(arch, num_classes=7, **arguments)
     torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2 if parameter.dim() > 1 else 1).add_(torch.randn_like(parameter), alpha=0.1)
-    return model.double().eval(), torch.randn(3, 3, size, size, dtype=torch.float64)
+    return weighted(model).double(), torch.randn(3, 3, size, size, dtype=torch.float64)
 
 
 def applied(model: nn.Module, plan: TokenPlan) -> nn.Module:

@@ -15,7 +15,7 @@ from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.serving.prepare import prepare_for_inference
 
 from ..small_models import T2T, VIT, fused, images, relative
-from ..tiny import TINY_VIT, TINY_VITAE
+from ..tiny import TINY_VIT, TINY_VITAE, weighted
 
 DEIT = "deit_tiny_patch16_224"
 WIDTHS = {"blocks.0.mlp": 40, "blocks.1.attn": 5}
@@ -23,11 +23,7 @@ WIDTHS = {"blocks.0.mlp": 40, "blocks.1.attn": 5}
 
 def made(arch: str = DEIT, args: dict[str, Any] = TINY_VIT, **more: Any) -> nn.Module:
     torch.manual_seed(0)
-    model = create_model(arch, num_classes=5, **args, **more)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2 if parameter.dim() > 1 else 1).add_(torch.randn_like(parameter), alpha=0.1)
-    return model.requires_grad_(False)
+    return weighted(create_model(arch, num_classes=5, **args, **more)).requires_grad_(False)
 
 
 def test_names_stay_and_sizes_are_as_asked() -> None:

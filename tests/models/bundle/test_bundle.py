@@ -21,6 +21,8 @@ from milkweed.models.bundle.durable import exchange
 from milkweed.models.errors import BundleError
 from milkweed.models.layers.layer_spec import layer_specs_of
 
+from ..tiny import config_of
+
 
 def build(config: BundleConfig) -> torch.nn.Module:
     torch.manual_seed(1)
@@ -244,11 +246,7 @@ def test_changing_the_file_later_does_not_reach_a_loaded_model(tiny_bundle: Path
 
 def test_timm_models_round_trip(tmp_path: Path, tiny_vit: dict[str, object]) -> None:
     model = create_model("deit_tiny_patch16_224", num_classes=2, **tiny_vit)
-    config = BundleConfig(
-        arch="deit_tiny_patch16_224",
-        arch_args={"num_classes": 2, **tiny_vit},
-        preprocess=default_preprocess("deit_tiny_patch16_224", **tiny_vit),
-    )
+    config = config_of(model, "deit_tiny_patch16_224", tiny_vit, 2)
     save_bundle(tmp_path / "b", model, config, [Label("cat", "a cat"), Label("dog", "a dog")])
     loaded, read = load_bundle(tmp_path / "b")
     assert [label.label for label in read.labels] == ["a cat", "a dog"]

@@ -93,10 +93,8 @@ def test_an_absurdly_large_tensor_is_refused_before_it_is_read(tiny_bundle: Path
     ("text", "message"),
     [
         ("{", "not JSON: "),
-        ("", "not JSON: "),
         ("[]", "must be a JSON object, not []"),
-        ('{"format": 1, "format": 1}', "key 'format' appears twice"),
-        ('{"format": NaN}', "NaN is not a number"),
+        ('{"crop_pct": 1e999}', "not strict JSON: '1e999' is beyond the range of a double"),
         ("[" * 100_000, "nested too deep"),
         ('{"format": 1}', "member 'arch' is missing"),
         ("\xff", "must be"),
@@ -163,12 +161,6 @@ def test_files_must_have_hashes_and_be_there(tiny_bundle: Path) -> None:
 def test_bad_preprocess(tiny_bundle: Path, values: dict[str, Any], message: str) -> None:
     edit_config(tiny_bundle, lambda document: document["preprocess"].update(values))
     refuse(tiny_bundle, "config.json: preprocess: ", message)
-
-
-def test_infinite_number_that_json_lets_through(tiny_bundle: Path) -> None:
-    text = (tiny_bundle / "config.json").read_text()
-    (tiny_bundle / "config.json").write_text(text.replace('"crop_pct": 0.9', '"crop_pct": 1e999'))
-    refuse(tiny_bundle, "config.json: not strict JSON: '1e999' is beyond the range of a double")
 
 
 def leaves(value: Any, *where: Any) -> Iterator[tuple[Any, ...]]:

@@ -21,25 +21,6 @@ def test_the_imagenet_labels_are_read(shared: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("x.tsv", "0\ta\tan ant\n1\tb\ta bee\n"),
-        ("x.tsv", "1\tb\ta bee\r\n0\ta\tan ant\r\n"),
-        ("x.tsv", "a\tan ant\nb\ta bee"),
-        ("x.json", '[{"id": "a", "label": "an ant"}, {"id": "b", "label": "a bee"}]'),
-        ("x.TSV", "\ufeff0\ta\tan ant\n1\tb\ta bee\n"),
-    ],
-)
-def test_label_files_with_ids_are_read(tmp_path: Path, name: str, text: str) -> None:
-    assert read_labels(written(tmp_path, name, text)) == (Label("a", "an ant"), Label("b", "a bee"))
-
-
-@pytest.mark.parametrize(("name", "text"), [("x.txt", "an ant\na bee\n"), ("x.json", '["an ant", "a bee"]')])
-def test_label_files_without_ids_use_the_index(tmp_path: Path, name: str, text: str) -> None:
-    assert read_labels(written(tmp_path, name, text)) == (Label("0", "an ant"), Label("1", "a bee"))
-
-
-@pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("x.tsv", "0\ta\tant\n0\tb\tbee\n", "line 2: index 0 appears twice"),
@@ -54,9 +35,28 @@ def test_label_files_without_ids_use_the_index(tmp_path: Path, name: str, text: 
         ("x.json", "[", "not JSON"),
         ("x.json", '[{"id": "a"}]', "entry 0 must be"),
         ("x.json", '["' + "x" * 1001 + '"]', "1 to 1000 characters"),
+        ("x.json", '{"0": "a", "2": "b"}', "2 labels, but none for index 1"),
+        ("x.json", '{"1": "a", "2": "b"}', "2 labels, but none for index 0"),
+        ("x.json", '{"a": 0, "b": 0}', "index 0 appears twice"),
+        ("x.json", '{"0": "a", "0": "b"}', "key '0' appears twice"),
+        ("x.json", '{"n01440764": "tench"}', "labels are expected by index, 'n01440764' is none"),
+        ("x.json", '{"0": ["a", "b", "c"]}', "label must be 1 to 1000 characters"),
+        ("x.txt", "{0: 'a', 0: 'b'}", "a key of the Python dict appears twice"),
+        ("x.txt", "{0: open('/etc/passwd')}", "begins as JSON or as a Python dict, and is neither"),
+        ("x.txt", "1 a\n2 b", "2 labels, but none for index 0"),
+        ("x.txt", "0: 'a',\n1: 'b',", "line 1 is of another format, no label"),
+        ("x.txt", '"a",\n"b",', "line 1 is of another format, no label"),
+        ("x.txt", "names:\n  0: a", "line 1 is of another format, no label"),
+        ("x.txt", "- a\n- b", "line 1 is of another format, no label"),
+        ("x.txt", "item {\n  id: 1\n}", "line 1 is of another format, no label"),
+        ("x.txt", "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 3", "a Git LFS pointer"),
+        ("x.yaml", "names: [a, b]", ".yaml is not read"),
+        ("x.csv", "0,a\n1,b,c", "line 2 must be index, id and label"),
+        ("x.csv", "0,a,b,c\n1,d,e,f", "line 1 must be index, id and label"),
+        ("x.csv", '0,"a\n1,b', "not CSV"),
     ],
 )
-def test_wrong_files_are_refused_by_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_wrong_files_and_other_formats_are_refused_by_line(tmp_path: Path, name: str, text: str, message: str) -> None:
     path = written(tmp_path, name, text)
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
         read_labels(path)
@@ -85,6 +85,13 @@ PLAIN = (Label("0", "tench"), Label("1", "shark, great white"))
 @pytest.mark.parametrize(
     ("name", "text", "labels"),
     [
+        ("x.tsv", "0\tn01440764\ttench\n1\tn01443537\tshark, great white\n", IDS),
+        ("x.tsv", "1\tn01443537\tshark, great white\r\n0\tn01440764\ttench\r\n", IDS),
+        ("x.tsv", "n01440764\ttench\nn01443537\tshark, great white", IDS),
+        ("x.json", '[{"id": "n01440764", "label": "tench"}, {"id": "n01443537", "label": "shark, great white"}]', IDS),
+        ("x.TSV", "\ufeff0\tn01440764\ttench\n1\tn01443537\tshark, great white\n", IDS),
+        ("x.txt", "tench\nshark, great white\n", PLAIN),
+        ("x.json", '["tench", "shark, great white"]', PLAIN),
         ("x.json", '{"0": ["n01440764", "tench"], "1": ["n01443537", "shark, great white"]}', IDS),  # Keras, TorchServe
         ("x.json", '{"1": "shark, great white", "0": "tench"}', PLAIN),
         ("x.json", '{"tench": 0, "shark, great white": 1}', PLAIN),
@@ -107,9 +114,7 @@ PLAIN = (Label("0", "tench"), Label("1", "shark, great white"))
         ("x.txt", "n01440764\nn01443537", tuple(Label(label.id, label.id) for label in IDS)),
     ],
 )
-def test_label_files_of_other_programs_are_read(
-    tmp_path: Path, name: str, text: str, labels: tuple[Label, ...]
-) -> None:
+def test_label_files_are_read(tmp_path: Path, name: str, text: str, labels: tuple[Label, ...]) -> None:
     assert read_labels(written(tmp_path, name, text)) == labels
 
 
@@ -128,31 +133,3 @@ def test_label_files_of_other_programs_are_read(
 def test_lines_that_look_odd_are_labels(tmp_path: Path, lines: list[str]) -> None:
     labels = read_labels(written(tmp_path, "x.txt", "\n".join(lines)))
     assert labels == tuple(Label(str(index), line) for index, line in enumerate(lines))
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("x.json", '{"0": "a", "2": "b"}', "2 labels, but none for index 1"),
-        ("x.json", '{"1": "a", "2": "b"}', "2 labels, but none for index 0"),
-        ("x.json", '{"a": 0, "b": 0}', "index 0 appears twice"),
-        ("x.json", '{"0": "a", "0": "b"}', "key '0' appears twice"),
-        ("x.json", '{"n01440764": "tench"}', "labels are expected by index, 'n01440764' is none"),
-        ("x.json", '{"0": ["a", "b", "c"]}', "label must be 1 to 1000 characters"),
-        ("x.txt", "{0: 'a', 0: 'b'}", "a key of the Python dict appears twice"),
-        ("x.txt", "{0: open('/etc/passwd')}", "begins as JSON or as a Python dict, and is neither"),
-        ("x.txt", "1 a\n2 b", "2 labels, but none for index 0"),
-        ("x.txt", "0: 'a',\n1: 'b',", "line 1 is of another format, no label"),
-        ("x.txt", '"a",\n"b",', "line 1 is of another format, no label"),
-        ("x.txt", "names:\n  0: a", "line 1 is of another format, no label"),
-        ("x.txt", "- a\n- b", "line 1 is of another format, no label"),
-        ("x.txt", "item {\n  id: 1\n}", "line 1 is of another format, no label"),
-        ("x.txt", "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 3", "a Git LFS pointer"),
-        ("x.yaml", "names: [a, b]", ".yaml is not read"),
-        ("x.csv", "0,a\n1,b,c", "line 2 must be index, id and label"),
-        ("x.csv", "0,a,b,c\n1,d,e,f", "line 1 must be index, id and label"),
-        ("x.csv", '0,"a\n1,b', "not CSV"),
-    ],
-)
-def test_other_formats_are_never_labels(tmp_path: Path, name: str, text: str, message: str) -> None:
-    test_wrong_files_are_refused_by_line(tmp_path, name, text, message)

@@ -10,16 +10,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from milkweed.models import BundleConfig, create_model, load_bundle, save_bundle
-from milkweed.models.architectures.registry import default_preprocess
 from milkweed.models.bundle.golden import golden_record
-from milkweed.models.bundle.labels import default_labels
 from milkweed.models.bundle.storage import as_stored, storable_weights
 from milkweed.models.errors import BundleError
 from milkweed.models.layers.int8 import quantised
-from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, layer_specs_of, replace_linears
+from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, replace_linears
 from milkweed.models.layers.select import select_linears
 
-from ..tiny import KIND_OPTIONS
+from ..tiny import KIND_OPTIONS, config_of
 from .edits import Change, edit_config, edit_tensors, refuse
 
 ARCH = "deit_tiny_patch16_224"
@@ -37,14 +35,7 @@ def tiny(tiny_vit: dict[str, Any], kind: str = "monarch") -> tuple[nn.Module, Bu
             nn.init.normal_(parameter, std=0.3)
             if parameter.dim() > 1:
                 parameter *= torch.exp(torch.randn(parameter.shape[:-1])).unsqueeze(-1)
-    config = BundleConfig(
-        arch=ARCH,
-        arch_args={"num_classes": 3, **tiny_vit},
-        structure=layer_specs_of(model),
-        preprocess=default_preprocess(ARCH, **tiny_vit),
-        labels=default_labels(3),
-    )
-    return model.eval().requires_grad_(False), config
+    return model.eval().requires_grad_(False), config_of(model, ARCH, tiny_vit, 3)
 
 
 def saved(path: Path, model: nn.Module, config: BundleConfig, precision: str) -> BundleConfig:

@@ -62,7 +62,6 @@ def test_a_model_that_is_wider_than_its_config_says_is_not_saved(tmp_path: Path)
     ([], "config.json: widths [] must be an object"),
     ({"blocks.0.mlp": True}, "config.json: widths: 'blocks.0.mlp': True must be a whole number above 0"),
     ({"blocks.0.mlp": -3}, "config.json: widths: 'blocks.0.mlp': -3 must be a whole number above 0"),
-    ({"blocks.0.mlp": 10**12}, "widths: blocks.0.mlp 1000000000000 must be a whole number from 1 to 127"),
     ({"head": 3}, "widths: 'head' is neither an MLP nor an attention that can be narrower"),
     ({"blocks.1.mlp": 39}, "blocks.0.attn.qkv.weight has shape [72, 32], the model needs [96, 32]"),
 ])  # fmt: skip

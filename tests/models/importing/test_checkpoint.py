@@ -10,7 +10,6 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -114,8 +113,6 @@ def test_missing_files_and_other_formats_are_refused(tmp_path: Path, monkeypatch
     with zipfile.ZipFile(tmp_path / "z.pth", "w") as archive:
         archive.writestr("readme.txt", "x")
     refuse(tmp_path / "z.pth", "damaged or not a torch checkpoint")
-    np.savez(tmp_path / "n.npz", a=np.zeros(3))
-    refuse(tmp_path / "n.npz", "an archive of NumPy arrays, not of torch")
     with tarfile.open(tmp_path / "t.pth.tar", "w") as archive:
         archive.add(tmp_path / "z.pth")
     refuse(tmp_path / "t.pth.tar", "a tar archive: unpack it first (what is called .pth.tar is none)")

@@ -9,10 +9,11 @@ import pytest
 import timm
 import torch
 from timm.models import save_for_hf
-from torch import Tensor
 
 from milkweed.models import Label, import_checkpoint, load_bundle
 from milkweed.models.errors import CheckpointError
+
+from ..tiny import logits
 
 SMALL_SWIN = {"img_size": 64, "window_size": 4, "embed_dim": 16, "depths": (1, 1), "num_heads": (1, 2)}
 NAMES = {"label_names": ["n1", "n2", "n3"], "label_descriptions": {"n1": "cat", "n2": "dog"}}
@@ -25,11 +26,6 @@ def written(folder: Path, arch: str, args: dict[str, Any], safe: bool = True, **
     given = {name: value for name, value in args.items() if name not in ("num_classes", "drop_path_rate")}
     save_for_hf(model, str(folder), model_config=config, model_args=given, safe_serialization=safe)
     return model
-
-
-def answers(model: torch.nn.Module, size: int) -> Tensor:
-    with torch.no_grad():
-        return model(torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0)))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +48,7 @@ def test_a_folder_that_timm_wrote_answers_as_timm_does(
     assert config.preprocess["crop_pct"] == model.pretrained_cfg["crop_pct"]
     assert config.labels == (Label("n1", "cat"), Label("n2", "dog"), Label("n3", "n3"))
     loaded, _ = load_bundle(tmp_path / "b")
-    assert torch.allclose(answers(loaded, size), answers(model, size), atol=1e-6)
+    assert torch.allclose(logits(loaded, size), logits(model, size), atol=1e-6)
 
 
 Change = Callable[[dict[str, Any]], object]

@@ -18,8 +18,6 @@ from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, layer_spec
 from milkweed.models.layers.select import select_linears
 from milkweed.models.layers.structured import StructuredLinear
 from milkweed.models.serving.fused.device_kernels import DeviceKernels
-from milkweed.models.serving.fused.fuse import fuse
-from milkweed.models.serving.fused.tuning import Tuning
 from milkweed.models.serving.prepare import (
     PackedLinear,
     PackedLowRank,
@@ -28,6 +26,7 @@ from milkweed.models.serving.prepare import (
     prepare_for_inference,
 )
 
+from ..small_models import fused
 from ..tiny import KIND_OPTIONS, config_of
 
 ARCH = "deit_tiny_patch16_224"
@@ -138,16 +137,8 @@ def test_a_block_sparse_layer_is_served_and_made_dense(tiny_vit: dict[str, Any],
 def test_the_fused_form_computes_the_same_or_reports_a_fallback(tiny_vit: dict[str, Any], kind: str) -> None:
     model = tiny(tiny_vit, kind, ("mlp", "qkv"))
     want = model(images())
-    report = fuse(
-        model,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        image_size=32,
-        batch_sizes=(2,),
-        tuning=Tuning("off"),
-        kernels=DeviceKernels("none", "no kernels here"),
-    )
-    torch.testing.assert_close(model(images()), want, rtol=1e-4, atol=1e-5)
+    served, report = fused(model, batch_sizes=(2,), kernels=DeviceKernels("none", "no kernels here"))
+    torch.testing.assert_close(served(images()), want, rtol=1e-4, atol=1e-5)
     reasons = [fallback.reason for fallback in report.fallbacks if fallback.kind == "block"]
     if kind == "lowrank":
         assert not reasons

@@ -13,6 +13,8 @@ from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
 from milkweed.models.layers.select import select_linears
 from milkweed.models.onnx.session import OnnxSession
 
+from ..tiny import weighted
+
 SIZE = 32
 
 
@@ -22,15 +24,7 @@ def made(arch: str, arguments: dict[str, Any], *, monarch: bool = False) -> nn.M
     model = create_model(arch, num_classes=7, **arguments)
     if monarch:
         replace_linears(model, layer_specs_for(model, select_linears(model, ["[!h]*"]), "monarch", nblocks=4))
-    return weighted(model)
-
-
-def weighted(model: nn.Module) -> nn.Module:
-    """Give the model weights, biases and positions that are no longer zero, one or small."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2 if parameter.dim() > 1 else 1).add_(torch.randn_like(parameter), alpha=0.1)
-    return model.eval().requires_grad_(False)
+    return weighted(model).requires_grad_(False)
 
 
 def noise(count: int = 8) -> Tensor:

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ from onnx import TensorProto, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from milkweed.models import BundleConfig, Label, export_bundle, load_bundle, save_bundle
+from milkweed.models import Label, export_bundle, load_bundle, save_bundle
 from milkweed.models.errors import ExportError
-from milkweed.models.layers.layer_spec import layer_specs_of
 from milkweed.models.onnx import export as export_module
 from milkweed.models.onnx import file as file_module
 from milkweed.models.onnx.export import write_verified
 from milkweed.models.onnx.session import OnnxSession
 
+from ..tiny import config_of
 from .onnx_case import differences, made, noise
 
 PERFORMER: dict[str, Any] = {
@@ -44,19 +45,8 @@ PERFORMER: dict[str, Any] = {
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ViTAE's performer cell with Monarch layers, and a head."""
     model = made("vitae_basic", PERFORMER, monarch=True)
-    config = BundleConfig(
-        arch="vitae_basic",
-        arch_args={"num_classes": 7, **PERFORMER},
-        structure=layer_specs_of(model),
-        preprocess={
-            "size": 32,
-            "crop_pct": 0.875,
-            "interpolation": "bicubic",
-            "mean": [0.485, 0.456, 0.406],
-            "std": [0.229, 0.224, 0.225],
-        },
-        labels=tuple(Label(f"n{index}", f"Wörter {index}") for index in range(7)),
-    )
+    labels = tuple(Label(f"n{index}", f"Wörter {index}") for index in range(7))
+    config = replace(config_of(model, "vitae_basic", PERFORMER, 7), labels=labels)
     path = tmp_path_factory.mktemp("bundles") / "tiny"
     save_bundle(path, model, config)
     return path

@@ -20,13 +20,12 @@ from milkweed.models.onnx.export import write_verified
 from milkweed.models.onnx.file import contents
 
 from ..small_models import SHALLOW
-from ..tiny import KIND_OPTIONS, TINY_VIT, TINY_VITAE, TINY_VITAE_V2
-from .onnx_case import differences, made, noise, weighted
+from ..tiny import KIND_OPTIONS, TINY_T2T, TINY_VIT, TINY_VITAE, TINY_VITAE_V2, weighted
+from .onnx_case import differences, made, noise
 
 VIT: dict[str, Any] = {**TINY_VIT, "depth": 1}
 VITAE: dict[str, Any] = {**TINY_VITAE, "depths": [0, 1]}
 VITAE_V2: dict[str, Any] = {**TINY_VITAE_V2, "depths": [0, 0, 0, 1], "mlp_ratio": 2}
-T2T: dict[str, Any] = {"img_size": 32, "embed_dim": 32, "depth": 1, "num_heads": 4, "mlp_ratio": 2, "token_dim": 8}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deit": ("deit_tiny_patch16_224", VIT),
     "vit as fly's": ("vit_small_patch16_224", {**VIT, "separate_qkv": True, "norm_eps": 1e-5, "global_pool": "avg"}),
@@ -34,8 +33,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "vitae": (CUSTOM_VITAE, VITAE),
     "vitae with a class token": (CUSTOM_VITAE, {**SHALLOW, "depths": [1]}),
     "vitae v2": ("vitaev2_s", VITAE_V2),
-    "t2t-vit": ("t2t_vit_7", T2T),
-    "t2t-vit without a performer": ("t2t_vit_t_14", T2T),
+    "t2t-vit": ("t2t_vit_7", TINY_T2T),
+    "t2t-vit without a performer": ("t2t_vit_t_14", TINY_T2T),
 }
 """Architectures, made small by their arguments: each is exported with all its linear layers Monarch."""
 

@@ -11,37 +11,34 @@ from milkweed.models.architectures.registry import create_model
 from milkweed.models.layers.layer_spec import layer_specs_for
 from milkweed.models.layers.select import select_linears
 from milkweed.models.serving.cuda_graph import CudaGraphForward
-from milkweed.models.serving.fused.fuse import fuse
 from milkweed.models.serving.fused.report import FusionReport
 from milkweed.models.serving.fused.tuning import Tuning
 from milkweed.models.serving.prepare import prepare_for_inference
 
+from ... import small_models
+from ...small_models import SHALLOW, relative
+
 pytestmark = pytest.mark.gpu
 
 BATCHES = (1, 2, 4, 8)
+WIDE_SHALLOW: dict[str, Any] = {
+    **SHALLOW,
+    "img_size": 224,
+    "embed_dims": (256,),
+    "token_dims": (256,),
+    "downsample": (16,),
+    "depths": (4,),
+    "num_heads": (4,),
+    "mlp_ratio": 4,
+    "groups": (64,),
+}
 FAMILIES = {
     "ViT": ("vit_tiny_patch16_224", {}, []),
     "ViT, Monarch": ("vit_tiny_patch16_224", {}, ["mlp", "qkv", "proj"]),
     "DeiT III": ("deit3_small_patch16_224", {"depth": 4}, ["mlp"]),
     "ViTAE": ("vitae_basic_tiny", {}, []),
     "ViTAE, Monarch": ("vitae_basic_tiny", {}, ["mlp", "qkv", "proj"]),
-    "ViTAE with a class token": (
-        "vitae_basic",
-        {
-            "reductions": ("embedding",),
-            "embed_dims": (256,),
-            "token_dims": (256,),
-            "downsample": (16,),
-            "kernel_sizes": (3,),
-            "dilations": ((1,),),
-            "depths": (4,),
-            "num_heads": (4,),
-            "mlp_ratio": 4,
-            "groups": (64,),
-            "shallow": True,
-        },
-        ["mlp"],
-    ),
+    "ViTAE with a class token": ("vitae_basic", WIDE_SHALLOW, ["mlp"]),
 }
 
 
@@ -55,21 +52,17 @@ def build(family: str) -> nn.Module:
     return create_model(arch, layer_specs=specs, **args)
 
 
-def fused(model: nn.Module, tuning: Tuning | None = None) -> tuple[nn.Module, FusionReport]:
-    other = copy.deepcopy(model)
-    device = torch.device("cuda", torch.cuda.current_device())
-    report = fuse(
-        other, device=device, dtype=torch.bfloat16, image_size=224, batch_sizes=BATCHES, tuning=tuning or Tuning("off")
-    )
-    return other, report
+def fused(model: nn.Module, tuning: Tuning | None = None, **more: Any) -> tuple[nn.Module, FusionReport]:
+    given: dict[str, Any] = {"device": device(), "dtype": torch.bfloat16, "image_size": 224, "batch_sizes": BATCHES}
+    return small_models.fused(model, tuning=tuning or Tuning("off"), **{**given, **more})
+
+
+def device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def images(count: int) -> Tensor:
-    return torch.randn(count, 3, 224, 224, generator=torch.Generator().manual_seed(count))
-
-
-def relative(got: Tensor, want: Tensor) -> float:
-    return float((got.float().cpu() - want).norm() / want.norm())
+    return small_models.images(count, 224)
 
 
 @pytest.mark.parametrize("tuning", [Tuning("off"), Tuning("auto")], ids=["untuned", "tuned"])
@@ -96,8 +89,7 @@ def test_replays_are_the_eager_forward_bit_by_bit(family: str) -> None:
     def forward(x: Tensor) -> Tensor:
         return model(x.bfloat16()).float().softmax(-1)
 
-    device = torch.device("cuda", torch.cuda.current_device())
-    graphs = CudaGraphForward(forward, device=device, image_shape=(3, 224, 224), batch_sizes=BATCHES)
+    graphs = CudaGraphForward(forward, device=device(), image_shape=(3, 224, 224), batch_sizes=BATCHES)
     assert graphs.reason is None
     with torch.inference_mode():
         for count in (8, 1, 3, 5, 7, 8, 11):  # ragged, and above the largest
@@ -117,7 +109,7 @@ def test_an_images_answer_does_not_depend_on_earlier_batches() -> None:
     model, _ = fused(build("ViTAE, Monarch"))
     graphs = CudaGraphForward(
         lambda x: model(x.bfloat16()).float(),
-        device=torch.device("cuda", torch.cuda.current_device()),
+        device=device(),
         image_shape=(3, 224, 224),
         batch_sizes=(4,),
     )
@@ -128,11 +120,9 @@ def test_an_images_answer_does_not_depend_on_earlier_batches() -> None:
 
 
 def test_float32_is_the_plain_forward_on_the_device() -> None:
-    model: Any = build("ViTAE, Monarch")
-    device = torch.device("cuda", torch.cuda.current_device())
-    on_device = copy.deepcopy(model)
-    fuse(on_device, device=device, dtype=torch.float32, image_size=224, batch_sizes=(2,), tuning=Tuning("off"))
-    plain = prepare_for_inference(copy.deepcopy(model)).to(device)
-    x = images(2).to(device)
+    model = build("ViTAE, Monarch")
+    on_device, _ = fused(model, dtype=torch.float32, batch_sizes=(2,))
+    plain = prepare_for_inference(copy.deepcopy(model)).to(device())
+    x = images(2).to(device())
     with torch.inference_mode():
         assert relative(on_device(x), plain(x).cpu()) <= 1e-3  # convolutions may be TF32 in both
