@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .blocked import DTYPES, sort_factors
-from .fragments import fragments, matrix_of
+from .native.fragments import fragments, matrix_of
 from .shapes import MonarchShape
 
 Layer = tuple[Tensor, Tensor, Tensor | None]

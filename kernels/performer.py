@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .fragments import fragments, matrix_of
+from .native.fragments import fragments, matrix_of
 
 PERFORMER_DIMS = (32, 64, 96, 192)
 _LOG2_E = 1 / log(2)

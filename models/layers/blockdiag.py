@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .shapes import blockdiag_weights
 from .structured import StructuredLinear
 
 
@@ -25,24 +24,9 @@ class BlockdiagLinear(StructuredLinear):
 
     kind: ClassVar[str] = "blockdiag"
 
+    nblocks: int
+    shuffle: bool
     weight: nn.Parameter
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        nblocks: int = 4,
-        shuffle: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        shapes = self.weight_shapes(in_features, out_features, nblocks)
-        super().__init__(in_features, out_features, bias, shapes, device, dtype)
-        self.nblocks, self.shuffle = nblocks, shuffle
-        self.reset_parameters()
-
-    weight_shapes = staticmethod(blockdiag_weights)
 
     def forward(self, x: Tensor) -> Tensor:
         nblocks, s, p = self.weight.shape

@@ -2,11 +2,9 @@
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .shapes import lowrank_weights
 from .structured import StructuredLinear
 
 
@@ -24,24 +22,9 @@ class LowRankLinear(StructuredLinear):
 
     kind: ClassVar[str] = "lowrank"
 
+    rank: int
     lr_weight1: nn.Parameter
     lr_weight2: nn.Parameter
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        rank: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        shapes = self.weight_shapes(in_features, out_features, rank)
-        super().__init__(in_features, out_features, bias, shapes, device, dtype)
-        self.rank = rank
-        self.reset_parameters()
-
-    weight_shapes = staticmethod(lowrank_weights)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(F.linear(x, self.lr_weight1), self.lr_weight2, self.bias)

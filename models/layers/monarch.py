@@ -2,12 +2,10 @@
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from ...kernels.ops import monarch_linear
 from ...kernels.reference import monarch_to_dense
-from .shapes import monarch_weights
 from .structured import StructuredLinear
 
 
@@ -26,25 +24,10 @@ class MonarchLinear(StructuredLinear):
 
     kind: ClassVar[str] = "monarch"
 
+    nblocks: int
+    rank: int | None
     blkdiag1: nn.Parameter
     blkdiag2: nn.Parameter
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        nblocks: int = 4,
-        rank: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        shapes = self.weight_shapes(in_features, out_features, nblocks, rank)
-        super().__init__(in_features, out_features, bias, shapes, device, dtype)
-        self.nblocks, self.rank = nblocks, rank
-        self.reset_parameters()
-
-    weight_shapes = staticmethod(monarch_weights)
 
     def forward(self, x: Tensor) -> Tensor:
         return monarch_linear(x, self.blkdiag1, self.blkdiag2, self.bias, out_features=self.out_features)

@@ -1,5 +1,6 @@
 """PixelflyLinear is a linear layer that mixes a flat block butterfly and a low-rank matrix, with fly's keys."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .butterfly import Gathering, gathered_product
-from .shapes import ButterflyShape, pixelfly_weights
+from .shapes import ButterflyShape
 from .structured import StructuredLinear, reset_uniform
 
 
@@ -32,36 +33,26 @@ class PixelflyLinear(StructuredLinear):
 
     kind: ClassVar[str] = "pixelfly"
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        rank: int | None = None,
-        block_size: int = 32,
-        butterfly_size: int = 16,
-        n_factors: int = 2,
-        gating: bool = True,
-        global_size: int = 0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+    rank: int
+    block_size: int
+    butterfly_size: int
+    n_factors: int
+    gating: bool
+    global_size: int
+
+    def add_weights(
+        self, shapes: Mapping[str, tuple[int, ...]], device: torch.device | str | None, dtype: torch.dtype | None
     ) -> None:
-        options = (rank, block_size, butterfly_size, n_factors, gating, global_size)
-        shapes = self.weight_shapes(in_features, out_features, *options)
-        super().__init__(in_features, out_features, bias, {}, device, dtype)
-        self.rank, self.block_size, self.butterfly_size, self.n_factors, self.gating, self.global_size = options
-        shape = ButterflyShape.of(in_features, out_features, block_size, butterfly_size, n_factors, global_size)
+        sizes = (self.block_size, self.butterfly_size, self.n_factors, self.global_size)
+        shape = ButterflyShape.of(self.in_features, self.out_features, *sizes)
         self.sparse = FlatButterfly(shape, shapes["sparse.weight"], device=device, dtype=dtype)
         thin = shapes.get("low_rank.lr_weight1", ()), shapes.get("low_rank.lr_weight2", ())
-        self.low_rank = LowRankPart(*thin, device=device, dtype=dtype) if rank else None
-        self.gate = Gate(in_features, device=device, dtype=dtype) if gating else None
-        self.reset_parameters()
+        self.low_rank = LowRankPart(*thin, device=device, dtype=dtype) if self.rank else None
+        self.gate = Gate(self.in_features, device=device, dtype=dtype) if self.gating else None
 
     @property
     def macs_per_row(self) -> int:
         return self.weight_count - int(self.gating)  # the gate's bias is added, not multiplied
-
-    weight_shapes = staticmethod(pixelfly_weights)
 
     def reset_parameters(self) -> None:
         """Initialise as fly: S as a dense layer scaled up for its zeros, L by its fans, the gate as nn.Linear."""

@@ -135,20 +135,20 @@ def monarch_shapes(
     return (nblocks, q, p), (nblocks, s, q)
 
 
-def monarch_weights(in_features: int, out_features: int, nblocks: int = 4, rank: int | None = None) -> Shapes:
+def monarch_weights(in_features: int, out_features: int, nblocks: int, rank: int | None) -> Shapes:
     """Shapes of a monarch layer's weights, by key."""
     shape1, shape2 = monarch_shapes(in_features, out_features, nblocks, rank)
     return {"blkdiag1": shape1, "blkdiag2": shape2}
 
 
-def lowrank_weights(in_features: int, out_features: int, rank: int | None = None) -> Shapes:
+def lowrank_weights(in_features: int, out_features: int, rank: int | None) -> Shapes:
     """Shapes of a lowrank layer's weights, by key."""
     check_widths(in_features, out_features)
     rank = check_rank(in_features, out_features, rank, "lowrank")
     return {"lr_weight1": (rank, in_features), "lr_weight2": (out_features, rank)}
 
 
-def blockdiag_weights(in_features: int, out_features: int, nblocks: int = 4, shuffle: bool = False) -> Shapes:
+def blockdiag_weights(in_features: int, out_features: int, nblocks: int, shuffle: bool) -> Shapes:
     """Shapes of a blockdiag layer's weights, by key."""
     p, s = check_nblocks(in_features, out_features, nblocks)
     return {"weight": (nblocks, s, p)}
@@ -157,12 +157,12 @@ def blockdiag_weights(in_features: int, out_features: int, nblocks: int = 4, shu
 def pixelfly_weights(
     in_features: int,
     out_features: int,
-    rank: int | None = None,
-    block_size: int = 32,
-    butterfly_size: int = 16,
-    n_factors: int = 2,
-    gating: bool = True,
-    global_size: int = 0,
+    rank: int | None,
+    block_size: int,
+    butterfly_size: int,
+    n_factors: int,
+    gating: bool,
+    global_size: int,
 ) -> Shapes:
     """Shapes of a pixelfly layer's weights, by key."""
     shape = ButterflyShape.of(in_features, out_features, block_size, butterfly_size, n_factors, global_size)

@@ -3,24 +3,27 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from math import sqrt
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from .layer_spec import LayerSpec
 from .shapes import KINDS
 
 
 class StructuredLinear(nn.Module):
     """y = M x + bias with a structured matrix M: x (..., in_features) -> (..., out_features).
 
-    A subclass names its kind and its options, keeps each option in an attribute of the same name, and adds the
-    parameters of M behind `bias` in the state dict.
+    A subclass names its kind. Options are attributes, and the parameters of M are behind `bias` in the state dict.
 
     Args:
         in_features, out_features: widths of the layer.
         bias: add a bias.
-        shapes: shapes of the parameters of M, by name, for a layer that holds them itself.
+        options: of the kind, with the defaults of `LayerSpec`.
+
+    Raises:
+        ValueError: an option that the kind has not, or one outside its limits.
     """
 
     kind: ClassVar[str]
@@ -32,15 +35,27 @@ class StructuredLinear(nn.Module):
         self,
         in_features: int,
         out_features: int,
-        bias: bool,
-        shapes: Mapping[str, tuple[int, ...]],
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        bias: bool = True,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
+        spec = LayerSpec(self.kind, in_features, out_features, bias=bias, **options)
         self.in_features, self.out_features = in_features, out_features
-        self.register_parameter("bias", None)
-        for name, shape in {**({"bias": (out_features,)} if bias else {}), **shapes}.items():
+        for name, value in spec.options.items():
+            setattr(self, name, value)
+        added = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", added)
+        self.add_weights(spec.weight_shapes(), device, dtype)
+        self.reset_parameters()
+
+    def add_weights(
+        self, shapes: Mapping[str, tuple[int, ...]], device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> None:
+        """Add the parameters of M, without values."""
+        for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
 
     @property

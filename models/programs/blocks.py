@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...kernels import chain_ir
 from ...kernels.chain_ir import Dense, Gelu, LayerNorm, Linear
 from ...kernels.cpu.program import Attention, Factor, Floats, Norm, Operator, dense, monarch
-from ..serving.fused.chains import BlockChains, NotFusable
+from ..serving.fused.chains import BlockChains, NotFusable, as_norm
 
 
 def attention_of(chains: BlockChains, name: str, first: bool = False) -> tuple[list[Operator], list[Factor]]:
@@ -22,7 +22,7 @@ def attention_of(chains: BlockChains, name: str, first: bool = False) -> tuple[l
     queries = np.ones(3 * heads * head_dim, np.float32)
     queries[: heads * head_dim] = attention.scale * log2(e)
     factors = linear_of(cast(Linear, qkv), f"{name}.attn.qkv", queries)
-    before: list[Operator] = [_norm(cast(LayerNorm, norm)), *factors, Attention(heads, head_dim, first)]
+    before: list[Operator] = [norm_of(cast(LayerNorm, norm)), *factors, Attention(heads, head_dim, first)]
     return before, linear_of(cast(Linear, proj), f"{name}.attn.proj", adds=True)
 
 
@@ -31,7 +31,7 @@ def mlp_of(chains: BlockChains, name: str) -> list[Operator]:
     norm, fc1, gelu, fc2, _ = chains.mlp.operators
     assert isinstance(gelu, Gelu)
     return [
-        _norm(cast(LayerNorm, norm)),
+        norm_of(cast(LayerNorm, norm)),
         *linear_of(cast(Linear, fc1), f"{name}.mlp.fc1", gelu=True),
         *linear_of(cast(Linear, fc2), f"{name}.mlp.fc2", adds=True),
     ]
@@ -51,19 +51,14 @@ def linear_of(layer: Linear, name: str, rows: Floats | None = None, **options: b
     return [*factors[:-1], replace(last, weight=last.weight * by_output[..., None], bias=last.bias * rows)]
 
 
-def _norm(norm: LayerNorm) -> Norm:
-    return Norm(array(norm.weight), array(norm.bias), norm.eps)
-
-
-def norm_of(part: nn.Module) -> Norm:
+def norm_of(part: nn.Module | LayerNorm) -> Norm:
     """The operator of a LayerNorm.
 
     Raises:
         NotFusable: it is another norm.
     """
-    if not isinstance(part, nn.LayerNorm) or part.weight is None or part.bias is None:
-        raise NotFusable(f"its norm is a {type(part).__name__}")
-    return Norm(array(part.weight), array(part.bias), part.eps)
+    norm = as_norm(part) if isinstance(part, nn.Module) else part
+    return Norm(array(norm.weight), array(norm.bias), norm.eps)
 
 
 def dense_of(part: nn.Module) -> Factor:
@@ -75,12 +70,6 @@ def dense_of(part: nn.Module) -> Factor:
     if type(part) is not nn.Linear:
         raise NotFusable(f"its head is a {type(part).__name__}")
     return dense(array(part.weight), None if part.bias is None else array(part.bias), name="head")
-
-
-def check_idle(name: str, part: nn.Module | None) -> None:
-    """Raise NotFusable where a part does something in evaluation."""
-    if part is not None and not isinstance(part, nn.Identity | nn.Dropout):
-        raise NotFusable(f"{name} is a {type(part).__name__}")
 
 
 def bias_of(conv: nn.Conv2d) -> Floats:

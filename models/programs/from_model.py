@@ -9,8 +9,8 @@ from ...kernels.cpu.program import Attention, Embed, Head, Merge, Operator, Prog
 from ..architectures.timm_models import type_name
 from ..architectures.token_blocks import TokenBlock
 from ..architectures.vitae import ViTAE
-from ..serving.fused.chains import NotFusable, take_apart, token_chains
-from .blocks import array, attention_of, bias_of, check_idle, dense_of, mlp_of, norm_of
+from ..serving.fused.chains import NotFusable, check_idle, take_apart, token_chains
+from .blocks import array, attention_of, bias_of, dense_of, mlp_of, norm_of
 from .vitae import vitae_program
 
 _VIT = "timm.models.vision_transformer.VisionTransformer"

@@ -63,10 +63,10 @@ def _vit_block(block: Any) -> BlockChains:
     """timm's ViT block: x + ls1(attn(norm1(x))), then x + ls2(mlp(norm2(x)))."""
     parts = _parts(block, "norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")
     for name in ("drop_path1", "drop_path2"):
-        _check_idle(name, parts[name])
+        check_idle(name, parts[name])
     return BlockChains(
-        Chain([_norm(parts["norm1"]), *_timm_attention(block.attn, parts["ls1"]), Add()]),
-        Chain([_norm(parts["norm2"]), *_timm_mlp(block.mlp, parts["ls2"]), Add()]),
+        Chain([as_norm(parts["norm1"]), *_timm_attention(block.attn, parts["ls1"]), Add()]),
+        Chain([as_norm(parts["norm2"]), *_timm_mlp(block.mlp, parts["ls2"]), Add()]),
     )
 
 
@@ -84,7 +84,7 @@ def _timm_attention(attn: nn.Module, scale: nn.Module | None) -> list[Linear | A
         raise NotFusable(f"there is no rule for attention of type {type(attn).__name__}")
     parts = _parts(attn, "qkv", "proj", "q_norm", "k_norm", "attn_drop", "proj_drop", "norm", "gate")
     for name in ("q_norm", "k_norm", "attn_drop", "proj_drop", "norm", "gate"):
-        _check_idle(f"attn.{name}", parts[name])
+        check_idle(f"attn.{name}", parts[name])
     qkv, heads = as_linear(parts["qkv"]), int(getattr(attn, "num_heads", 0))
     if not heads or qkv.out_features % (3 * heads):
         raise NotFusable(f"attention of {heads} heads on a qkv of {qkv.out_features}")
@@ -97,7 +97,7 @@ def _timm_mlp(mlp: nn.Module, scale: nn.Module | None) -> list[Linear | Gelu]:
         raise NotFusable(f"there is no rule for an MLP of type {type(mlp).__name__}")
     parts = _parts(mlp, "fc1", "act", "fc2", "drop", "drop1", "drop2", "norm")
     for name in ("drop", "drop1", "drop2", "norm"):
-        _check_idle(f"mlp.{name}", parts[name])
+        check_idle(f"mlp.{name}", parts[name])
     return [as_linear(parts["fc1"]), _gelu(parts["act"]), _scaled(as_linear(parts["fc2"]), scale)]
 
 
@@ -117,8 +117,8 @@ def _own_block(block: nn.Module) -> BlockChains:
     head_dim = qkv.out_features // (3 * attn.num_heads)
     attention = Attention(attn.num_heads, head_dim, head_dim**-0.5)
     return BlockChains(
-        Chain([_norm(block.norm1), qkv, attention, as_linear(attn.proj), Add()]),
-        Chain([_norm(block.norm2), as_linear(mlp.fc1), _gelu(mlp.act), as_linear(mlp.fc2), Add()]),
+        Chain([as_norm(block.norm1), qkv, attention, as_linear(attn.proj), Add()]),
+        Chain([as_norm(block.norm2), as_linear(mlp.fc1), _gelu(mlp.act), as_linear(mlp.fc2), Add()]),
         block if isinstance(block, NormalCell) else None,
     )
 
@@ -149,14 +149,19 @@ def _parts(module: nn.Module, *names: str) -> dict[str, nn.Module | None]:
     return {name: children.get(name) for name in names}
 
 
-def _check_idle(name: str, part: nn.Module | None) -> None:
+def check_idle(name: str, part: nn.Module | None) -> None:
     """Raise NotFusable where a part does something in evaluation."""
     if part is None or isinstance(part, nn.Identity | nn.Dropout) or type(part).__name__ == "DropPath":
         return
     raise NotFusable(f"{name} is a {type(part).__name__}")
 
 
-def _norm(part: nn.Module | None) -> LayerNorm:
+def as_norm(part: nn.Module | None) -> LayerNorm:
+    """A norm of torch as the kernels take it.
+
+    Raises:
+        NotFusable: it is another norm.
+    """
     # timm's LayerNorm is a subclass that computes the same; its other norms (RmsNorm) do not.
     if not isinstance(part, nn.LayerNorm) or type(part).__name__ != "LayerNorm":
         raise NotFusable(f"a norm is a {type(part).__name__}")
@@ -192,7 +197,7 @@ def _scaled(layer: Linear, scale: nn.Module | None) -> Linear:
     """The layer with a following LayerScale folded in: y * gamma scales the rows of the weight."""
     gamma = getattr(scale, "gamma", None)
     if not isinstance(gamma, Tensor) or type(scale).__name__ != "LayerScale":
-        _check_idle("layer scale", scale)
+        check_idle("layer scale", scale)
         return layer
     gamma = gamma.detach()
     bias = None if layer.bias is None else layer.bias * gamma

@@ -101,7 +101,8 @@ def test_shapes_that_do_not_divide(name: str, shared: Path) -> None:
 def test_a_matrix_of_the_class_comes_back_exactly_where_blocks_are_padded(shape: tuple[int, ...]) -> None:
     out, inp, *options = shape
     torch.manual_seed(out)
-    weight = MonarchLinear(inp, out, True, *options, dtype=torch.float64).dense_weight().detach()
+    named = dict(zip(("nblocks", "rank"), options, strict=False))
+    weight = MonarchLinear(inp, out, **named, dtype=torch.float64).dense_weight().detach()
     got = fit_monarch(weight, None, *options)
     assert got.error <= 1e-12
     assert (got.dense(weight) - weight).norm() <= 1e-14 * weight.norm()

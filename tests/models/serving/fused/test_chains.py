@@ -37,7 +37,7 @@ def value(chains: BlockChains, x: Tensor, residual: Tensor | None = None) -> Ten
 
 
 def monarch_like(linear: nn.Linear, nblocks: int, rank: int | None = None) -> MonarchLinear:
-    layer = MonarchLinear(linear.in_features, linear.out_features, linear.bias is not None, nblocks, rank)
+    layer = MonarchLinear(linear.in_features, linear.out_features, linear.bias is not None, nblocks=nblocks, rank=rank)
     return layer.double()
 
 
