@@ -211,15 +211,6 @@ def test_packed_parts_come_apart_again() -> None:
     assert pack_monarch(w1, w2).bias is None
 
 
-def test_packed_batched_path_agrees() -> None:
-    g = torch.Generator().manual_seed(8)
-    w1, w2, bias = (torch.randn(s, generator=g, dtype=torch.float64) for s in ((3, 4, 5), (2, 7, 6), (13,)))
-    packed = pack_monarch(w1, w2, bias, in_features=14, out_features=13)
-    x = torch.randn(6, 14, generator=g, dtype=torch.float64)
-    want = monarch_batched(x, packed.w1, packed.factor2, packed.bias, 13)
-    torch.testing.assert_close(feature_major_linear(x, packed), want, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("shapes", "width", "out", "message"),
     [
