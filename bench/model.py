@@ -22,8 +22,8 @@ from ..kernels.ops import decide, packed_mlp
 from ..kernels.packing import pack_monarch
 from ..models import create_model, default_preprocess, load_bundle, macs, select_linears
 from ..models.compress import densify_layer
-from ..models.layers.layer_spec import layer_specs_for, layer_specs_of
 from ..models.layers.monarch import MonarchLinear
+from ..models.layers.select import layer_specs_for, layer_specs_of
 from ..models.layers.structured import StructuredLinear
 from ..models.serving.prepare import prepare_for_inference
 from .machine import about, torch_threads

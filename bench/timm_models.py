@@ -23,7 +23,8 @@ from ..models.accounting import macs
 from ..models.architectures.meta_init import built_on_meta, on_meta
 from ..models.architectures.summary import linears_outside
 from ..models.architectures.timm_models import TimmModel, create_timm_model, timm_classifier
-from ..models.layers.layer_spec import LayerSpec, replace_linears
+from ..models.layers.layer_spec import LayerSpec
+from ..models.layers.select import replace_linears
 
 DEFAULT_OUT = Path("models/architectures/timm_models.json")
 CLASSES = 1000

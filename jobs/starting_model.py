@@ -11,8 +11,7 @@ from ..models import BundleConfig, LayerSpec, create_model, default_preprocess, 
 from ..models.architectures.registry import classifier_layers
 from ..models.bundle.labels import Label
 from ..models.compress import project_layer
-from ..models.layers.layer_spec import layer_specs_for, layer_specs_of, replace_linears
-from ..models.layers.select import select_linears
+from ..models.layers.select import layer_specs_for, layer_specs_of, replace_linears, select_linears
 from ..models.training import densified
 from .dataset import class_labels
 from .train_job import DENSE, TrainJob

@@ -13,7 +13,7 @@ from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import BundleConfig, load_bundle, save_bundle
 from ..models.bundle.provenance import add_step
 from ..models.bundle.reading import read_config
-from ..models.layers.layer_spec import layer_specs_of
+from ..models.layers.select import layer_specs_of
 from ..models.progress import SILENT, Progress
 from ..models.report import Measured, check_report_packages, write_report
 from ..models.training import (

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from .importing import read_checkpoint as read_checkpoint
     from .layers.blockdiag import BlockdiagLinear as BlockdiagLinear
     from .layers.layer_spec import LayerSpec as LayerSpec
-    from .layers.layer_spec import layer_specs_for as layer_specs_for
-    from .layers.layer_spec import replace_linears as replace_linears
     from .layers.lowrank import LowRankLinear as LowRankLinear
     from .layers.monarch import MonarchLinear as MonarchLinear
     from .layers.pixelfly import PixelflyLinear as PixelflyLinear
+    from .layers.select import layer_specs_for as layer_specs_for
+    from .layers.select import replace_linears as replace_linears
     from .layers.select import select_linears as select_linears
     from .layers.structured import StructuredLinear as StructuredLinear
     from .onnx.export import export_bundle as export_bundle

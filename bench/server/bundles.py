@@ -8,7 +8,7 @@ from torch import nn
 
 from ...models import BundleConfig, create_model, default_preprocess, save_bundle
 from ...models.bundle.labels import default_labels
-from ...models.layers.layer_spec import layer_specs_of
+from ...models.layers.select import layer_specs_of
 
 TINY_SIZE, TINY_CLASSES = 32, 10
 TINY: dict[str, Any] = {"img_size": TINY_SIZE, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 4}

@@ -39,8 +39,7 @@ from ...kernels.cpu.quantise import calibrated, quantised
 from ...models import create_model, layer_specs_for
 from ...models.accounting import macs
 from ...models.architectures.token_blocks import apply_token_plan
-from ...models.layers.layer_spec import replace_linears
-from ...models.layers.select import select_linears
+from ...models.layers.select import replace_linears, select_linears
 from ...models.layers.token_plan import ALL_TOKENS, TokenMerging, TokenPlan
 from ...models.onnx.export import write_verified
 from ...models.onnx.quantize import MIN_IMAGES, QuantizeSettings, quantized_graph

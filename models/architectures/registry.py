@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from ..errors import first_line, quoted
-from ..layers.layer_spec import LayerSpec, replace_linears
+from ..layers.layer_spec import LayerSpec
+from ..layers.select import replace_linears
 from ..layers.token_plan import ALL_TOKENS, TokenPlan
 from .arch_args import check_arch_args
 from .t2t_vit import T2T_VARIANTS, T2TViT

@@ -18,7 +18,7 @@ from ..architectures.meta_init import built_on_meta
 from ..architectures.registry import create_model
 from ..architectures.token_blocks import token_plan_of
 from ..errors import BundleError, quoted
-from ..layers.layer_spec import layer_specs_of
+from ..layers.select import layer_specs_of
 from .config import BundleConfig, check_preprocess
 from .durable import exchange, sha256_of, sync
 from .golden import golden_record

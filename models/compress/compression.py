@@ -14,8 +14,8 @@ from ..bundle.bundle import load_bundle, save_bundle
 from ..bundle.config import BundleConfig
 from ..bundle.provenance import library_versions, made_from
 from ..bundle.storage import as_stored
-from ..layers.layer_spec import LayerSpec, layer_specs_for
-from ..layers.select import linear_layer, select_linears
+from ..layers.layer_spec import LayerSpec
+from ..layers.select import layer_specs_for, linear_layer, select_linears
 from ..progress import SILENT, Progress
 from ..report import Candidate as TriedModel
 from ..report import DataUse, Measured, RunReport, check_report_packages, write_report

@@ -4,7 +4,7 @@ from torch import nn
 
 from ..architectures.meta_init import on_meta
 from ..layers.layer_spec import LayerSpec
-from ..layers.select import linear_layer
+from ..layers.select import build_layer, linear_layer
 from .projection.layer_fit import FitRequest, LayerFit, fit_layer
 
 
@@ -12,7 +12,7 @@ def replace_layer(model: nn.Module, name: str, fit: LayerFit) -> None:
     """Replace the dense linear layer `name` of `model` by the layer that was fitted to it, with its bias shifted."""
     linear = linear_layer(model, name)
     with on_meta():
-        layer = fit.structure.build()
+        layer = build_layer(fit.structure)
     state = dict(fit.state)
     if linear.bias is not None:
         state["bias"] = linear.bias.detach() + fit.bias_shift.to(linear.bias)

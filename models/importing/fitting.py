@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from ..architectures.meta_init import built_on_meta, on_meta
 from ..architectures.registry import classifier_layers, create_model, is_model, square
 from ..errors import CheckpointError
-from ..layers.layer_spec import LayerSpec, replace_linears
+from ..layers.layer_spec import LayerSpec
+from ..layers.select import replace_linears
 from .diagnosis import Misfit, arguments_hint, classes_hint
 from .families import Family, detect_family
 from .foreign_layers import LAYOUT, native_layers

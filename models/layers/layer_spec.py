@@ -1,21 +1,11 @@
-"""LayerSpec describes a structured layer as plain data; the functions here read specs off a model and apply them.
+"""LayerSpec describes a structured layer as plain data, which a server without torch reads too."""
 
-A server without torch reads specs too: only what needs layers imports them.
-"""
-
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import quoted
 from .shapes import KINDS as KINDS
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from .structured import StructuredLinear
 
 
 @dataclass(frozen=True)
@@ -97,19 +87,6 @@ class LayerSpec:
         """Shapes of the stored weights, without the bias, by key."""
         return KINDS[self.kind].weight_shapes(self.in_features, self.out_features, **self.options)
 
-    def build(
-        self, device: "torch.device | str | None" = None, dtype: "torch.dtype | None" = None
-    ) -> "StructuredLinear":
-        """A freshly initialised layer."""
-        from .blockdiag import BlockdiagLinear
-        from .lowrank import LowRankLinear
-        from .monarch import MonarchLinear
-        from .pixelfly import PixelflyLinear
-
-        classes = (BlockdiagLinear, LowRankLinear, MonarchLinear, PixelflyLinear)
-        layer = next(each for each in classes if each.kind == self.kind)
-        return layer(self.in_features, self.out_features, self.bias, **self.options, device=device, dtype=dtype)
-
 
 _COMMON = ("in_features", "out_features", "bias")
 
@@ -120,61 +97,3 @@ def _check_type(name: str, value: object) -> None:
             raise ValueError(f"{name} {quoted(value)} must be true or false")
     elif type(value) is not int and not (name == "rank" and value is None):
         raise ValueError(f"{name} {quoted(value)} must be a whole number")
-
-
-def layer_specs_for(
-    model: "nn.Module", names: Sequence[str], kind: str = "monarch", **options: Any
-) -> dict[str, LayerSpec]:
-    """Specs of one kind for the named linear layers of a model; the options are fields of `LayerSpec`.
-
-    Raises:
-        ValueError: a name that is no linear layer, or an option the kind has not or outside a layer's limits.
-    """
-    from .select import linear_layer
-
-    specs = {}
-    for name in names:
-        linear = linear_layer(model, name)
-        bias = linear.bias is not None
-        try:
-            specs[name] = LayerSpec(kind, linear.in_features, linear.out_features, bias=bias, **options)
-        except ValueError as error:
-            raise ValueError(f"layer {name}: {error}") from None
-    return specs
-
-
-def layer_spec_of(layer: "StructuredLinear") -> LayerSpec:
-    """The spec that builds a layer like this one."""
-    options = {name: getattr(layer, name) for name in layer.option_names}
-    return LayerSpec(layer.kind, layer.in_features, layer.out_features, bias=layer.bias is not None, **options)
-
-
-def layer_specs_of(model: "nn.Module") -> dict[str, LayerSpec]:
-    """The specs of a model's structured layers, by name."""
-    from .structured import StructuredLinear
-
-    return {
-        name: layer_spec_of(module) for name, module in model.named_modules() if isinstance(module, StructuredLinear)
-    }
-
-
-def replace_linears(model: "nn.Module", specs: Mapping[str, LayerSpec]) -> "nn.Module":
-    """Replace linear layers in place by freshly initialised structured ones; returns the model.
-
-    Raises:
-        ValueError: a name that is no linear layer of the model, or one whose widths or bias differ.
-    """
-    from .select import linear_layer
-
-    for name, spec in specs.items():
-        linear = linear_layer(model, name)
-        found = (linear.in_features, linear.out_features, linear.bias is not None)
-        if found != (spec.in_features, spec.out_features, spec.bias):
-            raise ValueError(
-                f"layer {name}: structure is for in_features {spec.in_features}, out_features "
-                f"{spec.out_features}, bias {spec.bias}; the model has {found[0]}, {found[1]}, {found[2]}"
-            )
-    for name, spec in specs.items():
-        weight = linear_layer(model, name).weight
-        model.set_submodule(name, spec.build(weight.device, weight.dtype).train(model.training))
-    return model

@@ -1,12 +1,19 @@
-"""Selects the linear layers of a model by role, name or pattern."""
+"""Selects the linear layers of a model by role, name or pattern, and replaces them by structured ones."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
+import torch
 from torch import nn
 
 from ..errors import quoted
+from .blockdiag import BlockdiagLinear
+from .layer_spec import LayerSpec
+from .lowrank import LowRankLinear
+from .monarch import MonarchLinear
+from .pixelfly import PixelflyLinear
 from .shapes import KINDS
 from .structured import StructuredLinear
 
@@ -95,3 +102,64 @@ def _nothing_selected(model: nn.Module, entry: str, linears: Sequence[str]) -> s
         f"layers {quoted(entry)} selects no linear layer: use {', '.join(ROLES)}, "
         f"or a layer's name or pattern, {example}"
     )
+
+
+def build_layer(
+    spec: LayerSpec, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+) -> StructuredLinear:
+    """A freshly initialised layer."""
+    classes = (BlockdiagLinear, LowRankLinear, MonarchLinear, PixelflyLinear)
+    layer = next(kind for kind in classes if kind.kind == spec.kind)
+    return layer(spec.in_features, spec.out_features, spec.bias, **spec.options, device=device, dtype=dtype)
+
+
+def layer_specs_for(
+    model: nn.Module, names: Sequence[str], kind: str = "monarch", **options: Any
+) -> dict[str, LayerSpec]:
+    """Specs of one kind for the named linear layers of a model; the options are fields of `LayerSpec`.
+
+    Raises:
+        ValueError: a name that is no linear layer, or an option the kind has not or outside a layer's limits.
+    """
+    specs = {}
+    for name in names:
+        linear = linear_layer(model, name)
+        bias = linear.bias is not None
+        try:
+            specs[name] = LayerSpec(kind, linear.in_features, linear.out_features, bias=bias, **options)
+        except ValueError as error:
+            raise ValueError(f"layer {name}: {error}") from None
+    return specs
+
+
+def layer_spec_of(layer: StructuredLinear) -> LayerSpec:
+    """The spec that builds a layer like this one."""
+    options = {name: getattr(layer, name) for name in layer.option_names}
+    return LayerSpec(layer.kind, layer.in_features, layer.out_features, bias=layer.bias is not None, **options)
+
+
+def layer_specs_of(model: nn.Module) -> dict[str, LayerSpec]:
+    """The specs of a model's structured layers, by name."""
+    return {
+        name: layer_spec_of(module) for name, module in model.named_modules() if isinstance(module, StructuredLinear)
+    }
+
+
+def replace_linears(model: nn.Module, specs: Mapping[str, LayerSpec]) -> nn.Module:
+    """Replace linear layers in place by freshly initialised structured ones; returns the model.
+
+    Raises:
+        ValueError: a name that is no linear layer of the model, or one whose widths or bias differ.
+    """
+    for name, spec in specs.items():
+        linear = linear_layer(model, name)
+        found = (linear.in_features, linear.out_features, linear.bias is not None)
+        if found != (spec.in_features, spec.out_features, spec.bias):
+            raise ValueError(
+                f"layer {name}: structure is for in_features {spec.in_features}, out_features "
+                f"{spec.out_features}, bias {spec.bias}; the model has {found[0]}, {found[1]}, {found[2]}"
+            )
+    for name, spec in specs.items():
+        weight = linear_layer(model, name).weight
+        model.set_submodule(name, build_layer(spec, weight.device, weight.dtype).train(model.training))
+    return model

@@ -14,7 +14,7 @@ from milkweed.bench.server.bundles import TINY, TINY_PREPROCESS
 from milkweed.cli import main
 from milkweed.models import BundleConfig, create_model, save_bundle, select_linears
 from milkweed.models.bundle.labels import default_labels
-from milkweed.models.layers.layer_spec import layer_specs_for
+from milkweed.models.layers.select import layer_specs_for
 
 ARCH, ARGS = "deit_tiny_patch16_224", {**TINY, "num_classes": 5}
 PIXELFLY = {"rank": 8, "block_size": 4, "butterfly_size": 4, "n_factors": 1, "gating": False}

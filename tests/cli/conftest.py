@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from milkweed.cli import main
 from milkweed.models import BundleConfig, Label, create_model, save_bundle, select_linears
-from milkweed.models.layers.layer_spec import layer_specs_for
+from milkweed.models.layers.select import layer_specs_for
 
 from ..support.command import Milkweed, Ran, Refused
 

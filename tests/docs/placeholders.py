@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from milkweed.models import BundleConfig, Label, create_model, save_bundle, select_linears
 from milkweed.models.architectures.meta_init import on_meta
-from milkweed.models.layers.layer_spec import layer_specs_for
+from milkweed.models.layers.select import layer_specs_for
 
 CLASSES = tuple(Label(f"n{place:08d}", word) for place, word in enumerate(("dog", "cat", "ship", "frog")))
 PHOTOS = 7

@@ -17,8 +17,7 @@ from milkweed.models.architectures.registry import create_model
 from milkweed.models.bundle.bundle import save_bundle
 from milkweed.models.bundle.config import BundleConfig
 from milkweed.models.compress.projection.statistics import InputStatistics
-from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
 
 from .tiny import TINY_VIT, TINY_VITAE, config_of
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from milkweed.kernels.tuning.plan import spans_of
 from milkweed.models.architectures.registry import create_model
-from milkweed.models.layers.layer_spec import layer_specs_for
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.select import layer_specs_for, select_linears
 from milkweed.models.serving.fused.device_kernels import DeviceKernels
 from milkweed.models.serving.fused.fuse import fuse
 from milkweed.models.serving.fused.report import FusionReport

@@ -16,8 +16,7 @@ from milkweed.models.accounting import (
     resident_bytes,
 )
 from milkweed.models.architectures.registry import create_model
-from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
 from milkweed.models.serving.prepare import prepare_for_inference
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from milkweed.models import BundleConfig
 from milkweed.models.architectures.registry import default_preprocess
 from milkweed.models.bundle.labels import default_labels
-from milkweed.models.layers.layer_spec import layer_specs_of
+from milkweed.models.layers.select import layer_specs_of
 
 TINY_VITAE: dict[str, Any] = {
     "img_size": 32,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ...architectures.meta_init import on_meta
 from ...layers.blockdiag import shuffled
 from ...layers.layer_spec import LayerSpec
+from ...layers.select import build_layer
 from ...progress import Count, ignore
 from .aware import RIDGE, SWEEPS, monarch_factors, relative_objective, ridged
 from .parallel import each_on_one_thread, one_thread
@@ -127,7 +128,7 @@ def fit_layers(
 def _dense(structure: LayerSpec, state: Mapping[str, Tensor]) -> Tensor:
     """The dense weight of a layer with this state."""
     with on_meta():
-        layer = structure.build()
+        layer = build_layer(structure)
     layer.load_state_dict(dict(state), strict=False, assign=True)
     return layer.dense_weight().detach()
 

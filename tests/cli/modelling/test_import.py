@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models import create_model, load_bundle
-from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
 
 from ...support.command import Refused
 

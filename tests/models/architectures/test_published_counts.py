@@ -11,8 +11,7 @@ from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.architectures.registry import CUSTOM_VITAE, classifier_layers, create_model, own_architectures
 from milkweed.models.architectures.summary import linears_outside
 from milkweed.models.architectures.timm_models import recorded_timm_models
-from milkweed.models.layers.layer_spec import layer_specs_for
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.select import layer_specs_for, select_linears
 
 OWN = [name for name in own_architectures() if name != CUSTOM_VITAE]
 

@@ -18,8 +18,8 @@ from milkweed.models.architectures.registry import classifier_layers, create_mod
 from milkweed.models.architectures.summary import linears_outside
 from milkweed.models.bundle.bundle import load_bundle, save_bundle
 from milkweed.models.compress.projection.permutation import arrangeable_mlps
-from milkweed.models.layers.layer_spec import LayerSpec, layer_specs_for, replace_linears
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.layer_spec import LayerSpec
+from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
 from milkweed.models.serving.prepare import PackedMlp, fold_batch_norms, prepare_for_inference
 from milkweed.models.training import densified
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from milkweed.models.accounting import macs
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.architectures.token_blocks import TokenBlock, apply_token_plan, token_plan_of
-from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
 from milkweed.models.layers.token_plan import ALL_TOKENS, TokenMerging, TokenPlan
 from milkweed.models.serving.prepare import prepare_for_inference
 

@@ -19,7 +19,7 @@ from milkweed.models.architectures.registry import default_preprocess
 from milkweed.models.bundle import bundle
 from milkweed.models.bundle.durable import exchange
 from milkweed.models.errors import BundleError
-from milkweed.models.layers.layer_spec import layer_specs_of
+from milkweed.models.layers.select import layer_specs_of
 
 from ..tiny import config_of
 

@@ -14,8 +14,8 @@ from milkweed.models.bundle.golden import golden_record
 from milkweed.models.bundle.storage import as_stored, storable_weights
 from milkweed.models.errors import BundleError
 from milkweed.models.layers.int8 import quantised
-from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, replace_linears
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.layer_spec import KINDS
+from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
 
 from ..tiny import KIND_OPTIONS, config_of
 from .edits import Change, edit_config, edit_tensors, refuse

@@ -13,7 +13,7 @@ from milkweed.kernels.reference import monarch_to_dense
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing.foreign_layers import native_layers
 from milkweed.models.importing.layer_specs import layer_specs_in
-from milkweed.models.layers.layer_spec import layer_spec_of
+from milkweed.models.layers.select import build_layer, layer_spec_of
 
 SHUFFLED = "blockdiag_32_64_nb4_shuffle"
 """Nothing in its tensors tells it from one that does not shuffle."""
@@ -40,7 +40,7 @@ def load(state: dict[str, Tensor], in_features: int, out_features: int) -> tuple
     model = nn.ModuleDict({"fc": nn.Linear(in_features, out_features, bias="bias" in state or "b" in state)})
     state, notes = native_layers("x", model, {f"fc.{key}": tensor for key, tensor in state.items()})
     specs = layer_specs_in("x", model, state)
-    layer = specs["fc"].build(dtype=torch.float64) if specs else model["fc"].double()
+    layer = build_layer(specs["fc"], dtype=torch.float64) if specs else model["fc"].double()
     own = {key.removeprefix("fc."): tensor for key, tensor in state.items() if not key.endswith("layout")}
     layer.load_state_dict(own, strict=True)
     return layer.requires_grad_(False), notes

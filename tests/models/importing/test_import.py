@@ -15,8 +15,7 @@ from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing import ImportReport
 from milkweed.models.importing.families import detect_family
-from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
 
 from ..tiny import logits
 from . import containers

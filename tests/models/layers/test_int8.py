@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from milkweed.models import create_model, load_bundle, resident_bytes, save_bundle
 from milkweed.models.bundle.storage import as_stored, storable_weights
 from milkweed.models.compress.quantisation import choose_storage
-from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, replace_linears
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.layer_spec import KINDS
+from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
 from milkweed.models.serving.prepare import PackedLowRank, PackedMlp, prepare_for_inference
 from milkweed.models.serving.torchscript import torchscript_forward
 

@@ -10,9 +10,9 @@ from torch import nn
 from milkweed.models.accounting import parameter_count
 from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.architectures.registry import create_model
-from milkweed.models.layers.layer_spec import LayerSpec, layer_specs_for, layer_specs_of, replace_linears
+from milkweed.models.layers.layer_spec import LayerSpec
 from milkweed.models.layers.monarch import MonarchLinear
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.select import build_layer, layer_specs_for, layer_specs_of, replace_linears, select_linears
 
 
 def compressed(arch: str, layers: list[str], nblocks: int) -> nn.Module:
@@ -59,7 +59,7 @@ def test_selecting_monarch_layers_again_is_refused() -> None:
 def test_a_layer_spec_round_trips_through_json() -> None:
     layer = LayerSpec("monarch", 70, 50, nblocks=4, rank=3, bias=False)
     assert LayerSpec.from_dict(json.loads(json.dumps(layer.to_dict()))) == layer
-    assert layer.weight_count == sum(p.numel() for p in layer.build().parameters())
+    assert layer.weight_count == sum(p.numel() for p in build_layer(layer).parameters())
     assert layer.dense_weight_count == 3500
 
 

@@ -14,8 +14,8 @@ from milkweed.models.accounting import dense_equivalent_bytes, dense_equivalent_
 from milkweed.models.compress import densify_layer
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing.layer_specs import layer_specs_in
-from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, layer_specs_of, replace_linears
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.layer_spec import KINDS
+from milkweed.models.layers.select import layer_specs_for, layer_specs_of, replace_linears, select_linears
 from milkweed.models.layers.structured import StructuredLinear
 from milkweed.models.serving.fused.device_kernels import DeviceKernels
 from milkweed.models.serving.prepare import (

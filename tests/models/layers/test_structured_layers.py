@@ -9,10 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from milkweed.models.layers.blockdiag import BlockdiagLinear
-from milkweed.models.layers.layer_spec import LayerSpec, layer_spec_of
+from milkweed.models.layers.layer_spec import LayerSpec
 from milkweed.models.layers.lowrank import LowRankLinear
 from milkweed.models.layers.monarch import MonarchLinear
 from milkweed.models.layers.pixelfly import PixelflyLinear
+from milkweed.models.layers.select import build_layer, layer_spec_of
 from milkweed.models.layers.shapes import ButterflyShape
 from milkweed.models.layers.structured import StructuredLinear
 
@@ -43,7 +44,7 @@ def golden(shared: Path) -> Arrays:
 def filled(layer: nn.Module) -> nn.Module:
     """A copy in float64 with weights that every mistake would show in."""
     torch.manual_seed(0)
-    twin = layer_spec_of(layer).build(dtype=torch.float64)
+    twin = build_layer(layer_spec_of(layer), dtype=torch.float64)
     for parameter in twin.parameters():
         nn.init.normal_(parameter)
     return twin
@@ -96,7 +97,7 @@ def test_a_layer_spec_builds_the_same_layer_again(layer: StructuredLinear) -> No
     spec = layer_spec_of(layer)
     assert spec.kind == layer.kind
     assert LayerSpec.from_dict(spec.to_dict()) == spec
-    twin = spec.build(dtype=torch.float64)
+    twin = build_layer(spec, dtype=torch.float64)
     assert type(twin) is type(layer)
     assert {key: tuple(tensor.shape) for key, tensor in twin.state_dict().items()} == {
         key: tuple(tensor.shape) for key, tensor in layer.state_dict().items()

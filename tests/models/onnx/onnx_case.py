@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from milkweed.models import create_model
 from milkweed.models.bundle.graph import Graph
-from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
 from milkweed.models.onnx.session import OnnxSession
 
 from ..tiny import weighted

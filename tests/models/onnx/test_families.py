@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from milkweed.models import create_model
 from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.architectures.registry import CUSTOM_VITAE, own_architectures
-from milkweed.models.layers.layer_spec import layer_specs_for, layer_specs_of, replace_linears
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.select import layer_specs_for, layer_specs_of, replace_linears, select_linears
 from milkweed.models.onnx.export import write_verified
 from milkweed.models.onnx.file import contents
 

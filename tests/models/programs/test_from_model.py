@@ -12,7 +12,8 @@ from milkweed.models import create_model
 from milkweed.models.architectures.token_blocks import apply_token_plan
 from milkweed.models.bundle.storage import as_stored
 from milkweed.models.errors import ExportError
-from milkweed.models.layers.layer_spec import LayerSpec, replace_linears
+from milkweed.models.layers.layer_spec import LayerSpec
+from milkweed.models.layers.select import replace_linears
 from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.programs import session
 from milkweed.models.programs.from_model import program_of

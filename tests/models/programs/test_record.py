@@ -9,7 +9,8 @@ import torch
 
 from milkweed.models.bundle.golden import DIVERGENCES, check_divergence, golden_images, golden_record, softmax
 from milkweed.models.errors import BundleError
-from milkweed.models.layers.layer_spec import LayerSpec, replace_linears
+from milkweed.models.layers.layer_spec import LayerSpec
+from milkweed.models.layers.select import replace_linears
 from milkweed.models.programs import stored
 from milkweed.models.programs.session import ProgramSession, kernels_refusal
 from milkweed.models.programs.stored import StoredProgram, stored_bfloat16, stored_int8

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.compress import project_layer
-from milkweed.models.layers.layer_spec import layer_specs_for
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.select import layer_specs_for, select_linears
 from milkweed.models.progress import Progress
 from milkweed.models.recovery import RecoveryPlan, recover
 from milkweed.models.training import TensorSource

@@ -17,8 +17,7 @@ from milkweed.models.architectures.registry import create_model
 from milkweed.models.architectures.token_blocks import apply_token_plan, token_plan_of
 from milkweed.models.compress import project_layer
 from milkweed.models.compress.narrow import narrow_model, widths_for
-from milkweed.models.layers.layer_spec import layer_specs_for
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.select import layer_specs_for, select_linears
 from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.progress import Progress
 from milkweed.models.recovery import RecoveryPlan, RecoveryResult, recover

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models.architectures.registry import create_model, replace_linears
-from milkweed.models.layers.layer_spec import layer_specs_for
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.select import layer_specs_for, select_linears
 from milkweed.models.serving import torchscript
 from milkweed.models.serving.prepare import prepare_for_inference
 from milkweed.models.serving.torchscript import TorchScriptError, TorchScriptForward, torchscript_forward

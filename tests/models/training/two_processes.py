@@ -9,8 +9,7 @@ from torch import nn
 
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.bundle.safetensors_file import write_tensors
-from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
 from milkweed.models.training import Classification, Processes, Recipe, TensorSource, Trainer, accuracy, densified
 from milkweed.models.training.parallel import joined
 

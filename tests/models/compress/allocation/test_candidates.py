@@ -15,6 +15,7 @@ from milkweed.models.compress.allocation.candidates import (
 from milkweed.models.compress.projection.layer_fit import monarch_objective
 from milkweed.models.compress.projection.statistics import InputStatistics
 from milkweed.models.layers.layer_spec import LayerSpec
+from milkweed.models.layers.select import build_layer
 
 Inputs = Callable[..., InputStatistics]
 
@@ -40,7 +41,7 @@ def matrix(rows: int, columns: int) -> Tensor:
 def test_ranks_that_save_weights(columns: int, rows: int, nblocks: int, ranks: list[int]) -> None:
     found = candidate_structures(columns, rows, nblocks, bias=False)
     assert [structure.rank for structure in found] == ranks
-    assert all(sum(weight.numel() for weight in one.build().parameters()) < columns * rows for one in found)
+    assert all(sum(weight.numel() for weight in build_layer(one).parameters()) < columns * rows for one in found)
 
 
 def test_low_rank_errors_are_exact(inputs: Inputs) -> None:

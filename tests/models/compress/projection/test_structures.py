@@ -10,6 +10,7 @@ from torch import Tensor
 from milkweed.models.compress.projection.layer_fit import FitRequest, fit_layer
 from milkweed.models.compress.projection.pixelfly import project_pixelfly
 from milkweed.models.layers.layer_spec import KINDS, LayerSpec
+from milkweed.models.layers.select import build_layer
 from milkweed.models.layers.structured import StructuredLinear
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -27,7 +28,7 @@ every = pytest.mark.parametrize(("kind", "options"), CASES, ids=[f"{kind} {o}" f
 
 
 def loaded(layer: LayerSpec, state: dict[str, Tensor]) -> StructuredLinear:
-    module = layer.build(dtype=torch.float64)
+    module = build_layer(layer, dtype=torch.float64)
     module.load_state_dict(state, strict=True)
     return module.requires_grad_(False)
 
@@ -60,7 +61,7 @@ def test_the_error_is_that_of_the_layer(kind: str, options: dict[str, Any], shap
 def test_a_weight_of_the_class_is_kept(kind: str, options: dict[str, Any]) -> None:
     torch.manual_seed(1)
     layer = structure(kind, 32, 40, {**options, "gating": False} if kind == "pixelfly" else options)
-    weight = layer.build(dtype=torch.float64).dense_weight().detach()
+    weight = build_layer(layer, dtype=torch.float64).dense_weight().detach()
     state, error = project_state(weight, layer)
     again = loaded(layer, state).dense_weight()
     assert error < 1e-11

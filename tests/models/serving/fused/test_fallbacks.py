@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from milkweed.models.accounting import resident_bytes
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.architectures.vitae.normal import NormalCell
-from milkweed.models.layers.layer_spec import layer_specs_for
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.select import layer_specs_for, select_linears
 from milkweed.models.serving.fused.block import FusedBlock
 from milkweed.models.serving.fused.reduction import FusedPyramid
 from milkweed.models.serving.fused.tuning import Tuning

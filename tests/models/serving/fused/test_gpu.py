@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models.architectures.registry import create_model
-from milkweed.models.layers.layer_spec import layer_specs_for
-from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.select import layer_specs_for, select_linears
 from milkweed.models.serving.cuda_graph import CudaGraphForward
 from milkweed.models.serving.fused.report import FusionReport
 from milkweed.models.serving.fused.tuning import Tuning
