@@ -1,5 +1,8 @@
 """`milkweed doctor` tells what this machine can do, what `milkweed serve` would use of it, and what is missing."""
 
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,16 +14,17 @@ from ..errors import FAILED
 from ..options import Json, text_option
 from ..output import print_json, print_rich
 from ..serving.serve import ConfigFile
+from .finding import Finding, Status
 
 if TYPE_CHECKING:
-    from .finding import Finding
+    from ...server.config.settings import Settings
 
 MaybeBundle = Annotated[
     Path | None,
     text_option("BUNDLE", "Folder of what is to be served; the demo model if not given.", parser=bundle_path),
 ]
 
-COLOURS = {"ok": "green", "warning": "yellow", "missing": "cyan", "broken": "bold red"}
+COLOURS: dict[Status, str] = {"ok": "green", "warning": "yellow", "missing": "cyan", "broken": "bold red"}
 
 
 def doctor(bundle: MaybeBundle = None, config: ConfigFile = None, json: Json = False, **settings: str | None) -> None:
@@ -36,8 +40,20 @@ def doctor(bundle: MaybeBundle = None, config: ConfigFile = None, json: Json = F
     Example:
       milkweed doctor --bundle ./deit-monarch --device auto
     """
-    findings = _examine(settings, config, bundle)
-    broken = [finding for finding in findings if finding.status == "broken"]
+    from ...server.config.settings import Settings
+    from .gpu import gpu_findings, gpu_info
+    from .machine import machine_findings
+    from .packages import package_findings
+
+    loaded, errors = _read(settings, config)
+    info, used = gpu_info(), loaded or Settings.model_construct()
+    findings = [
+        *machine_findings(used, with_gpu=bool(info.gpus)),
+        *gpu_findings(info),
+        *package_findings(used, with_gpu=bool(info.gpus)),
+        *_settings_findings(loaded, errors, settings, config, bundle),
+    ]
+    broken = any(finding.status == "broken" for finding in findings)
     if json:
         print_json({"serves": not broken, "findings": list(map(vars, findings))})
     else:
@@ -46,45 +62,46 @@ def doctor(bundle: MaybeBundle = None, config: ConfigFile = None, json: Json = F
         raise typer.Exit(FAILED)
 
 
-def _examine(flags: dict[str, Any], file: Path | None, bundle: Path | None) -> "list[Finding]":
-    """Make all rows; where the settings are wrong, those of the machine are for the default settings."""
-    from ...server.config.settings import OFF, Settings
-    from ...server.config.sources import SettingsError, environment_warnings, load_settings, origins
+def _read(flags: dict[str, Any], file: Path | None) -> "tuple[Settings | None, list[str]]":
+    """Return the settings, None where they are wrong, and what is wrong with them or the files they name."""
+    from ...server.config.sources import SettingsError, load_settings
     from ..serving.config import wrong_files
-    from .finding import Finding
-    from .gpu import gpu_findings
-    from .host import machine_findings
-    from .packages import package_findings
-    from .plan import plan_findings
-    from .system_info import gather
 
-    wrong: list[str] = []
-    loaded = None
     try:
-        loaded = load_settings(flags, file)
-        wrong += wrong_files(loaded)
+        settings = load_settings(flags, file)
     except SettingsError as error:
-        wrong += error.lines
-    facts, used = gather(), loaded or Settings.model_construct()
-    findings = [*machine_findings(facts, used), *gpu_findings(facts), *package_findings(facts, used)]
+        return None, list(error.lines)
+    return settings, wrong_files(settings)
+
+
+def _settings_findings(
+    settings: "Settings | None", errors: list[str], flags: dict[str, Any], file: Path | None, bundle: Path | None
+) -> Iterator[Finding]:
+    """Make the rows about the settings, and where they can be used, about what would be served."""
+    from ...server.config.settings import OFF
+    from ...server.config.sources import environment_warnings, origins
+    from .plan import plan_findings
+
     check = f"milkweed config check {file}" if file else "milkweed config check"
-    findings += [Finding("settings", "settings", "broken", line, check) for line in wrong]
-    findings += [Finding("settings", "variable", "warning", line, "unset it") for line in environment_warnings(loaded)]
-    if loaded is None:
-        return findings
+    for line in errors:
+        yield Finding("settings", "settings", "broken", line, check)
+    for line in environment_warnings(settings):
+        yield Finding("settings", "variable", "warning", line, "unset it")
+    if settings is None:
+        return
     places = origins(flags, file)
-    if not wrong:
-        given = [name for name, place in places.items() if place != "default"]
-        text = f"right; not by default: {', '.join(given)}" if given else "right; all by default"
-        findings.append(Finding("settings", "settings", "ok", text))
-    chosen = bundle or (installed_demo() if loaded.repository == OFF else None)
-    if chosen is None and loaded.repository == OFF:
+    if not errors:
+        named = ", ".join(name for name, place in places.items() if place != "default")
+        text = f"right; not by default: {named}" if named else "right; all by default"
+        yield Finding("settings", "settings", "ok", text)
+    bundle = bundle or (installed_demo() if settings.repository == OFF else None)
+    if bundle is None and settings.repository == OFF:
         text = "no bundle was given and the demo model is not installed"
-        findings.append(Finding("would serve", "model", "broken", text, "milkweed doctor --bundle BUNDLE"))
-    return [*findings, *plan_findings(loaded, places, chosen)]
+        yield Finding("would serve", "model", "broken", text, "milkweed doctor --bundle BUNDLE")
+    yield from plan_findings(settings, places, bundle)
 
 
-def _print(findings: "list[Finding]") -> None:
+def _print(findings: list[Finding]) -> None:
     """Print a table, the parts one under the other, and a line that says whether the service would start."""
     from rich.table import Table
     from rich.text import Text
@@ -92,21 +109,18 @@ def _print(findings: "list[Finding]") -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for column in range(3):
         table.add_column(no_wrap=column < 2, overflow="fold")
-    part = ""
-    for finding in findings:
-        if finding.part != part:
-            if part:
-                table.add_row()
-            part = finding.part
-            table.add_row(Text(part, style="bold"))
-        text = Text(printable(finding.text))
-        if finding.fix:
-            text.append(f"\n→ {finding.fix}", style="cyan")
-        table.add_row(f"  {finding.name}", Text(finding.status, style=COLOURS[finding.status]), text)
+    for part, rows in groupby(findings, lambda finding: finding.part):
+        table.add_row(Text(part, style="bold"))
+        for row in rows:
+            text = Text(printable(row.text))
+            if row.fix:
+                text.append(f"\n→ {row.fix}", style="cyan")
+            table.add_row(f"  {row.name}", Text(row.status, style=COLOURS[row.status]), text)
+        table.add_row()
     print_rich(table)
-    counts = [(status, sum(finding.status == status for finding in findings)) for status in COLOURS]
-    print("\n" + ", ".join(f"{count} {status}" for status, count in counts if count))
-    if any(finding.status == "broken" for finding in findings):
+    counts = Counter(finding.status for finding in findings)
+    print(", ".join(f"{counts[status]} {status}" for status in COLOURS if counts[status]))
+    if counts["broken"]:
         print("milkweed serve would not start like this, or not as it was asked to")
     else:
         print("milkweed serve works here")

@@ -1,31 +1,24 @@
 """Checks the optional packages: what each adds, whether it is installed, and whether the settings ask for it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
 from ...server.config.settings import OFF, Settings
 from .finding import Finding
-from .system_info import SystemInfo
+
+_row = partial(Finding, "packages")
 
 
-@dataclass(frozen=True)
-class Extra:
-    """An extra of milkweed's package.
-
-    Args:
-        packages: the names of the packages that it installs.
-        gives: what it is for.
-        gpu_only: whether it is useless where there is no GPU.
-    """
+class Extra(NamedTuple):
+    """An extra of milkweed's package: what it installs, and what for."""
 
     name: str
     packages: tuple[str, ...]
-    gives: str
+    purpose: str
     gpu_only: bool = False
 
-
-_row = partial(Finding, "packages")
 
 EXTRAS = (
     Extra("dali", ("nvidia-dali-cuda130",), "decodes JPEGs on the GPU", gpu_only=True),
@@ -39,7 +32,15 @@ EXTRAS = (
 )
 
 
-def package_findings(facts: SystemInfo, settings: Settings) -> Iterator[Finding]:
+def package_version(name: str) -> str | None:
+    """Return the version of an installed package, of two with one name the one that is imported; None without."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def package_findings(settings: Settings, *, with_gpu: bool) -> Iterator[Finding]:
     """Make a row for each extra."""
     asked = {
         "grpc": settings.grpc_port and f"grpc_port = {settings.grpc_port}",
@@ -49,19 +50,20 @@ def package_findings(facts: SystemInfo, settings: Settings) -> Iterator[Finding]
         "openvino": settings.backend == "openvino" and "backend = openvino",
     }
     for extra in EXTRAS:
-        yield _extra(extra, facts, str(asked.get(extra.name) or ""))
+        yield _extra(extra, str(asked.get(extra.name) or ""), idle=extra.gpu_only and not with_gpu)
 
 
-def _extra(extra: Extra, facts: SystemInfo, asked: str) -> Finding:
-    lacking = [name for name in extra.packages if name not in facts.packages]
-    if not lacking:
-        found = ", ".join(f"{name} {facts.packages[name]}" for name in extra.packages)
-        idle = "; there is no GPU to use it for" if extra.gpu_only and not facts.gpus else ""
-        return _row(extra.name, "ok", f"{extra.gives}; {found}{idle}")
+def _extra(extra: Extra, asked: str, *, idle: bool) -> Finding:
+    versions = {name: package_version(name) for name in extra.packages}
+    missing = ", ".join(name for name, number in versions.items() if number is None)
+    if not missing:
+        installed = ", ".join(f"{name} {number}" for name, number in versions.items())
+        why_idle = "; there is no GPU to use it for" if idle else ""
+        return _row(extra.name, "ok", f"{extra.purpose}; {installed}{why_idle}")
     fix = f"pip install 'milkweed[{extra.name}]'"
-    missing = f"{extra.gives}; not installed: {', '.join(lacking)}"
     if asked:
-        return _row(extra.name, "broken", f"{asked} needs {', '.join(lacking)}", fix)
-    if extra.gpu_only and not facts.gpus:
-        return _row(extra.name, "ok", f"{missing}; without a GPU nothing is lost")
-    return _row(extra.name, "missing", missing, fix)
+        return _row(extra.name, "broken", f"{asked} needs {missing}", fix)
+    text = f"{extra.purpose}; not installed: {missing}"
+    if idle:
+        return _row(extra.name, "ok", f"{text}; without a GPU nothing is lost")
+    return _row(extra.name, "missing", text, fix)

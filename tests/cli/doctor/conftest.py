@@ -1,49 +1,39 @@
-"""Fixtures for the checks of `milkweed doctor`: a machine without a GPU that has every package."""
+"""The rows of `milkweed doctor` by name, and a machine without a GPU that has every package."""
 
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from milkweed.cli.doctor import packages
+from milkweed.cli.doctor.finding import Finding
 from milkweed.cli.doctor.packages import EXTRAS
-from milkweed.cli.doctor.system_info import SystemInfo
-from milkweed.models.serving.fused.device_kernels import KernelTools
+from milkweed.cli.doctor.plan import plan_findings
+from milkweed.server.config.settings import Settings
+from milkweed.server.config.sources import origins
+
+
+def by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
+    return {finding.name: finding for finding in findings}
+
+
+def plan(bundle: Path | None = None, **options: Any) -> dict[str, Finding]:
+    """The rows about what would be served; `options` count as given on the command line."""
+    settings = Settings(**{"port": 0, "metrics_port": 0, **options})
+    return by_name(plan_findings(settings, origins(options), bundle))
 
 
 @pytest.fixture
-def tools() -> dict[str, Any]:
-    return {
-        "library": "/lib/kernels.so",
-        "built": False,
-        "archs": (),
-        "library_error": "not built: run `make kernels`",
-        "triton_error": None,
-        "nvcc": None,
-        "nvcc_error": "no nvcc: install the CUDA toolkit",
-    }
+def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The names of the packages that are installed, each in version 1.0: those of all extras, to be changed."""
+    names = {name for extra in EXTRAS for name in extra.packages}
 
+    def version(name: str) -> str:
+        if name not in names:
+            raise PackageNotFoundError(name)
+        return "1.0"
 
-@pytest.fixture
-def facts(tools: dict[str, Any]) -> SystemInfo:
-    return SystemInfo(
-        system="Linux-6",
-        python="3.11.7",
-        cpu="AMD EPYC",
-        cores=2,
-        machine_cores=2,
-        flags=frozenset({"avx512f", "avx512_bf16"}),
-        cpu_capability="AVX512",
-        bfloat16=True,
-        memory=16 * 10**9,
-        memory_limit=None,
-        shm_free=8 * 10**9,
-        files=1 << 20,
-        cuda="13.0",
-        cuda_error="Found no NVIDIA driver on your system",
-        driver=None,
-        gpus=(),
-        gpus_on_bus=0,
-        kernels=KernelTools(**tools),
-        cpu_kernels="amx",
-        cpu_kernels_error=None,
-        packages={name: "1.0" for extra in EXTRAS for name in extra.packages},
-    )
+    monkeypatch.setattr(packages, "version", version)
+    return names
