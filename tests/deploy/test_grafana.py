@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,9 +13,8 @@ import pytest
 import yaml
 
 from ..support.waiting import HANG_SECONDS
-from .test_prometheus import FOREIGN, SERIES, TARGET_LABELS, parse
+from .test_prometheus import FOREIGN, ROOT, SERIES, TARGET_LABELS, load, parse, tool
 
-ROOT = Path(__file__).resolve().parents[2]
 GRAFANA = ROOT / "deploy" / "grafana"
 NAMES = ("service", "gpu", "capacity")
 
@@ -121,13 +119,8 @@ def test_all_also_means_servers_without_a_namespace(name: str) -> None:
 
 
 def test_thresholds_are_those_of_the_autoscaler() -> None:
-    objects = [
-        each
-        for path in (ROOT / "deploy").rglob("*.yaml")
-        for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))
-        if isinstance(each, dict) and each.get("kind") == "ScaledObject"
-    ]
-    triggers = {trigger.get("name"): trigger["metadata"] for each in objects for trigger in each["spec"]["triggers"]}
+    scaled = load(ROOT / "deploy/kubernetes/components/autoscale/scaledobject.yaml")
+    triggers = {trigger["name"]: trigger["metadata"] for trigger in scaled["spec"]["triggers"]}
     shown = {variable["name"]: variable["query"] for variable in board("capacity")["templating"]["list"]}
     for trigger, variable in (("queue-wait", "target_queue_wait"), ("in-flight", "target_in_flight")):
         assert float(triggers[trigger]["threshold"]) == float(shown[variable])
@@ -138,14 +131,11 @@ def test_thresholds_are_those_of_the_autoscaler() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_prometheus_reads_every_query(name: str, tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed")
     rules = [
         {"record": f"of:panel{place}", "expr": without_variables(expr)} for place, (_, expr) in enumerate(exprs(name))
     ]
     file = tmp_path / "rules.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": name, "rules": rules}]}), encoding="utf-8")
-    told = subprocess.run([promtool, "check", "rules", file], capture_output=True, text=True, timeout=HANG_SECONDS)
+    told = tool("promtool", "check", "rules", str(file))
     assert told.returncode == 0, told.stderr
     assert f"{len(rules)} rules found" in told.stdout

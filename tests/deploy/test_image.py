@@ -29,6 +29,10 @@ def pins(text: str) -> dict[str, str]:
     return {normal(name): version for name, version in PINNED.findall(text)}
 
 
+def locks(name: str) -> dict[str, str]:
+    return pins((LOCKS / f"{name}.txt").read_text())
+
+
 def instructions(word: str) -> list[str]:
     joined = DOCKERFILE.replace("\\\n", " ")
     return [line[len(word) :].strip() for line in joined.splitlines() if line.startswith(f"{word} ")]
@@ -57,7 +61,7 @@ def test_every_package_has_the_version_of_the_tests_and_a_hash(lock: str) -> Non
 )
 def test_all_that_the_server_needs_is_locked_at_a_version_that_it_takes(lock: str, extras: tuple[str, ...]) -> None:
     needed = {normal(each.name): each for each in required(extras)}
-    locked = pins((LOCKS / f"{lock}.txt").read_text())
+    locked = locks(lock)
     # PyTorch's CPU build comes from its own index, by version.
     assert needed.keys() - locked.keys() == ({"torch"} if lock == "cpu" else set())
     for name in needed.keys() & locked.keys():
@@ -84,49 +88,37 @@ def test_uvicorn_is_the_minor_version_that_is_tested() -> None:
     assert not taken.specifier.contains(f"{major}.{minor - 1}.99")
 
 
-def test_the_base_is_all_that_a_tag_decides_on() -> None:
+def test_variants_have_their_stages_and_the_base_is_all_that_a_tag_decides_on() -> None:
+    assert {path.stem for path in LOCKS.glob("c*.txt")} == {"cpu", "cuda"}
+    assert f"ARG VERSION={PROJECT['version']}\n" in DOCKERFILE
     stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", DOCKERFILE, re.MULTILINE)
-    known = {name for _, name in stages} | {
-        "${BASE}",
-        "scratch",
-        *(f"{each}-${{VARIANT}}" for each in ("kernels", "numpy", "root")),
-    }
-    assert {base for base, _ in stages} <= known
+    parts, names = ("kernels", "numpy", "root"), {name for _, name in stages}
+    assert names >= {"sbom", *(f"{part}-{variant}" for part in parts for variant in ("cpu", "cuda", "light"))}
+    assert {base for base, _ in stages} <= names | {"${BASE}", "scratch", *(f"{part}-${{VARIANT}}" for part in parts)}
     assert "# syntax=" not in DOCKERFILE  # a frontend by a tag would be a program that builds what it likes
 
 
-def test_nothing_is_installed_on_a_cpu_that_only_a_gpu_needs() -> None:
-    for lock in ("cpu", "light"):
-        locked = pins((LOCKS / f"{lock}.txt").read_text())
-        assert not [name for name in locked if re.match("nvidia|cuda|triton|torch", name)], lock
-
-
-def test_the_light_image_has_a_runtime_and_nothing_that_makes_models() -> None:
-    light = pins((LOCKS / "light.txt").read_text())
-    assert "openvino" in light
-    assert not {"torch", "timm", "safetensors", "huggingface-hub", "onnx", "onnxscript"} & light.keys()
+@pytest.mark.parametrize("lock", ["cpu", "light"])
+def test_nothing_is_installed_that_the_image_is_to_do_without(lock: str) -> None:
+    locked = locks(lock)
+    assert not [name for name in locked if re.match("nvidia|cuda|triton|torch", name)]
+    makes_models = {"torch", "timm", "safetensors", "huggingface-hub", "onnx", "onnxscript"}
+    assert lock == "cpu" or not makes_models & locked.keys()
+    assert "openvino" in locked
 
 
 def test_what_made_the_light_image_is_taken_out_of_it() -> None:
-    asked = {normal(each.name) for each in map(Requirement, requirements(LOCKS / "build.in"))}
-    [taken] = re.findall(r"pip uninstall --yes (cython [^;]*);", DOCKERFILE)
-    assert asked <= set(taken.split()) <= pins((LOCKS / "light.txt").read_text()).keys()
-
-
-def requirements(file: Path) -> Iterator[str]:
-    return (line for line in file.read_text().splitlines() if not line.startswith("#"))
+    lines = (line for line in (LOCKS / "build.in").read_text().splitlines() if not line.startswith("#"))
+    asked = {normal(each.name) for each in map(Requirement, lines)}
+    [removed] = re.findall(r"pip uninstall --yes (cython [^;]*);", DOCKERFILE)
+    assert asked <= set(removed.split()) <= locks("light").keys()
 
 
 def test_triton_gets_the_module_that_is_compiled_where_a_compiler_is() -> None:
-    stages = dict(
-        zip(re.findall(r"^FROM .*?(\S+)$", DOCKERFILE, re.MULTILINE), DOCKERFILE.split("\nFROM ")[1:], strict=True)
-    )
-    last = stages["root-${VARIANT}"]
-    assert "triton" in pins((LOCKS / "cuda.txt").read_text())
-    assert (
-        "python -m milkweed.kernels.triton.driver_module && mv milkweed/kernels/_native /native"
-        in stages["kernels-cuda"]
-    )
+    [made] = re.findall(r" AS kernels-cuda\n(.*?)\nFROM ", DOCKERFILE, re.DOTALL)
+    last = DOCKERFILE.rpartition("\nFROM ")[2]
+    assert "triton" in locks("cuda")
+    assert "python -m milkweed.kernels.triton.driver_module && mv milkweed/kernels/_native /native" in made
     assert f"TRITON_CACHE_MANAGER={CACHE_MANAGER}" in last
     assert "apt-get" not in last  # no compiler
     # Triton's cache is below HOME, which can be written, also where a deployment says so.
@@ -142,14 +134,16 @@ def test_the_class_that_the_environment_names_is_there() -> None:
 
 
 def test_the_compiler_is_of_the_cuda_that_pytorch_has() -> None:
-    runtime = pins((LOCKS / "cuda.txt").read_text())["nvidia-cuda-runtime"]
-    compilers = pins((LOCKS / "nvcc.txt").read_text())
+    runtime = locks("cuda")["nvidia-cuda-runtime"]
+    compilers = locks("nvcc")
     assert set(compilers) == {"nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm"}
     assert {version.rpartition(".")[0] for version in compilers.values()} == {runtime.rpartition(".")[0]}
 
 
 def test_what_is_copied_exists_and_passes_the_ignore_file() -> None:
     sources = [source for line in instructions("COPY") if "--from" not in line for source in line.split()[:-1]]
+    packages = PYPROJECT["tool"]["setuptools"]["package-dir"].values()
+    assert {folder.split("/")[0] for folder in packages} <= set(sources)
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line]
     for source in sources:
         assert (ROOT / source).exists(), source
@@ -161,12 +155,6 @@ def test_what_is_copied_exists_and_passes_the_ignore_file() -> None:
         assert secret in hidden or not any(fnmatch.fnmatch(secret, pattern) for pattern in shown), secret
 
 
-def test_every_package_of_the_wheel_is_copied() -> None:
-    folders = PYPROJECT["tool"]["setuptools"]["package-dir"].values()
-    copied = {line.split()[0] for line in instructions("COPY") if "--from" not in line}
-    assert {folder.split("/")[0] for folder in folders} <= copied
-
-
 def test_it_runs_as_nobody_and_is_asked_where_it_answers() -> None:
     last = DOCKERFILE.rpartition("\nFROM ")[2]
     assert re.findall(r"^USER (.*)$", last, re.MULTILINE) == ["65532:65532"]
@@ -174,11 +162,3 @@ def test_it_runs_as_nobody_and_is_asked_where_it_answers() -> None:
     assert "MILKWEED_HOST=0.0.0.0" in last
     assert 'CMD ["python", "-m", "milkweed.server.process.healthcheck"]' in last
     assert 'ENTRYPOINT ["milkweed"]' in last  # no shell between a signal and the server
-
-
-def test_variants_have_their_stages() -> None:
-    stages = re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE, re.MULTILINE)
-    parts, variants = ("kernels", "numpy", "root"), ("cpu", "cuda", "light")
-    assert {"sbom", *(f"{part}-{variant}" for part in parts for variant in variants)} <= set(stages)
-    assert {path.stem for path in LOCKS.glob("c*.txt")} == {"cpu", "cuda"}
-    assert f"ARG VERSION={PROJECT['version']}\n" in DOCKERFILE

@@ -1,6 +1,5 @@
-"""What Kustomize makes of the overlays and components, and facts of the code to hold it against."""
+"""What Kustomize makes of the overlays and components."""
 
-import ast
 import os
 import shutil
 import subprocess
@@ -11,6 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from milkweed.server.config.settings import Settings
 
 from ...support.once import once
 from ...support.waiting import HANG_SECONDS
@@ -39,8 +40,8 @@ Document = dict[str, Any]
 class Manifests:
     """The documents of one render."""
 
-    def __init__(self, documents: list[Document]) -> None:
-        self.documents = documents
+    def __init__(self, text: str) -> None:
+        self.documents: list[Document] = list(yaml.load_all(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
     def of(self, kind: str) -> list[Document]:
         """All of a kind."""
@@ -48,16 +49,16 @@ class Manifests:
 
     def one(self, kind: str, name: str = "milkweed") -> Document:
         """The one of a kind and name."""
-        (found,) = (document for document in self.of(kind) if document["metadata"]["name"] == name)
-        return found
+        (document,) = (document for document in self.of(kind) if document["metadata"]["name"] == name)
+        return document
 
     @property
     def pod(self) -> Document:
         """The pod's spec: of the Deployment, or of the predictor that stands for it, without what is KServe's own."""
         if self.of("Deployment"):
             return dict(self.one("Deployment")["spec"]["template"]["spec"])
-        own = ("labels", "minReplicas", "maxReplicas", "scaleMetric", "scaleTarget")
-        return {key: value for key, value in self.predictor.items() if key not in own}
+        kserves = ("labels", "minReplicas", "maxReplicas", "scaleMetric", "scaleTarget")
+        return {key: value for key, value in self.predictor.items() if key not in kserves}
 
     @property
     def predictor(self) -> Document:
@@ -82,32 +83,42 @@ class Manifests:
         return [*self.pod.get("initContainers", []), *self.pod["containers"]]
 
     @property
-    def settings(self) -> dict[str, str]:
-        """The environment of the server, where it is our settings."""
-        environment: dict[str, str] = {}
-        for source in self.server["envFrom"]:
-            environment |= self.one("ConfigMap", source["configMapRef"]["name"])["data"]
-        environment |= {each["name"]: each["value"] for each in self.server["env"]}
-        return {name: value for name, value in environment.items() if name.startswith("MILKWEED_")}
+    def volumes(self) -> dict[str, Document]:
+        """The pod's volumes by name."""
+        return {volume["name"]: volume for volume in self.pod["volumes"]}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of the server."""
+        maps = [self.one("ConfigMap", source["configMapRef"]["name"])["data"] for source in self.server["envFrom"]]
+        own = {variable["name"]: variable["value"] for variable in self.server["env"]}
+        return {name: value for values in (*maps, own) for name, value in values.items()}
 
 
 Kustomize = Callable[..., Manifests]
 
 
 @pytest.fixture(scope="session")
-def kustomize(tmp_path_factory: pytest.TempPathFactory) -> Kustomize:
-    """Renders an overlay with components; each combination once."""
+def kustomize_folder() -> Callable[[Path], str]:
+    """Renders a folder as `kubectl kustomize` prints it, with nothing allowed that a user would have to allow."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed")
-    done: dict[tuple[str, ...], Manifests] = {}
 
-    def render(overlay: str, *components: str) -> Manifests:
-        key = (overlay, *components)
-        if key not in done:
-            folder = once(tmp_path_factory, "+".join(key), lambda made: rendered(made, overlay, *components))
-            done[key] = Manifests(loaded((folder / "rendered.yaml").read_text()))
-        return done[key]
+    def render(folder: Path) -> str:
+        command = [kubectl, "kustomize", str(folder)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
+        assert result.returncode == 0, result.stderr
+        assert not result.stderr, result.stderr  # what is deprecated
+        return result.stdout
+
+    return render
+
+
+@pytest.fixture(scope="session")
+def kustomize(tmp_path_factory: pytest.TempPathFactory, kustomize_folder: Callable[[Path], str]) -> Kustomize:
+    """Renders an overlay with components; each combination once."""
+    done: dict[tuple[str, ...], Manifests] = {}
 
     def rendered(folder: Path, overlay: str, *components: str) -> None:
         here = os.path.relpath(KUBERNETES, folder.resolve())
@@ -116,31 +127,15 @@ def kustomize(tmp_path_factory: pytest.TempPathFactory) -> Kustomize:
             "components": [f"{here}/components/{name}" for name in components],
         }
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(content))
-        (folder / "rendered.yaml").write_text(text_of(kubectl, folder))
+        (folder / "rendered.yaml").write_text(kustomize_folder(folder))
+
+    def render(*names: str) -> Manifests:
+        if names not in done:
+            folder = once(tmp_path_factory, "+".join(names), lambda made: rendered(made, *names))
+            done[names] = Manifests((folder / "rendered.yaml").read_text())
+        return done[names]
 
     return render
-
-
-@pytest.fixture(scope="session")
-def kustomize_folder() -> Callable[[Path], Manifests]:
-    """Renders a folder."""
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("kubectl is not installed")
-    return lambda folder: Manifests(loaded(text_of(kubectl, folder)))
-
-
-def text_of(kubectl: str, folder: Path) -> str:
-    """What `kubectl kustomize` prints: with nothing allowed that a user would have to allow."""
-    command = [kubectl, "kustomize", str(folder)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
-    assert result.returncode == 0, result.stderr
-    assert not result.stderr, result.stderr  # what is deprecated
-    return result.stdout
-
-
-def loaded(text: str) -> list[Document]:
-    return list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -155,20 +150,9 @@ def manifests(request: pytest.FixtureRequest, kustomize: Kustomize) -> Manifests
     return kustomize(*request.param)
 
 
-@pytest.fixture(scope="session")
-def root() -> Path:
-    """The root of the repository."""
-    return ROOT
-
-
-@pytest.fixture(scope="session")
-def constant() -> Callable[[str, str], Any]:
-    """The value of a constant in a file of the server, which need not be imported for that."""
-
-    def read(file: str, name: str) -> Any:
-        for node in ast.parse((ROOT / "server" / file).read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Assign) and name in (getattr(target, "id", None) for target in node.targets):
-                return ast.literal_eval(node.value)
-        raise AssertionError(f"server/{file} has no {name}")
-
-    return read
+@pytest.fixture
+def settings(manifests: Manifests, settings_of: Callable[[dict[str, str]], Settings]) -> Settings:
+    """What the server of the combination makes of its environment."""
+    ours = {name: value for name, value in manifests.environment.items() if name.startswith("MILKWEED_")}
+    assert {name.removeprefix("MILKWEED_").lower() for name in ours} <= set(Settings.model_fields)
+    return settings_of(ours)

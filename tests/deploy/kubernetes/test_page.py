@@ -1,4 +1,4 @@
-"""docs/kubernetes.md shows what works."""
+"""docs/kubernetes.md and docs/scaling.md show what works."""
 
 import re
 import shutil
@@ -8,75 +8,64 @@ from typing import Any
 
 import pytest
 
+from .conftest import ROOT, Manifests
+from .test_pod import PAGE
 
-@pytest.fixture(scope="module")
-def page(root: Path) -> str:
-    """The text of docs/kubernetes.md."""
-    return (root / "docs" / "kubernetes.md").read_text(encoding="utf-8")
-
-
-def test_the_combination_on_the_page_renders(
-    page: str, root: Path, tmp_path: Path, kustomize_folder: Callable[[Path], Any]
-) -> None:
-    """In the place that the page names, in a copy of the tree."""
-    for part in ("kubernetes", "grafana/dashboards"):
-        shutil.copytree(root / "deploy" / part, tmp_path / "deploy" / part)
-    pattern = r"`(deploy/kubernetes/overlays/\w+/kustomization\.yaml)`.*?```yaml\n(.*?)```"
-    ((place, text),) = re.findall(pattern, page, re.DOTALL)
-    file = tmp_path / place
-    file.parent.mkdir()
-    file.write_text(text)
-    made = kustomize_folder(file.parent)
-    assert made.one("ScaledObject")
-    assert made.one("PrometheusRule")
-    assert made.settings["MILKWEED_REPOSITORY"] == "/models"
-    assert made.settings["MILKWEED_ALIASES"] == "production=deit@3"
-    assert made.server["image"] == "registry.example/milkweed:0.1.0-cuda"
-
-
-def test_every_command_names_a_folder_that_is_there(page: str, root: Path) -> None:
-    folders = re.findall(r"-k (deploy/[\w/-]+)", page)
-    assert len(folders) >= 2
-    for folder in folders:
-        assert folder == "deploy/kubernetes/overlays/mine" or (root / folder / "kustomization.yaml").is_file()
-
-
-def test_the_secret_has_the_name_that_is_used(page: str, kustomize: Any) -> None:
-    pod = kustomize("cpu", "models-objectstore").pod
-    (fetch,) = pod["initContainers"]
-    (secret,) = (volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume)
-    (config,) = (Path(each.partition("=")[2]) for each in fetch["args"] if each.startswith("--config="))
-    assert f"create secret generic {secret} --from-file={config.name}" in page
-    (remote,) = {argument.partition(":")[0] for argument in fetch["args"] if ":$(" in argument}
-    assert f"a remote called {remote}" in page
+SCALING = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.fixture
-def scaled(root: Path, tmp_path: Path, kustomize_folder: Callable[[Path], Any]) -> Callable[[int, str], Any]:
-    """Renders a block of docs/scaling.md, by its place, below a head."""
+def written(tmp_path: Path, kustomize_folder: Callable[[Path], str]) -> Callable[[str], Manifests]:
+    """Renders a text as the kustomization of the overlay `mine`, in a copy of the tree."""
 
-    def render(place: int, head: str) -> Any:
-        shutil.copytree(root / "deploy" / "kubernetes", tmp_path / "kubernetes")
-        blocks = re.findall(r"```yaml\n(.*?)```", (root / "docs" / "scaling.md").read_text(), re.DOTALL)
-        assert len(blocks) == 2
-        folder = tmp_path / "kubernetes" / "overlays" / "mine"
+    def render(text: str) -> Manifests:
+        for part in ("kubernetes", "grafana/dashboards"):
+            shutil.copytree(ROOT / "deploy" / part, tmp_path / "deploy" / part)
+        folder = tmp_path / "deploy" / "kubernetes" / "overlays" / "mine"
         folder.mkdir()
-        (folder / "kustomization.yaml").write_text(head + blocks[place])
-        return kustomize_folder(folder)
+        (folder / "kustomization.yaml").write_text(text)
+        return Manifests(kustomize_folder(folder))
 
     return render
 
 
-def test_the_host_of_held_requests_is_set_as_the_page_on_scaling_says(scaled: Callable[[int, str], Any]) -> None:
-    made = scaled(1, "resources: [../cpu]\n")
-    assert made.one("InterceptorRoute")["spec"]["rules"] == [{"hosts": ["classify.example.com"]}]
-    assert made.one("ScaledObject")["spec"]["minReplicaCount"] == 0
+def test_the_combination_on_the_page_renders(written: Callable[[str], Manifests]) -> None:
+    pattern = r"`deploy/kubernetes/overlays/mine/kustomization\.yaml`.*?```yaml\n(.*?)```"
+    (text,) = re.findall(pattern, PAGE, re.DOTALL)
+    made = written(text)
+    assert made.one("ScaledObject")
+    assert made.one("PrometheusRule")
+    assert made.environment["MILKWEED_REPOSITORY"] == "/models"
+    assert made.environment["MILKWEED_ALIASES"] == "production=deit@3"
+    assert made.server["image"] == "registry.example/milkweed:0.1.0-cuda"
 
 
-def test_thresholds_are_set_as_the_page_on_scaling_says(scaled: Callable[[int, str], Any]) -> None:
-    made = scaled(0, "resources: [../gpu]\ncomponents: [../../components/autoscale]\n").one("ScaledObject")["spec"]
-    assert {each["name"]: each["metadata"]["threshold"] for each in made["triggers"]} == {
-        "in-flight": "13",
-        "queue-wait": "0.016",
-    }
-    assert made["maxReplicaCount"] == 8
+def test_every_command_names_a_folder_that_is_there(kustomize: Any) -> None:
+    folders = re.findall(r"-k (deploy/[\w/-]+)", PAGE)
+    assert len(folders) >= 2
+    for folder in folders:
+        assert folder == "deploy/kubernetes/overlays/mine" or (ROOT / folder / "kustomization.yaml").is_file()
+
+
+def test_the_secret_has_the_name_that_is_used(kustomize: Any) -> None:
+    made = kustomize("cpu", "models-objectstore")
+    arguments = made.pod["initContainers"][0]["args"]
+    (secret,) = (volume["secret"]["secretName"] for volume in made.pod["volumes"] if "secret" in volume)
+    (config,) = (Path(each.partition("=")[2]) for each in arguments if each.startswith("--config="))
+    assert f"create secret generic {secret} --from-file={config.name}" in PAGE
+    (remote,) = {argument.partition(":")[0] for argument in arguments if ":$(" in argument}
+    assert f"a remote called {remote}" in PAGE
+
+
+def test_thresholds_and_the_host_are_set_as_the_page_on_scaling_says(
+    written: Callable[[str], Manifests], tmp_path: Path
+) -> None:
+    thresholds, host = SCALING
+    scaled = written(f"resources: [../gpu]\ncomponents: [../../components/autoscale]\n{thresholds}")
+    spec = scaled.one("ScaledObject")["spec"]
+    found = {each["name"]: each["metadata"]["threshold"] for each in spec["triggers"]}
+    assert (found, spec["maxReplicaCount"]) == ({"in-flight": "13", "queue-wait": "0.016"}, 8)
+    shutil.rmtree(tmp_path / "deploy")
+    held = written(f"resources: [../cpu]\n{host}")
+    assert held.one("InterceptorRoute")["spec"]["rules"] == [{"hosts": ["classify.example.com"]}]
+    assert held.one("ScaledObject")["spec"]["minReplicaCount"] == 0

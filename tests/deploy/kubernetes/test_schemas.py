@@ -103,14 +103,14 @@ def test_custom_resources_fit(manifests: Any) -> None:
 
 def test_an_inference_service_is_a_pod_and_a_few_fields_of_kserve(kustomize: Any) -> None:
     service = kustomize("kserve").one("InferenceService")
+    annotations = {"deploymentMode": "Standard", "autoscalerClass": "hpa"}
     assert service["metadata"]["annotations"] == {
-        "serving.kserve.io/deploymentMode": "Standard",
-        "serving.kserve.io/autoscalerClass": "hpa",
+        f"serving.kserve.io/{name}": value for name, value in annotations.items()
     }
     assert service["spec"].keys() == {"predictor"}
-    own = {"labels": STRINGS, "minReplicas": int, "maxReplicas": int, "scaleMetric": {"cpu"}, "scaleTarget": int}
-    predictor = {key: value for key, value in service["spec"]["predictor"].items() if key in own}
-    assert misfits(predictor, own) == []
+    kserves = {"labels": STRINGS, "minReplicas": int, "maxReplicas": int, "scaleMetric": {"cpu"}, "scaleTarget": int}
+    predictor = {key: value for key, value in service["spec"]["predictor"].items() if key in kserves}
+    assert misfits(predictor, kserves) == []
 
 
 def test_every_document_fits_its_schema(kustomize: Any) -> None:

@@ -1,4 +1,4 @@
-"""What decides on replicas asks for series, stages and routes that exist."""
+"""What decides on replicas asks for series, stages and routes that exist, grows at once and shrinks slowly."""
 
 import json
 import re
@@ -20,16 +20,22 @@ def triggers(kustomize: Any) -> dict[str, Any]:
     return {each["name"]: each for each in kustomize("gpu", "autoscale").one("ScaledObject")["spec"]["triggers"]}
 
 
-def test_the_signals_are_the_wait_and_what_is_in_flight(triggers: dict[str, Any]) -> None:
-    assert triggers.keys() == {"queue-wait", "in-flight"}
+def test_the_signals_are_the_wait_and_what_is_in_flight(triggers: dict[str, Any], kustomize: Any) -> None:
     # The wait is the same for all, so it is compared as it is; requests are shared out.
-    assert {name: each["metricType"] for name, each in triggers.items()} == {
-        "queue-wait": "Value",
-        "in-flight": "AverageValue",
-    }
+    types = {name: each["metricType"] for name, each in triggers.items()}
+    assert types == {"queue-wait": "Value", "in-flight": "AverageValue"}
     for each in triggers.values():
-        assert each["type"] == "prometheus"
-        assert float(each["metadata"]["threshold"]) > 0
+        metadata, query = each["metadata"], each["metadata"]["query"]
+        assert float(metadata["threshold"]) > 0
+        for selector in check_selectors(query):
+            assert ("namespace", "=", "milkweed") in selector.matchers
+        # No answer is an error, which leaves the number as it is; no requests are a wait of 0 where servers are.
+        assert metadata["ignoreNullValues"] == "false"
+        assert "vector(" not in query
+        assert " or 0 * sum(milkweed_http_requests_in_flight" in query
+    routes = set().union(*(routes_of(rule["expr"]) for rule in RULES))
+    assert routes_of(triggers["in-flight"]["metadata"]["query"]) == routes
+    assert "fallback" not in kustomize("gpu", "autoscale").one("ScaledObject")["spec"]
 
 
 def test_the_wait_may_be_one_full_batch_and_in_flight_is_the_pages(triggers: dict[str, Any], root: Path) -> None:
@@ -41,58 +47,33 @@ def test_the_wait_may_be_one_full_batch_and_in_flight_is_the_pages(triggers: dic
     assert in_flight == pytest.approx(float(said), rel=0.05)
 
 
-def test_every_series_and_label_is_one(triggers: dict[str, Any]) -> None:
-    for each in triggers.values():
-        check_selectors(each["metadata"]["query"])
-    assert routes_of(triggers["in-flight"]["metadata"]["query"]) == set().union(
-        *(routes_of(rule["expr"]) for rule in RULES)
-    )
+def test_it_grows_at_once_and_shrinks_slowly(kustomize: Any) -> None:
+    scaled, zero = (kustomize("cpu", name).one("ScaledObject")["spec"] for name in ("autoscale", "scale-to-zero"))
+    hpa = kustomize("cpu", "hpa").one("HorizontalPodAutoscaler")["spec"]
+    for behavior, smallest, largest in (
+        (scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"], "minReplicaCount", "maxReplicaCount"),
+        (hpa["behavior"], "minReplicas", "maxReplicas"),
+    ):
+        spec = {**scaled, **hpa}
+        assert behavior["scaleUp"]["stabilizationWindowSeconds"] == 0
+        assert behavior["scaleDown"]["stabilizationWindowSeconds"] >= 300
+        assert 2 <= spec[smallest] < spec[largest], "one alone may be away while a node is drained"
+    # What goes to zero grows and shrinks as what does not.
+    assert zero["advanced"] == scaled["advanced"]
+    assert (zero["minReplicaCount"], zero["maxReplicaCount"]) == (0, scaled["maxReplicaCount"])
 
 
-def test_queries_are_of_our_namespace(triggers: dict[str, Any], kustomize: Any) -> None:
-    (namespace,) = kustomize("gpu", "autoscale").of("Namespace")
-    for each in triggers.values():
-        query = each["metadata"]["query"]
-        assert query.count(f'namespace="{namespace["metadata"]["name"]}"') == query.count("{")
-
-
-def test_silence_is_no_reason_to_shrink(triggers: dict[str, Any], kustomize: Any) -> None:
-    """No answer is an error, which leaves the number as it is; no requests are a wait of 0 where servers are."""
-    for each in triggers.values():
-        assert each["metadata"]["ignoreNullValues"] == "false"
-        assert "vector(" not in each["metadata"]["query"]
-        assert " or 0 * sum(milkweed_http_requests_in_flight" in each["metadata"]["query"]
-    assert "fallback" not in kustomize("gpu", "autoscale").one("ScaledObject")["spec"]
-
-
-@pytest.mark.parametrize("component", ["autoscale", "hpa"])
-def test_it_grows_at_once_and_shrinks_slowly(kustomize: Any, component: str) -> None:
-    made = kustomize("gpu", component)
-    if component == "hpa":
-        spec = made.one("HorizontalPodAutoscaler")["spec"]
-        behavior, bounds = spec["behavior"], (spec["minReplicas"], spec["maxReplicas"])
-    else:
-        spec = made.one("ScaledObject")["spec"]
-        behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-        bounds = spec["minReplicaCount"], spec["maxReplicaCount"]
-    assert behavior["scaleUp"]["stabilizationWindowSeconds"] == 0
-    assert behavior["scaleDown"]["stabilizationWindowSeconds"] >= 300
-    assert 2 <= bounds[0] < bounds[1], "one alone may be away while a node is drained"
-
-
-def test_what_goes_to_zero_grows_and_shrinks_as_what_does_not(kustomize: Any) -> None:
-    zero, usual = (kustomize("cpu", name).one("ScaledObject")["spec"] for name in ("scale-to-zero", "autoscale"))
-    assert zero["advanced"] == usual["advanced"]
-    assert (zero["minReplicaCount"], zero["maxReplicaCount"]) == (0, usual["maxReplicaCount"])
-    (held,) = (each for each in usual["triggers"] if each["name"] == "in-flight")
-    target = kustomize("cpu", "scale-to-zero").one("InterceptorRoute")["spec"]["scalingMetric"]["concurrency"]
-    assert target["targetValue"] == int(float(held["metadata"]["threshold"]))
+def test_what_goes_to_zero_counts_as_the_other_does_and_is_for_cpus(kustomize: Any, triggers: dict[str, Any]) -> None:
+    route = kustomize("cpu", "scale-to-zero").one("InterceptorRoute")["spec"]
+    in_flight = float(triggers["in-flight"]["metadata"]["threshold"])
+    assert route["scalingMetric"]["concurrency"]["targetValue"] == int(in_flight)
+    with pytest.raises(AssertionError, match=r"testing value .*failureThreshold failed"):
+        kustomize("gpu", "scale-to-zero")
 
 
 def test_the_fallback_needs_nothing_but_metrics_server(kustomize: Any) -> None:
     (metric,) = kustomize("cpu", "hpa").one("HorizontalPodAutoscaler")["spec"]["metrics"]
-    assert metric["type"] == "Resource"
-    assert metric["resource"]["name"] == "cpu"
+    assert (metric["type"], metric["resource"]["name"]) == ("Resource", "cpu")
     assert metric["resource"]["target"]["averageUtilization"] < 100
 
 
@@ -136,7 +117,6 @@ def test_the_queries_say_what_they_should(triggers: dict[str, Any], tmp_path: Pa
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "scaling", "rules": rules}]}))
     file = tmp_path / "test.yml"
     file.write_text(yaml.safe_dump({"rule_files": ["rules.yml"], "evaluation_interval": "15s", "tests": tests}))
-    result = subprocess.run(
-        [promtool, "test", "rules", str(file)], capture_output=True, text=True, timeout=HANG_SECONDS
-    )
+    command = [promtool, "test", "rules", str(file)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert result.returncode == 0, result.stdout + result.stderr
