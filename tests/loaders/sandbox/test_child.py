@@ -3,10 +3,8 @@
 import ctypes
 import os
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import PIL
@@ -21,6 +19,8 @@ from milkweed.loaders.sandbox.process import Child
 from milkweed.loaders.sandbox.sandbox import Sandbox
 
 from ...support.waiting import HANG_SECONDS, eventually, has_ended
+from ..conftest import encoded, picture
+from .conftest import idle_child
 
 PACKAGES = str(Path(PIL.__file__).parent.parent)
 
@@ -79,9 +79,7 @@ REFUSED = """open,memfd,socket,pipe,dup,ioctl,fork,execve,kill,stop,pidfd,read l
 setpriority,ptrace,process_vm_readv,shmget,unshare,io_uring_setup,bpf,code,more code,capset,more files"""
 
 
-def test_it_imports_only_pillow_the_crop_and_the_standard_library(
-    tmp_path: Path, picture: Callable[..., Image.Image], encoded: Callable[..., bytes]
-) -> None:
+def test_it_imports_only_pillow_the_crop_and_the_standard_library() -> None:
     """A child decodes an image of each format, and Python writes down each module that it imports."""
     bodies = {format: encoded(picture(20, 20), format) for format in ("TIFF", "AVIF", "GIF", "BMP", "PPM", "JPEG2000")}
     crop = child_module.Crop(1, 20, 20, 0, 0, 20)
@@ -122,41 +120,28 @@ def test_whoever_it_is_it_reaches_nothing_and_has_no_more_memory_than_it_may(use
     assert ran.stdout.splitlines() == [*refused, "more memory MemoryError ", "memory done"]
 
 
-def test_where_the_kernel_gives_no_filter_no_child_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child's program runs as on a machine whose architecture it does not know."""
-    script = tmp_path / "child.py"
-    script.write_text(
-        "import platform, runpy, sys\n"
-        "platform.machine = lambda: 'riscv64'\n"
-        f"runpy.run_path({child_module.__file__!r}, run_name='__main__')\n"
-    )
-    monkeypatch.setattr(child_module, "__file__", str(script))
-    with pytest.raises(LoaderError, match="rare formats did not start: seccomp gives it no filter here"):
-        Child(64 << 20, 1, 10)
-
-
-def test_the_kernel_holds_the_limits_of_a_real_one(sandbox: Sandbox, encoded: Callable[..., bytes]) -> None:
+def test_the_kernel_holds_the_limits_of_a_real_one(sandbox: Sandbox) -> None:
     body = encoded(Image.new("RGB", (8, 8)), "BMP")
     sandbox.crop(body, validate(body), PreprocessSpec(size=8))
-    (child,) = sandbox.idle
-    lines = Path(f"/proc/{child.process.pid}/limits").read_text().splitlines()[1:]
+    pid = idle_child(sandbox).process.pid
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()[1:]
     limits = {line[:26].strip(): line[26:].split()[:2] for line in lines}
     for name in ("Max open files", "Max file size", "Max core file size", "Max processes"):
         assert limits[name] == ["0", "0"], name
     soft, hard = map(int, limits["Max address space"])
     assert 256 << 20 < hard < 400 << 20
-    mapped = int(Path(f"/proc/{child.process.pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    mapped = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     assert soft < mapped + (40 << 20)  # what a picture of 8 x 8 px needs, and no more
-    assert psutil.Process(child.process.pid).nice() == min(19, os.nice(0) + 10)
-    status = Path(f"/proc/{child.process.pid}/status").read_text()
+    assert psutil.Process(pid).nice() == min(19, os.nice(0) + 10)
+    status = Path(f"/proc/{pid}/status").read_text()
     for line in ("NoNewPrivs:\t1", "Seccomp:\t2", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000"):
         assert line in status
     assert int(limits["Max cpu time"][0]) in (3, 4)
-    environment = Path(f"/proc/{child.process.pid}/environ").read_bytes().rstrip(b"\0").split(b"\0")
+    environment = Path(f"/proc/{pid}/environ").read_bytes().rstrip(b"\0").split(b"\0")
     assert all(variable.startswith(b"MALLOC_") for variable in environment)
-    assert os.readlink(f"/proc/{child.process.pid}/cwd") == "/"
-    assert os.getpgid(child.process.pid) == child.process.pid  # Ctrl-C ends the parent alone
-    assert os.getsid(child.process.pid) == os.getsid(0)  # its niceness counts: autogroups weigh sessions, not processes
+    assert os.readlink(f"/proc/{pid}/cwd") == "/"
+    assert os.getpgid(pid) == pid  # Ctrl-C ends the parent alone
+    assert os.getsid(pid) == os.getsid(0)  # its niceness counts: autogroups weigh sessions, not processes
 
 
 def test_it_ends_with_its_stdin() -> None:
@@ -167,26 +152,37 @@ def test_it_ends_with_its_stdin() -> None:
 
 
 def test_it_ends_with_its_parent_however_that_ends() -> None:
-    parent = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from milkweed.loaders.sandbox.process import Child; "
-            "print(Child(64 << 20, 1, 10).process.pid, flush=True); sys.stdin.read()",
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with parent:
+    program = """
+import sys
+from milkweed.loaders.sandbox.process import Child
+print(Child(64 << 20, 1, 10).process.pid, flush=True)
+sys.stdin.read()
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True) as parent:
+        assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         os.kill(pid, 0)  # it lives
-        parent.send_signal(signal.SIGKILL)
+        parent.kill()
     eventually(lambda: has_ended(pid))
 
 
+# The first is the child's own, as on a machine whose architecture it does not know.
+UNKNOWN_MACHINE = f"""
+import platform, runpy
+platform.machine = lambda: "riscv64"
+runpy.run_path({child_module.__file__!r}, run_name="__main__")
+"""
+
+
 @pytest.mark.parametrize(
-    ("program", "said"), [("raise SystemExit(7)", "exit status 7"), ("print('hello', flush=True)", "did not start")]
+    ("program", "said"),
+    [
+        (UNKNOWN_MACHINE, "rare formats did not start: seccomp gives it no filter here"),
+        ("raise SystemExit(7)", "exit status 7"),
+        ("print('hello', flush=True)", "did not start"),
+    ],
+    ids=["no filter", "exit", "nonsense"],
 )
 def test_one_that_does_not_start_is_our_fault_and_not_the_images(
     program: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from milkweed.loaders.sandbox.process import Child
 from milkweed.loaders.sandbox.sandbox import Sandbox
 
 from ...support.waiting import HANG_SECONDS
-from .asking import SPEC, Encoded, Picture, crop, pid_of_the_idle_one, refusal
+from ..conftest import encoded, picture
+from .conftest import SPEC, crop, idle_child, refusal
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])  # nohup has SIGHUP ignored
@@ -26,22 +28,21 @@ def test_an_image_whose_child_is_killed_gets_another(
     body: bytes, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     first = crop(sandbox, body)
-    pid = pid_of_the_idle_one(sandbox)
+    child = idle_child(sandbox)
     ending_at_work(monkeypatch, number, times=1)
     assert crop(sandbox, body) == first
-    assert pid_of_the_idle_one(sandbox) != pid
+    assert idle_child(sandbox) is not child
     assert (sandbox.images, sandbox.deaths) == ({"ok": 2}, {"killed": 1})
 
 
 def test_an_image_whose_children_are_killed_is_alone_and_not_called_undecodable(
-    body: bytes, sandbox: Sandbox, picture: Picture, encoded: Encoded, monkeypatch: pytest.MonkeyPatch
+    body: bytes, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = CpuLoader(SPEC, num_threads=1, sandbox=sandbox)
     good = [encoded(picture(60, 50, seed), "PNG") for seed in (1, 2)]
     alone = loader.load([*good, body]).pixels
-    with monkeypatch.context() as patch:
-        ending_at_work(patch, signal.SIGKILL, times=2)
-        answer = loader.load([good[0], body, good[1]])
+    ending_at_work(monkeypatch, signal.SIGKILL, times=2)
+    answer = loader.load([good[0], body, good[1]])
     assert isinstance(answer.errors[1], DecoderLostError)
     assert answer.errors[1].message == "TIFF was not decoded: its decoder was killed from outside, twice"
     assert np.array_equal(answer.pixels, alone[:2])
@@ -54,9 +55,8 @@ def test_a_child_that_crashes_costs_its_image_alone(
     body: bytes, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     first = crop(sandbox, body)
-    with monkeypatch.context() as patch:
-        ending_at_work(patch, number, times=1)
-        assert refusal(sandbox, body).message == "TIFF cannot be decoded: its decoder crashed"
+    ending_at_work(monkeypatch, number, times=1)
+    assert refusal(sandbox, body).message == "TIFF cannot be decoded: its decoder crashed"
     assert crop(sandbox, body) == first
     assert (sandbox.images, sandbox.deaths) == ({"ok": 2, "died": 1}, {"crash": 1})
 
@@ -79,7 +79,7 @@ def ending_at_work(patch: pytest.MonkeyPatch, number: signal.Signals, times: int
 
 def test_a_child_that_died_while_it_waited_costs_no_image(sandbox: Sandbox, body: bytes) -> None:
     first = crop(sandbox, body)
-    (child,) = sandbox.idle
+    child = idle_child(sandbox)
     child.process.kill()
     child.process.wait(HANG_SECONDS)
     assert crop(sandbox, body) == first
@@ -87,11 +87,11 @@ def test_a_child_that_died_while_it_waited_costs_no_image(sandbox: Sandbox, body
 
 
 @pytest.mark.parametrize("side", [70, 900])  # the body of the larger is more than a pipe holds, so nobody reads it
-def test_a_child_that_is_stopped_is_late_and_its_image_gets_another(encoded: Encoded, side: int) -> None:
+def test_a_child_that_is_stopped_is_late_and_its_image_gets_another(side: int) -> None:
     sandbox = Sandbox()
     body = encoded(Image.new("RGB", (side, side)), "BMP")
     first = crop(sandbox, body)
-    (child,) = sandbox.idle
+    child = idle_child(sandbox)
     os.kill(child.process.pid, signal.SIGSTOP)
     sandbox.answer_seconds, start = 0.2, Child.__init__
 
@@ -124,22 +124,22 @@ def test_no_image_is_called_undecodable_because_all_children_are_stopped(
     assert (sandbox.images, sandbox.deaths) == ({"ok": 1, "unavailable": 1}, {"late": 2})
 
 
-def test_cpu_time_is_limited_for_each_image_anew(picture: Picture, encoded: Encoded) -> None:
+def test_cpu_time_is_limited_for_each_image_anew() -> None:
     sandbox = Sandbox(cpu_seconds=0.3)
     cheap, dear = encoded(picture(300, 300), "GIF"), b"P3 5000 4000 255\n" + b"7 " * 8_000_000
     crop(sandbox, cheap)
-    pid = pid_of_the_idle_one(sandbox)
-    clock = (~pid << 3) | 2  # the clock of that process's CPU time
+    child = idle_child(sandbox)
+    clock = (~child.process.pid << 3) | 2  # the clock of that process's CPU time
     while time.clock_gettime(clock) < 0.5:
         crop(sandbox, cheap)
-    assert pid_of_the_idle_one(sandbox) == pid  # several images together may take more
+    assert idle_child(sandbox) is child  # several images together may take more
     assert refusal(sandbox, dear).message == "PPM cannot be decoded: it takes more than 0.3 s of CPU"
     assert sandbox.deaths == {"cpu": 1}
     crop(sandbox, cheap)
     sandbox.close()
 
 
-def test_memory_is_limited(encoded: Encoded) -> None:
+def test_memory_is_limited() -> None:
     body = encoded(Image.new("RGB", (3000, 2000)), "GIF")
     small, enough = Sandbox(memory_bytes=10 << 20), Sandbox(memory_bytes=40 << 20)
     assert "takes more than 10 MB" in refusal(small, body).message
@@ -150,14 +150,7 @@ def test_memory_is_limited(encoded: Encoded) -> None:
     enough.close()
 
 
-SOUND = FOUND.pack(True, b"RGB", 90, 70, 1, 1)
-TALKERS = {
-    "another size than asked for": [SOUND, MADE.pack(True, 32 * 32 * 3 + 1) + bytes(32 * 32 * 3 + 1)],
-    "a mode that is none": [FOUND.pack(True, b"R\nB", 90, 70, 1, 1)],
-    "an orientation that is none": [FOUND.pack(True, b"RGB", 90, 70, 9, 1)],
-    "less than announced": [SOUND, MADE.pack(True, 32 * 32 * 3) + bytes(100)],
-    "nothing": [],
-}
+SOUND, PIXELS = FOUND.pack(True, b"RGB", 90, 70, 1, 1), bytes(32 * 32 * 3)
 TALKER = """
 import struct, sys
 sys.stdout.buffer.write(b"R"); sys.stdout.flush()
@@ -171,58 +164,72 @@ for number, part in enumerate({parts!r}):
 """
 
 
-def talker(tmp_path: Path, parts: list[bytes], after: str = "") -> str:
-    """Write a program that sends these parts, whatever it is asked; returns its path."""
-    script = tmp_path / "child.py"
-    script.write_text(TALKER.format(parts=parts, want=child_module.WANT.size, after=after))
-    return str(script)
+@pytest.fixture
+def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes children of a program that sends these parts, whatever it is asked, and then ends, or waits for its end."""
+
+    def answer(*parts: bytes, waits: bool = True) -> None:
+        program = TALKER.format(parts=parts, want=child_module.WANT.size, after="sys.stdin.read()" if waits else "")
+        script = tmp_path / "child.py"
+        script.write_text(program)
+        monkeypatch.setattr(child_module, "__file__", str(script))
+
+    return answer
 
 
-@pytest.mark.parametrize("kind", TALKERS)
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [SOUND, MADE.pack(True, len(PIXELS) + 1) + PIXELS + b"0"],
+        [FOUND.pack(True, b"R\nB", 90, 70, 1, 1)],
+        [FOUND.pack(True, b"RGB", 90, 70, 9, 1)],
+        [SOUND, MADE.pack(True, len(PIXELS)) + PIXELS[:100]],
+        [],
+    ],
+    ids=["another size than asked for", "no mode", "no orientation", "less than announced", "nothing"],
+)
 def test_answers_that_are_none_are_a_death(
-    kind: str, body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: list[bytes], body: bytes, sandbox: Sandbox, answering: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sandbox = Sandbox()
-    with monkeypatch.context() as patch:
-        patch.setattr(child_module, "__file__", talker(tmp_path, TALKERS[kind]))
-        error = refusal(sandbox, body)
+    answering(*parts, waits=False)
+    error = refusal(sandbox, body)
+    words = ("its decoder gave no sound answer", "its decoder crashed")
     assert error.code == "undecodable"
-    assert error.message in (
-        "TIFF cannot be decoded: its decoder gave no sound answer",
-        "TIFF cannot be decoded: its decoder crashed",
-    )
+    assert error.message in [f"TIFF cannot be decoded: {why}" for why in words]
     assert sandbox.images == {"died": 1}
     assert not sandbox.idle
+    monkeypatch.undo()
     assert crop(sandbox, body)
-    sandbox.close()
 
 
+@pytest.mark.parametrize(
+    ("size", "code", "said"),
+    [
+        ((2**31, 2**31), "too_many_pixels", "side limit 16384 px"),
+        ((5000, 4001), "too_many_pixels", "5000x4001 px: limit 20 megapixels for TIFF"),
+        ((0, 5), "undecodable", ""),
+    ],
+)
 def test_what_a_child_says_is_held_against_the_limits(
-    body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    size: tuple[int, int], code: str, said: str, body: bytes, sandbox: Sandbox, answering: Callable[..., None]
 ) -> None:
-    sandbox = Sandbox()
-    for size, code in (((2**31, 2**31), "too_many_pixels"), ((0, 5), "undecodable")):
-        parts = [FOUND.pack(True, b"RGB", *size, 1, 1)]
-        monkeypatch.setattr(child_module, "__file__", talker(tmp_path, parts, after="sys.stdin.read()"))
-        assert refusal(sandbox, body).code == code
-        assert not sandbox.deaths
-        sandbox.idle.pop().end()
-    sandbox.close()
+    answering(FOUND.pack(True, b"RGB", *size, 1, 1))
+    error = refusal(sandbox, body)
+    assert error.code == code
+    assert said in error.message
+    assert not sandbox.deaths
 
 
 def test_who_says_more_than_asked_is_not_asked_again(
-    body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    body: bytes, sandbox: Sandbox, answering: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left unread would otherwise be taken for the answer to the next image."""
-    sandbox = Sandbox()
-    parts = [SOUND, MADE.pack(True, 32 * 32 * 3) + bytes(32 * 32 * 3) + SOUND]
-    with monkeypatch.context() as patch:
-        patch.setattr(child_module, "__file__", talker(tmp_path, parts, after="sys.stdin.read()"))
-        assert crop(sandbox, body) == bytes(32 * 32 * 3)
-        talking = pid_of_the_idle_one(sandbox)
-    assert crop(sandbox, body) != bytes(32 * 32 * 3)
-    assert pid_of_the_idle_one(sandbox) != talking
-    sandbox.close()
+    answering(SOUND, MADE.pack(True, len(PIXELS)) + PIXELS + SOUND)
+    assert crop(sandbox, body) == PIXELS
+    talking = idle_child(sandbox)
+    monkeypatch.undo()
+    assert crop(sandbox, body) != PIXELS
+    assert idle_child(sandbox) is not talking
 
 
 def test_one_that_cannot_be_started_is_no_images_fault(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

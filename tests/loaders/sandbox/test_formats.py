@@ -1,25 +1,27 @@
 """The sandbox makes the same bits as the reference, accepts every usual kind of each format, and refuses the others."""
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from io import BytesIO
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from milkweed.loaders import FORMATS, ImageInfo, InputError, Limits, PillowLoader, PreprocessSpec, validate
-from milkweed.loaders.headers.info import OPT_IN_FORMATS, SANDBOXED
+from milkweed.loaders import ImageInfo, InputError, PillowLoader, PreprocessSpec, validate
+from milkweed.loaders.headers.info import SANDBOXED
 from milkweed.loaders.sandbox.sandbox import Sandbox
 
 from ...support.waiting import HANG_SECONDS
+from ..conftest import encoded, picture
+from .conftest import LIMITS
 
-LIMITS = Limits(formats=FORMATS + OPT_IN_FORMATS)
 SPEC = PreprocessSpec(size=64)
-MODES = [
+SIZES = ((147, 90), (90, 300), (31, 20), (1, 1))
+MODES: list[tuple[str, str]] = [
     *(("TIFF", mode) for mode in ("1", "L", "P", "LA", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "I;16", "I;16B")),
     *(("BMP", mode) for mode in ("1", "L", "P", "RGB", "RGBA")),
     *(("PPM", mode) for mode in ("1", "L", "RGB", "I;16")),
@@ -42,9 +44,6 @@ KINDS: list[tuple[str, str, dict[str, object]]] = [
     ("JPEG2000", "RGB", {"precinct_size": (64, 64), "codeblock_size": (16, 32), "progression": "CPRL"}),
 ]
 
-Picture = Callable[..., Image.Image]
-Encoded = Callable[..., bytes]
-
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
@@ -53,7 +52,7 @@ def sandbox() -> Iterator[Sandbox]:
     made.close()
 
 
-def crop(sandbox: Sandbox, body: bytes, spec: PreprocessSpec = SPEC) -> tuple[np.ndarray, ImageInfo]:
+def read(sandbox: Sandbox, body: bytes, spec: PreprocessSpec = SPEC) -> tuple[np.ndarray, ImageInfo]:
     return sandbox.read(body, validate(body, LIMITS), spec)
 
 
@@ -82,48 +81,48 @@ def reference(body: bytes, spec: PreprocessSpec) -> np.ndarray:
     return (pixels * 255).round().astype("u1").transpose(1, 2, 0)
 
 
+def check(sandbox: Sandbox, body: bytes, spec: PreprocessSpec = SPEC) -> ImageInfo:
+    """Expect the reference's bits; returns the header."""
+    levels, info = read(sandbox, body, spec)
+    assert np.array_equal(levels, reference(body, spec))
+    return info
+
+
 @pytest.mark.parametrize(("format", "mode"), MODES)
-def test_every_mode_is_the_references(
-    format: str, mode: str, sandbox: Sandbox, picture: Picture, encoded: Encoded
-) -> None:
-    for size in ((147, 90), (90, 300), (31, 20), (1, 1)):
-        body = encoded(in_mode(picture(*size), mode), format)
-        found, info = crop(sandbox, body)
+def test_every_mode_is_the_references(format: str, mode: str, sandbox: Sandbox) -> None:
+    for size in SIZES:
+        info = check(sandbox, encoded(in_mode(picture(*size), mode), format))
         assert (info.format, info.width, info.height, info.orientation) == (format, *size, 1)
         assert (info.frames, info.cost) == (1, SANDBOXED[info.format])
-        assert np.array_equal(found, reference(body, SPEC)), size
+
+
+@pytest.mark.parametrize(("format", "mode", "options"), KINDS)
+def test_every_usual_kind_is_the_references(format: str, mode: str, options: dict, sandbox: Sandbox) -> None:
+    check(sandbox, encoded(in_mode(picture(201, 150), mode), format, **options))
 
 
 @pytest.mark.parametrize("spec", [{"crop_pct": 1.4}, {"interpolation": "bilinear"}, {"size": 224}])
 @pytest.mark.parametrize("size", [(640, 480), (300, 900), (2000, 900)])
-def test_every_geometry_is_the_references(
-    spec: dict, size: tuple[int, int], sandbox: Sandbox, picture: Picture, encoded: Encoded
-) -> None:
-    wanted = PreprocessSpec(**{"size": 64, **spec})
-    body = encoded(picture(*size), "BMP")
-    assert np.array_equal(crop(sandbox, body, wanted)[0], reference(body, wanted))
+def test_every_geometry_is_the_references(spec: dict, size: tuple[int, int], sandbox: Sandbox) -> None:
+    check(sandbox, encoded(picture(*size), "BMP"), PreprocessSpec(**{"size": 64, **spec}))
 
 
 @pytest.mark.parametrize("format", ["TIFF", "AVIF"])
 @pytest.mark.parametrize("value", range(1, 9))
-def test_every_orientation_is_the_references(
-    format: str, value: int, sandbox: Sandbox, picture: Picture, encoded: Encoded
-) -> None:
-    for size in ((147, 90), (90, 300)):
+def test_every_orientation_is_the_references(format: str, value: int, sandbox: Sandbox) -> None:
+    for size in SIZES[:2]:
         exif = Image.Exif()
         exif[0x0112] = value
         options = {"tiffinfo": {0x0112: value}} if format == "TIFF" else {"exif": exif}
         body = encoded(picture(*size), format, **options)
-        found, info = crop(sandbox, body)
+        info = check(sandbox, body)
         assert info.upright_size(True) == (size if value < 5 else size[::-1])
         assert info.orientation == (1 if format == "TIFF" else value)  # Pillow turns TIFF itself
-        assert np.array_equal(found, reference(body, SPEC))
-    ignoring = PreprocessSpec(size=64, orientation="ignore")
     if format == "AVIF":
-        assert np.array_equal(crop(sandbox, body, ignoring)[0], reference(body, ignoring))
+        check(sandbox, body, PreprocessSpec(size=64, orientation="ignore"))
 
 
-def test_16_bit_grey_is_scaled_not_saturated(sandbox: Sandbox, encoded: Encoded) -> None:
+def test_16_bit_grey_is_scaled_not_saturated(sandbox: Sandbox) -> None:
     ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
     spec = PreprocessSpec(size=64, crop_pct=1.0)
     for body in (
@@ -131,22 +130,14 @@ def test_16_bit_grey_is_scaled_not_saturated(sandbox: Sandbox, encoded: Encoded)
         encoded(Image.fromarray(ramp), "JPEG2000"),
         b"P5 64 64 65535\n" + ramp.astype(">u2").tobytes(),
     ):
-        assert np.array_equal(crop(sandbox, body, spec)[0], np.repeat(ramp[..., None] >> 8, 3, 2))
+        assert np.array_equal(read(sandbox, body, spec)[0], np.repeat(ramp[..., None] >> 8, 3, 2))
 
 
 @pytest.mark.parametrize("mode", ["F", "I", "LAB"])
-def test_samples_without_a_range_are_unsupported(mode: str, sandbox: Sandbox, encoded: Encoded) -> None:
+def test_samples_without_a_range_are_unsupported(mode: str, sandbox: Sandbox) -> None:
     with pytest.raises(InputError, match=f"TIFF of mode {mode} is not accepted") as caught:
-        crop(sandbox, encoded(Image.new(mode, (8, 8)), "TIFF"))
+        read(sandbox, encoded(Image.new(mode, (8, 8)), "TIFF"))
     assert caught.value.code == "unsupported_format"
-
-
-@pytest.mark.parametrize(("format", "mode", "options"), KINDS)
-def test_every_usual_kind_is_the_references(
-    format: str, mode: str, options: dict, sandbox: Sandbox, picture: Picture, encoded: Encoded
-) -> None:
-    body = encoded(in_mode(picture(201, 150), mode), format, **options)
-    assert np.array_equal(crop(sandbox, body)[0], reference(body, SPEC))
 
 
 @pytest.mark.parametrize(
@@ -159,47 +150,42 @@ def test_every_usual_kind_is_the_references(
     ],
 )
 def test_kinds_of_ppm(body: bytes, levels: list, sandbox: Sandbox) -> None:
-    found, _ = crop(sandbox, body, PreprocessSpec(size=2, crop_pct=1.0))
+    found, _ = read(sandbox, body, PreprocessSpec(size=2, crop_pct=1.0))
     assert found.tolist() == levels
 
 
-def test_first_frames_of_several(sandbox: Sandbox, picture: Picture, encoded: Encoded) -> None:
+def test_first_frames_of_several(sandbox: Sandbox) -> None:
     first, *more = (picture(80, 60, seed) for seed in range(3))
     for format in ("GIF", "TIFF", "AVIF"):
         body = encoded(first, format, save_all=True, append_images=more)
-        found, info = crop(sandbox, body)
-        assert info.frames == (
-            3 if format == "AVIF" else 1
-        )  # in the others, frames cannot be counted without reading the whole file
-        assert np.array_equal(found, reference(body, SPEC))
+        # In the others, frames cannot be counted without reading the whole file.
+        assert check(sandbox, body).frames == (3 if format == "AVIF" else 1)
 
 
 @pytest.mark.parametrize("format", SANDBOXED)
-def test_every_cut_is_refused_or_the_whole_picture(
-    format: str, sandbox: Sandbox, picture: Picture, encoded: Encoded
-) -> None:
+def test_every_cut_is_refused_or_the_whole_picture(format: str, sandbox: Sandbox) -> None:
     body = encoded(picture(90, 70), format)
-    whole, _ = crop(sandbox, body)
+    whole, _ = read(sandbox, body)
     for share in (0.05, 0.3, 0.6, 0.9, 0.99):
         with suppress(InputError):
-            assert np.array_equal(crop(sandbox, body[: int(len(body) * share)])[0], whole), share
+            assert np.array_equal(read(sandbox, body[: int(len(body) * share)])[0], whole), share
     assert not sandbox.deaths
 
 
-def test_jpeg2000_with_tile_data_cut_short_is_refused(sandbox: Sandbox, picture: Picture, encoded: Encoded) -> None:
+def test_jpeg2000_with_tile_data_cut_short_is_refused(sandbox: Sandbox) -> None:
     body = encoded(picture(150, 100), "JPEG2000", no_jp2=True)
     start = body.index(b"\xff\x90")
     for share in (0.3, 0.9, 0.99):
         kept = body[start + 12 : start + int((len(body) - start) * share)]
         cut = body[: start + 6] + struct.pack(">I", 12 + len(kept)) + body[start + 10 : start + 12] + kept + b"\xff\xd9"
         with pytest.raises(InputError, match="cannot be decoded"):
-            crop(sandbox, cut)
+            read(sandbox, cut)
 
 
 CHANGED = [("AVIF", {"speed": 10}), ("TIFF", {"compression": "tiff_lzw"}), ("JPEG2000", {}), ("GIF", {}), ("BMP", {})]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None)
 @given(
     kind=st.sampled_from(CHANGED),
     changes=st.lists(
@@ -207,7 +193,7 @@ CHANGED = [("AVIF", {"speed": 10}), ("TIFF", {"compression": "tiff_lzw"}), ("JPE
     ),
 )
 def test_changed_bytes_are_an_input_error_or_a_picture(
-    sandbox: Sandbox, picture: Picture, encoded: Encoded, kind: tuple[str, dict], changes: list[tuple[float, bytes]]
+    sandbox: Sandbox, kind: tuple[str, dict], changes: list[tuple[float, bytes]]
 ) -> None:
     format, options = kind
     body = bytearray(encoded(picture(24, 16), format, **options))
@@ -215,4 +201,4 @@ def test_changed_bytes_are_an_input_error_or_a_picture(
         at = int(where * min(len(body), 2000))
         body[at : at + len(what)] = what
     with suppress(InputError):
-        assert crop(sandbox, bytes(body))[0].shape == (64, 64, 3)
+        assert read(sandbox, bytes(body))[0].shape == (64, 64, 3)

@@ -20,22 +20,21 @@ from milkweed.loaders.errors import LoaderError
 from milkweed.loaders.sandbox import sandbox as sandbox_module
 from milkweed.loaders.sandbox.sandbox import Sandbox
 
-from .asking import SPEC, Encoded, Picture, crop, pid_of_the_idle_one, refusal
+from ..conftest import encoded, picture
+from .conftest import SPEC, crop, idle_child, refusal
 
 
 def test_a_child_is_started_when_needed_and_then_kept(sandbox: Sandbox, body: bytes) -> None:
     assert not sandbox.idle
     first = crop(sandbox, body)
-    pid = pid_of_the_idle_one(sandbox)
+    child = idle_child(sandbox)
     assert crop(sandbox, body) == first
-    assert pid_of_the_idle_one(sandbox) == pid
+    assert idle_child(sandbox) is child
     assert (sandbox.images, sandbox.deaths) == ({"ok": 2}, {})
 
 
 @pytest.mark.parametrize("name", ["cpu", "pillow", "dali"])
-def test_loaders_take_a_crop_in_place_of_the_image(
-    name: str, sandbox: Sandbox, body: bytes, picture: Picture, encoded: Encoded
-) -> None:
+def test_loaders_take_a_crop_in_place_of_the_image(name: str, sandbox: Sandbox, body: bytes) -> None:
     if name == "dali":
         pytest.importorskip("nvidia.dali", reason="the extra `dali` is not installed")
     loader: Loader = create_loader(name, SPEC, sandbox=sandbox)
@@ -57,14 +56,12 @@ def test_loaders_take_a_crop_in_place_of_the_image(
 def test_loaders_that_were_given_none_end_their_own(body: bytes) -> None:
     for loader in (CpuLoader(SPEC), PillowLoader(SPEC)):
         assert loader.load([body]).ok == [0]
-        (child,) = loader.sandbox.idle
+        child = idle_child(loader.sandbox)
         loader.close()
         assert child.process.returncode == -signal.SIGKILL
 
 
-def test_formats_with_readers_of_our_own_start_no_child(
-    picture: Picture, encoded: Encoded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_formats_with_readers_of_our_own_start_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*arguments: object) -> None:
         raise AssertionError("a child was started")
 
@@ -78,9 +75,7 @@ def test_formats_with_readers_of_our_own_start_no_child(
 
 
 @pytest.mark.parametrize(("orientation", "size"), [(1, (150, 90)), (6, (150, 90)), (3, (2000, 1100))])
-def test_whole_pictures_are_upright(
-    orientation: int, size: tuple[int, int], sandbox: Sandbox, picture: Picture, encoded: Encoded, tmp_path: Path
-) -> None:
+def test_whole_pictures_are_upright(orientation: int, size: tuple[int, int], sandbox: Sandbox, tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     turned = {"exif": exif, "quality": 100, "subsampling": "4:4:4", "speed": 10}
@@ -93,7 +88,7 @@ def test_whole_pictures_are_upright(
     assert np.array_equal(read_levels(tmp_path / "a.avif", ignoring, True, sandbox), stored)
 
 
-def test_data_sets_read_rare_formats(picture: Picture, encoded: Encoded, tmp_path: Path) -> None:
+def test_data_sets_read_rare_formats(tmp_path: Path) -> None:
     samples = [(tmp_path / f"{format}.img", place) for place, format in enumerate(("TIFF", "GIF", "PNG"))]
     for path, _ in samples:
         path.write_bytes(encoded(picture(60, 60).quantize(200), path.stem))
@@ -110,11 +105,9 @@ def test_data_sets_read_rare_formats(picture: Picture, encoded: Encoded, tmp_pat
     assert np.array_equal(*made)
 
 
-def test_refusals_by_the_parent_cost_no_child(
-    sandbox: Sandbox, body: bytes, picture: Picture, encoded: Encoded
-) -> None:
+def test_refusals_by_the_parent_cost_no_child(sandbox: Sandbox, body: bytes) -> None:
     crop(sandbox, body)
-    pid = pid_of_the_idle_one(sandbox)
+    child = idle_child(sandbox)
     small = Sandbox(Limits(max_pixels=6299))
     assert refusal(small, body).code == "too_many_pixels"
     assert refusal(small, body).message == "TIFF is 90x70 px: limit 0.006299 megapixels for TIFF"
@@ -126,33 +119,17 @@ def test_refusals_by_the_parent_cost_no_child(
     cut = refusal(sandbox, encoded(picture(90, 70), "BMP")[:-4000])
     assert cut.message == "BMP of 90x70 px cannot be decoded: truncated, corrupt, or it takes more than 25 MB"
     crop(sandbox, body)
-    assert pid_of_the_idle_one(sandbox) == pid
+    assert idle_child(sandbox) is child
     assert (sandbox.images, sandbox.deaths) == ({"ok": 2, "refused": 3}, {})
 
 
-@pytest.mark.parametrize(
-    ("body", "limits", "said"),
-    [
-        (b"P5 5000 4001 255\n", Limits(), "PPM is 5000x4001 px: limit 20 megapixels for PPM"),
-        (b"P5 16385 500 255\n", Limits(), "PPM is 16385x500 px: side limit 16384 px"),
-        (b"P5 101 1 255\n", Limits(), "PPM is 101x1 px: aspect ratio limit 100:1"),
-        (b"P5 300 200 255\n", Limits(max_pixels=50_000), "PPM is 300x200 px: limit 0.05 megapixels for PPM"),
-    ],
-)
-def test_limits_are_named(body: bytes, limits: Limits, said: str) -> None:
-    sandbox = Sandbox(limits)
-    error = refusal(sandbox, body)
-    assert (error.code, error.message) == ("too_many_pixels", said)
-    sandbox.close()
-
-
-def test_sizes_that_pillow_would_call_a_bomb_have_our_word(sandbox: Sandbox, encoded: Encoded) -> None:
+def test_sizes_that_pillow_would_call_a_bomb_have_our_word(sandbox: Sandbox) -> None:
     gif = encoded(Image.new("L", (1, 1)), "GIF")
     error = refusal(sandbox, gif[:6] + b"\xff\xff\xff\xff" + gif[10:])
     assert (error.code, error.message) == ("too_many_pixels", "GIF is 65535x65535 px: side limit 16384 px")
 
 
-def test_many_threads_at_once(sandbox: Sandbox, picture: Picture, encoded: Encoded) -> None:
+def test_many_threads_at_once(sandbox: Sandbox) -> None:
     formats = ("TIFF", "GIF", "BMP", "PPM", "AVIF")
     bodies = [encoded(picture(50 + seed, 60, seed), formats[seed % 5]) for seed in range(40)]
     wanted = [crop(sandbox, body) for body in bodies]
@@ -165,42 +142,36 @@ def test_many_threads_at_once(sandbox: Sandbox, picture: Picture, encoded: Encod
 
 def test_a_fork_has_children_of_its_own(sandbox: Sandbox, body: bytes) -> None:
     wanted = crop(sandbox, body)
-    pid = pid_of_the_idle_one(sandbox)
+    child = idle_child(sandbox)
     read, write = os.pipe()
     fork = os.fork()
     if not fork:
         try:
             same = crop(sandbox, body) == wanted
-            os.write(write, struct.pack("<?Q", same, pid_of_the_idle_one(sandbox)))
+            os.write(write, struct.pack("<?Q", same, idle_child(sandbox).process.pid))
             sandbox.close()
         finally:
             os._exit(0)
     same, other = struct.unpack("<?Q", os.read(read, 9))
     os.waitpid(fork, 0)
     assert same
-    assert other != pid
+    assert other != child.process.pid
     assert crop(sandbox, body) == wanted
-    assert pid_of_the_idle_one(sandbox) == pid  # the fork has left it alone
+    assert idle_child(sandbox) is child  # the fork has left it alone
     for end in (read, write):
         os.close(end)
 
 
-def test_closing_ends_all_children(body: bytes) -> None:
-    sandbox = Sandbox()
+def test_children_end_with_their_sandbox(body: bytes) -> None:
+    sandbox, dropped = Sandbox(), Sandbox()
     crop(sandbox, body)
-    (child,) = sandbox.idle
+    crop(dropped, body)
+    children = [idle_child(sandbox), idle_child(dropped)]
     sandbox.close()
-    assert child.process.returncode == -signal.SIGKILL
+    del dropped  # nobody has it any more
+    assert [child.process.returncode for child in children] == [-signal.SIGKILL] * 2
     assert crop(sandbox, body)  # as a thread would that was late
     assert not sandbox.idle
-
-
-def test_children_end_with_a_sandbox_that_nobody_has_any_more(body: bytes) -> None:
-    sandbox = Sandbox()
-    crop(sandbox, body)
-    (child,) = sandbox.idle
-    del sandbox
-    assert child.process.returncode == -signal.SIGKILL
 
 
 def test_it_can_be_sent_to_another_process(body: bytes) -> None:
