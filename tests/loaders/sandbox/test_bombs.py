@@ -261,11 +261,11 @@ def cost(body: bytes, spec: PreprocessSpec) -> Cost:
 @pytest.mark.slow_beyond(4)
 def test_no_body_costs_more_than_a_child_may_and_sound_ones_are_decoded(name: str) -> None:
     body = CASES[name]()
-    found = cost(body, PreprocessSpec())
-    print(f"{name}: {len(body)} bytes, {found}")
-    assert found.outcome in (("ok",) if name in DECODED else ("ok", "undecodable", "too_many_pixels"))
-    assert found.cpu_seconds < MAX_CPU_SECONDS
-    assert found.parent_bytes < MAX_PARENT_BYTES
+    spent = cost(body, PreprocessSpec())
+    print(f"{name}: {len(body)} bytes, {spent}")
+    assert spent.outcome in (("ok",) if name in DECODED else ("ok", "undecodable", "too_many_pixels"))
+    assert spent.cpu_seconds < MAX_CPU_SECONDS
+    assert spent.parent_bytes < MAX_PARENT_BYTES
     if name in CLAIMS:
-        assert found.child_bytes is not None, "it was killed"
-        assert found.child_bytes < memory_for("JPEG2000", len(body), CLAIMED_PIXELS)
+        assert spent.child_bytes is not None, "it was killed"
+        assert spent.child_bytes < memory_for("JPEG2000", len(body), CLAIMED_PIXELS)

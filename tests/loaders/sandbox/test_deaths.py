@@ -178,25 +178,28 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 
 @pytest.mark.parametrize(
-    "parts",
+    ("parts", "reason"),
     [
-        [SOUND, MADE.pack(True, len(PIXELS) + 1) + PIXELS + b"0"],
-        [FOUND.pack(True, b"R\nB", 90, 70, 1, 1)],
-        [FOUND.pack(True, b"RGB", 90, 70, 9, 1)],
-        [SOUND, MADE.pack(True, len(PIXELS)) + PIXELS[:100]],
-        [],
+        ([SOUND, MADE.pack(True, len(PIXELS) + 1) + PIXELS + b"0"], "nonsense"),
+        ([FOUND.pack(True, b"R\nB", 90, 70, 1, 1)], "nonsense"),
+        ([FOUND.pack(True, b"RGB", 90, 70, 9, 1)], "nonsense"),
+        ([SOUND, MADE.pack(True, len(PIXELS)) + PIXELS[:100]], "crash"),
+        ([], "crash"),
     ],
     ids=["another size than asked for", "no mode", "no orientation", "less than announced", "nothing"],
 )
 def test_answers_that_are_none_are_a_death(
-    parts: list[bytes], body: bytes, sandbox: Sandbox, answering: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    parts: list[bytes],
+    reason: str,
+    body: bytes,
+    sandbox: Sandbox,
+    answering: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answering(*parts, waits=False)
-    error = refusal(sandbox, body)
-    words = ("its decoder gave no sound answer", "its decoder crashed")
-    assert error.code == "undecodable"
-    assert error.message in [f"TIFF cannot be decoded: {why}" for why in words]
-    assert sandbox.images == {"died": 1}
+    error, why = refusal(sandbox, body), {"nonsense": "gave no sound answer", "crash": "crashed"}[reason]
+    assert (error.code, error.message) == ("undecodable", f"TIFF cannot be decoded: its decoder {why}")
+    assert (sandbox.images, sandbox.deaths) == ({"died": 1}, {reason: 1})
     assert not sandbox.idle
     monkeypatch.undo()
     assert crop(sandbox, body)
