@@ -91,8 +91,8 @@ class Manifests:
     def environment(self) -> dict[str, str]:
         """The environment of the server."""
         maps = [self.one("ConfigMap", source["configMapRef"]["name"])["data"] for source in self.server["envFrom"]]
-        own = {variable["name"]: variable["value"] for variable in self.server["env"]}
-        return {name: value for values in (*maps, own) for name, value in values.items()}
+        variables = {variable["name"]: variable["value"] for variable in self.server["env"]}
+        return {name: value for values in (*maps, variables) for name, value in values.items()}
 
 
 Kustomize = Callable[..., Manifests]

@@ -40,7 +40,7 @@ def test_the_combination_on_the_page_renders(written: Callable[[str], Manifests]
     assert made.server["image"] == "registry.example/milkweed:0.1.0-cuda"
 
 
-def test_every_command_names_a_folder_that_is_there(kustomize: Any) -> None:
+def test_every_command_names_a_folder_that_is_there() -> None:
     folders = re.findall(r"-k (deploy/[\w/-]+)", PAGE)
     assert len(folders) >= 2
     for folder in folders:
@@ -63,8 +63,8 @@ def test_thresholds_and_the_host_are_set_as_the_page_on_scaling_says(
     thresholds, host = SCALING
     scaled = written(f"resources: [../gpu]\ncomponents: [../../components/autoscale]\n{thresholds}")
     spec = scaled.one("ScaledObject")["spec"]
-    found = {each["name"]: each["metadata"]["threshold"] for each in spec["triggers"]}
-    assert (found, spec["maxReplicaCount"]) == ({"in-flight": "13", "queue-wait": "0.016"}, 8)
+    triggers = {each["name"]: each["metadata"]["threshold"] for each in spec["triggers"]}
+    assert (triggers, spec["maxReplicaCount"]) == ({"in-flight": "13", "queue-wait": "0.016"}, 8)
     shutil.rmtree(tmp_path / "deploy")
     held = written(f"resources: [../cpu]\n{host}")
     assert held.one("InterceptorRoute")["spec"]["rules"] == [{"hosts": ["classify.example.com"]}]

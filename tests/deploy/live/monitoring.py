@@ -92,12 +92,12 @@ class Prometheus:
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         """Return the series of an expression now; each has `metric`, and `value` or for a range `values`."""
-        found: list[dict[str, Any]] = self._data("query", query=expr)["result"]
+        found: list[dict[str, Any]] = self.get("query", query=expr)["result"]
         return found
 
     def firing(self) -> set[Key]:
         """Return the alerts that fire now."""
-        return {key_of(alert["labels"]) for alert in self._data("alerts")["alerts"] if alert["state"] == "firing"}
+        return {key_of(alert["labels"]) for alert in self.get("alerts")["alerts"] if alert["state"] == "firing"}
 
     def fired(self) -> dict[Key, list[float]]:
         """Return the times of the evaluations at which each alert fired, in seconds since 1970."""
@@ -108,13 +108,14 @@ class Prometheus:
 
     def rules(self) -> list[dict[str, Any]]:
         """Return every rule; `health` is ok, err or unknown, and `lastError` tells why the last evaluation failed."""
-        return [rule for group in self._data("rules")["groups"] for rule in group["rules"]]
+        return [rule for group in self.get("rules")["groups"] for rule in group["rules"]]
 
     def targets(self) -> list[str]:
         """Return the health of each target: up, down or unknown."""
-        return [target["health"] for target in self._data("targets", state="active")["activeTargets"]]
+        return [target["health"] for target in self.get("targets", state="active")["activeTargets"]]
 
-    def _data(self, what: str, **asked: str) -> Any:
+    def get(self, what: str, **asked: Any) -> Any:
+        """Return the data of an answer."""
         answer = httpx.get(f"{self.url}/api/v1/{what}", params=asked, timeout=10, trust_env=False)
         return answer.raise_for_status().json()["data"]
 

@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import math
+import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,6 @@ import pytest
 from milkweed.server.telemetry.system_metrics import container_memory
 
 from ..test_prometheus import RULES
-from .dashboards import Grafana, filled
 from .monitoring import EVERY_SECONDS, Programs, Prometheus, monitoring, wait_until
 from .servers import Replica, traffic
 
@@ -60,22 +61,61 @@ QUERIES = [
 ]
 
 
+_LABEL_VALUES = re.compile(r"label_values\((?P<series>.+), *(?P<label>\w+)\)")
+_VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
+
+
 @dataclass(frozen=True)
-class Live:
-    """What is asked.
+class Grafana:
+    """Asks a Prometheus as Grafana does for a dashboard that was just opened.
 
     Args:
-        grafana: asks for the time of the load.
-        variables: of each dashboard, as in one that was just opened.
+        start: of what the dashboard shows, seconds since 1970; `end` likewise.
     """
 
     prometheus: Prometheus
-    grafana: Grafana
-    variables: dict[str, dict[str, str]]
+    start: float
+    end: float
+
+    def variables(self, dashboard: Mapping[str, Any]) -> dict[str, str]:
+        """A value for every variable of a dashboard."""
+        values = {"__rate_interval": f"{4 * EVERY_SECONDS}s", "datasource": "prometheus"}
+        for variable in dashboard["templating"]["list"]:
+            if variable["type"] == "query":
+                values[variable["name"]] = variable.get("allValue") or self._any_of(filled(variable["query"], values))
+            elif "current" in variable:
+                values[variable["name"]] = variable["current"]["value"]
+        return values
+
+    def values(self, expr: str, instant: bool) -> list[float]:
+        """Every number of an answer: at the end, or at each step."""
+        if instant:
+            data = self.prometheus.get("query", query=expr, time=self.end)
+            scalar = data["resultType"] == "scalar"
+            points = [data["result"]] if scalar else [series["value"] for series in data["result"]]
+        else:
+            span = {"start": self.start, "end": self.end, "step": EVERY_SECONDS}
+            data = self.prometheus.get("query_range", query=expr, **span)
+            points = [point for series in data["result"] for point in series["values"]]
+        return [number for _, text in points if math.isfinite(number := float(text))]
+
+    def _any_of(self, query: str) -> str:
+        match = _LABEL_VALUES.fullmatch(query)
+        assert match is not None, query
+        span = {"match[]": match["series"], "start": self.start, "end": self.end}
+        values = self.prometheus.get(f"label/{match['label']}/values", **span)
+        # PromQL's own quotes take away one of two backslashes.
+        escaped = (re.escape(value).replace("\\", "\\\\") for value in values)
+        return f"({'|'.join(escaped)})"
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """A text with the values in place of the variables."""
+    return _VARIABLE.sub(lambda match: values[match[1] or match[2]], text)
 
 
 @pytest.fixture(scope="module")
-def live(programs: Programs, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def live(programs: Programs, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grafana]:
     """A Prometheus with the rules as they are shipped, after some seconds of everything that a client may do."""
     folder = tmp_path_factory.mktemp("monitoring")
     replica = Replica(bundle, {})
@@ -84,9 +124,10 @@ def live(programs: Programs, bundle: Path, tmp_path_factory: pytest.TempPathFact
         stack.callback(replica.stop)
         replica.start()
         wait_until(lambda: prometheus.targets() == ["up"], FOUND_SECONDS, "the server is scraped")
-        began = time.time()
+        began, rules = time.time(), prometheus.rules
         load(replica)
-        yield asked(prometheus, began)
+        wait_until(lambda: all(rule["health"] != "unknown" for rule in rules()), FOUND_SECONDS, "all are evaluated")
+        yield Grafana(prometheus, began, time.time())
 
 
 def load(replica: Replica) -> None:
@@ -113,22 +154,20 @@ def dial(replica: Replica) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=20)
 
 
-def asked(prometheus: Prometheus, began: float) -> Live:
-    """The dashboards' variables, once every rule was evaluated."""
-    rules = prometheus.rules
-    wait_until(lambda: all(rule["health"] != "unknown" for rule in rules()), FOUND_SECONDS, "all rules are evaluated")
-    grafana = Grafana(prometheus.url, began, time.time(), float(EVERY_SECONDS))
-    return Live(prometheus, grafana, {name: grafana.variables(board) for name, board in BOARDS.items()})
+@pytest.fixture(scope="module")
+def variables(live: Grafana) -> dict[str, dict[str, str]]:
+    """Of each dashboard."""
+    return {name: live.variables(board) for name, board in BOARDS.items()}
 
 
 @pytest.mark.parametrize(
     ("name", "title", "letter", "target"), QUERIES, ids=[f"{name}-{title}-{ref}" for name, title, ref, _ in QUERIES]
 )
 def test_a_query_of_a_dashboard_is_answered(
-    live: Live, name: str, title: str, letter: str, target: dict[str, Any]
+    live: Grafana, variables: dict[str, dict[str, str]], name: str, title: str, letter: str, target: dict[str, Any]
 ) -> None:
-    expr = filled(target["expr"], live.variables[name])
-    values = live.grafana.values(expr, instant=bool(target.get("instant")))
+    expr = filled(target["expr"], variables[name])
+    values = live.values(expr, instant=bool(target.get("instant")))
     reason = EMPTY_QUERIES.get((name, title, letter))
     if reason is None:
         assert values, f"No data: {expr}"
@@ -136,7 +175,7 @@ def test_a_query_of_a_dashboard_is_answered(
         assert not values, f"it is said to be empty, since {reason}: {expr}"
 
 
-def test_every_rule_is_evaluated_without_error(live: Live) -> None:
+def test_every_rule_is_evaluated_without_error(live: Grafana) -> None:
     rules = live.prometheus.rules()
     assert len(rules) == len(RULES)
     assert {(rule["health"], rule.get("lastError", "")) for rule in rules} == {("ok", "")}

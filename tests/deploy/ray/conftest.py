@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -127,11 +127,15 @@ class Cluster:
     def deploy(self, config: Config, *wanted: str) -> dict[str, Any]:
         """Have it served; what became of it."""
         self.put(config)
+        self.wait(lambda: self.status()["status"] in (wanted or ("RUNNING",)))
+        return self.status()
+
+    def wait(self, condition: Callable[[], bool], every_seconds: float = 1.0) -> None:
+        """Wait until something is so."""
         end = time.monotonic() + START_SECONDS
-        while (seen := self.status())["status"] not in (wanted or ("RUNNING",)):
-            assert time.monotonic() < end, f"{seen}\n{self._log.read_text()[-3000:]}"
-            time.sleep(1)
-        return seen
+        while not condition():
+            assert time.monotonic() < end, f"{self.status()}\n{self._log.read_text()[-3000:]}"
+            time.sleep(every_seconds)
 
     def metrics_ports(self) -> dict[int, int]:
         """The metrics port of each replica by its process's id."""
@@ -156,8 +160,9 @@ class Cluster:
 
     def close(self) -> None:
         """End it, and what is left of it."""
-        family = [psutil.Process(self._process.pid)]
-        family += family[0].children(recursive=True)
+        family: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):  # it may have ended by itself
+            family = [ray := psutil.Process(self._process.pid), *ray.children(recursive=True)]
         for process in family:
             with contextlib.suppress(psutil.Error):
                 process.kill()

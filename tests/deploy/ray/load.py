@@ -1,12 +1,13 @@
 """Clients that ask one request after the other and lose count of nothing: each try has an end, each request too."""
 
 import asyncio
-import contextlib
+import itertools
 import json
 import math
+import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import httpx
@@ -15,6 +16,8 @@ CLIENTS = 12
 TRIES = 8
 TRY_SECONDS = 30.0
 AGAIN_SECONDS = 0.1
+FIRST_SECONDS = 300.0
+WORDS = {httpx.ConnectError: "refused", httpx.TimeoutException: "timeout"}
 
 
 @dataclass
@@ -50,20 +53,14 @@ def said(answer: httpx.Response) -> str:
 
 async def one_try(client: httpx.AsyncClient, body: bytes, books: Books) -> httpx.Response | None:
     """Ask once; None where no answer came."""
-    how = "lost"
+    answer = None
     try:
         answer = await client.post("/classify", content=body)
         how = str(answer.status_code)
-        return answer
-    except httpx.ConnectError:
-        how = "refused"
-    except httpx.TimeoutException:
-        how = "timeout"
-    except httpx.TransportError:
-        pass
-    finally:
-        books.tries[how] += 1
-    return None
+    except httpx.TransportError as error:
+        how = next((how for kind, how in WORDS.items() if isinstance(error, kind)), "lost")
+    books.tries[how] += 1
+    return answer
 
 
 async def classify(client: httpx.AsyncClient, name: str, body: bytes, books: Books) -> None:
@@ -74,39 +71,42 @@ async def classify(client: httpx.AsyncClient, name: str, body: bytes, books: Boo
         answer = await one_try(client, body, books)
         if answer is None or answer.status_code == 500:
             await asyncio.sleep(AGAIN_SECONDS)
-            continue
-        if answer.status_code == 200:
+        elif answer.status_code == 503:
+            told = answer.headers.get("retry-after", "")
+            books.bare += not told.isdigit()
+            await asyncio.sleep(min(2, int(told)) if told.isdigit() else 1)
+        elif answer.status_code == 200:
             books.answers[name, said(answer)] += 1
             books.seconds.append((began, time.monotonic() - began))
             return
-        if answer.status_code != 503:
+        else:
             break
-        told = answer.headers.get("retry-after", "")
-        books.bare += not told.isdigit()
-        await asyncio.sleep(min(2, int(told)) if told.isdigit() else 1)
     books.given_up += 1
     await asyncio.sleep(AGAIN_SECONDS)
 
 
-@contextlib.asynccontextmanager
-async def load(url: str, bodies: Mapping[str, bytes]) -> AsyncIterator[Books]:
-    """Goes on until the block ends, then until every request has its end."""
-    books, stop = Books(), asyncio.Event()
+def under_load(url: str, bodies: Mapping[str, bytes], happens: Callable[[], object]) -> Books:
+    """Have clients ask; once one is answered, something happens, which may block; then every request has its end."""
+    books, over = Books(), threading.Event()
 
-    async def go_on(number: int) -> None:
+    async def ask(number: int) -> None:
         async with httpx.AsyncClient(base_url=url, timeout=TRY_SECONDS, trust_env=False) as client:
-            names = list(bodies)
-            for turn in range(number, 10**9):
-                if stop.is_set():
+            for name, body in itertools.islice(itertools.cycle(bodies.items()), number, None):
+                if over.is_set():
                     return
-                name = names[turn % len(names)]
-                await classify(client, name, bodies[name], books)
+                await classify(client, name, body, books)
 
-    clients = [asyncio.create_task(go_on(number)) for number in range(CLIENTS)]
-    try:
-        yield books
-        stop.set()
-        await asyncio.gather(*clients)
-    finally:
-        for client in clients:
-            client.cancel()
+    async def run() -> None:
+        async with asyncio.TaskGroup() as clients:
+            for number in range(CLIENTS):
+                clients.create_task(ask(number))
+            try:
+                async with asyncio.timeout(FIRST_SECONDS):
+                    while not books.answers:
+                        await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.to_thread(happens)
+            finally:
+                over.set()
+
+    asyncio.run(run())
+    return books

@@ -1,22 +1,22 @@
 """deploy/ray: times that fit each other, settings that the server knows, keys that Ray knows."""
 
-import ast
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from milkweed.server.config.settings import Settings
+from milkweed.server.config.sources import SettingsError
 
-ROOT = Path(__file__).resolve().parents[3]
-RAY = ROOT / "deploy" / "ray"
-ADAPTER = ast.parse((RAY / "milkweed_ray.py").read_text(encoding="utf-8"))
+from .conftest import RAY, ROOT
+
 CONFIG = yaml.safe_load((RAY / "serve.yaml").read_text(encoding="utf-8"))
+SERVICE = yaml.safe_load((RAY / "rayservice.yaml").read_text(encoding="utf-8"))
 [APPLICATION] = CONFIG["applications"]
 [DEPLOYMENT] = APPLICATION["deployments"]
 CPUS = DEPLOYMENT["ray_actor_options"]["num_cpus"]
@@ -51,37 +51,43 @@ def settings(settings_of: Callable[[dict[str, str]], Settings]) -> Settings:
     return settings_of(ENVIRONMENT)
 
 
-def options() -> dict[str, Any]:
-    """The options of `@serve.deployment` in the adapter."""
-    [decorated] = [node for node in ADAPTER.body if isinstance(node, ast.ClassDef)]
-    [call] = [
-        each
-        for each in decorated.decorator_list
-        if isinstance(each, ast.Call) and ast.unparse(each.func) == "serve.deployment"
-    ]
-    return {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in call.keywords}
+class Serve:
+    """Stands for `ray.serve` and keeps the options of the deployment."""
+
+    options: dict[str, Any]
+
+    def deployment(self, **options: Any) -> Any:
+        self.options = options
+        return lambda _: self
+
+    def ingress(self, build: Any) -> Any:
+        return lambda replica: replica
+
+    def bind(self) -> "Serve":
+        return self
 
 
-def assigned() -> dict[str, ast.expr]:
-    """The adapter's own names, by what they are."""
-    return {ast.unparse(node.targets[0]): node.value for node in ADAPTER.body if isinstance(node, ast.Assign)}
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names of the adapter's module."""
+    monkeypatch.setitem(sys.modules, "ray", type(sys)("ray"))
+    monkeypatch.setattr(sys.modules["ray"], "serve", Serve(), raising=False)
+    return runpy.run_path(str(RAY / "milkweed_ray.py"))
 
 
-def test_what_the_config_names_is_there() -> None:
-    module, _, name = APPLICATION["import_path"].partition(":")
-    assert (RAY / f"{module}.py").is_file()
-    assert name in assigned()
-    assert DEPLOYMENT["name"] in {node.name for node in ADAPTER.body if isinstance(node, ast.ClassDef)}
+def test_what_the_config_names_is_there(adapter: dict[str, Any]) -> None:
+    assert APPLICATION["import_path"] == "milkweed_ray:app"
+    assert isinstance(adapter["app"], Serve)
+    assert DEPLOYMENT["name"] in (RAY / "milkweed_ray.py").read_text(encoding="utf-8").split("class ")[1]
 
 
-def test_the_replica_refuses_before_ray_does(settings: Settings) -> None:
-    assert options()["max_ongoing_requests"] >= 2 * settings.max_queue_images
-    assert options()["backpressure_config"] == {"status_code": 503, "retry_after_s": 1}
-
-
-def test_a_request_ends_before_its_replica_is_killed_and_before_ray_gives_up(settings: Settings) -> None:
-    longest = settings.max_timeout_ms / 1e3
-    assert options()["graceful_shutdown_timeout_s"] > longest + 2 * WAIT_LOOP_SECONDS
+def test_the_replica_has_the_last_word_before_ray_refuses_gives_up_or_kills_it(
+    settings: Settings, adapter: dict[str, Any]
+) -> None:
+    options, longest = adapter["serve"].options, settings.max_timeout_ms / 1e3
+    assert options["max_ongoing_requests"] >= 2 * settings.max_queue_images
+    assert options["backpressure_config"] == {"status_code": 503, "retry_after_s": 1}
+    assert options["graceful_shutdown_timeout_s"] > longest + 2 * WAIT_LOOP_SECONDS
     assert CONFIG["http_options"]["request_timeout_s"] > longest + WAIT_LOOP_SECONDS
 
 
@@ -89,9 +95,13 @@ def test_a_replica_takes_the_threads_that_it_has_reserved(settings: Settings) ->
     assert settings.decode_threads == settings.lanes * settings.threads_per_lane == CPUS
 
 
-def test_nothing_is_set_that_stops_a_replica(settings: Settings) -> None:
-    for name in ast.literal_eval(assigned()["SOCKETS"]):
-        assert getattr(settings, name) == Settings.model_fields[name].default
+def test_sockets_that_a_replica_does_not_have_are_refused_and_not_set(
+    settings: Settings, adapter: dict[str, Any]
+) -> None:
+    adapter["refuse_sockets"](settings)
+    for name, value in (("grpc_port", 9), ("admin_port", 9), ("tls_cert", "a.pem")):
+        with pytest.raises(SettingsError, match=f"MILKWEED_{name.upper()} = .*: a replica behind Ray Serve has no"):
+            adapter["refuse_sockets"](settings.model_copy(update={name: value}))
 
 
 def test_it_scales_on_what_the_cluster_scales_on() -> None:
@@ -103,10 +113,9 @@ def test_it_scales_on_what_the_cluster_scales_on() -> None:
 
 
 def test_the_ray_service_is_the_same_config() -> None:
-    service = yaml.safe_load((RAY / "rayservice.yaml").read_text(encoding="utf-8"))
-    assert (service["apiVersion"], service["kind"]) == ("ray.io/v1", "RayService")
-    assert yaml.safe_load(service["spec"]["serveConfigV2"]) == CONFIG
-    cluster = service["spec"]["rayClusterConfig"]
+    assert (SERVICE["apiVersion"], SERVICE["kind"]) == ("ray.io/v1", "RayService")
+    assert yaml.safe_load(SERVICE["spec"]["serveConfigV2"]) == CONFIG
+    cluster = SERVICE["spec"]["rayClusterConfig"]
     assert f"ray[serve]=={cluster['rayVersion']}" in (ROOT / "docs" / "ray.md").read_text(encoding="utf-8")
     assert cluster["authOptions"] == {"mode": "token"}, "who reaches Ray's ports could run anything"
     [workers] = cluster["workerGroupSpecs"]
@@ -121,14 +130,12 @@ def test_the_ray_service_is_the_same_config() -> None:
     assert workers["maxReplicas"] * replicas >= autoscaling["max_replicas"]
 
 
-@pytest.mark.parametrize("group", ["headGroupSpec", "workerGroupSpecs"])
-def test_pods_of_the_ray_service_fit_their_schema(group: str) -> None:
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
-    service = yaml.safe_load((RAY / "rayservice.yaml").read_text(encoding="utf-8"))
-    found = service["spec"]["rayClusterConfig"][group]
-    template = (found[0] if isinstance(found, list) else found)["template"]
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray"}, **template}
-    kubernetes_validate.validate(pod, "1.32", strict=True)
+def test_pods_of_the_ray_service_fit_their_schema() -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    cluster = SERVICE["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray"}, **group["template"]}
+        validate.validate(pod, "1.32", strict=True)
 
 
 def test_ray_knows_every_key(ray_here: None, environment: dict[str, str]) -> None:
