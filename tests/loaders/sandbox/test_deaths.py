@@ -16,7 +16,7 @@ from milkweed.loaders.errors import DecoderLostError, LoaderError
 from milkweed.loaders.sandbox import child as child_module
 from milkweed.loaders.sandbox.child import FOUND, MADE
 from milkweed.loaders.sandbox.process import Child
-from milkweed.loaders.sandbox.sandbox import Sandbox
+from milkweed.loaders.sandbox.sandbox import ANSWER_SECONDS, Sandbox
 
 from ...support.waiting import HANG_SECONDS
 from ..conftest import encoded, picture
@@ -83,7 +83,7 @@ def test_a_child_that_died_while_it_waited_costs_no_image(sandbox: Sandbox, body
     child.process.kill()
     child.process.wait(HANG_SECONDS)
     assert crop(sandbox, body) == first
-    assert sandbox.images == {"ok": 2}
+    assert (sandbox.images, sandbox.deaths) == ({"ok": 2}, {})
 
 
 @pytest.mark.parametrize("side", [70, 900])  # the body of the larger is more than a pipe holds, so nobody reads it
@@ -217,6 +217,7 @@ def test_what_a_child_says_is_held_against_the_limits(
     size: tuple[int, int], code: str, said: str, body: bytes, sandbox: Sandbox, answering: Callable[..., None]
 ) -> None:
     answering(FOUND.pack(True, b"RGB", *size, 1, 1))
+    sandbox.answer_seconds = ANSWER_SECONDS  # it waits, where it is asked for pixels
     error = refusal(sandbox, body)
     assert error.code == code
     assert said in error.message
@@ -231,8 +232,10 @@ def test_who_says_more_than_asked_is_not_asked_again(
     assert crop(sandbox, body) == PIXELS
     talking = idle_child(sandbox)
     monkeypatch.undo()
+    sandbox.answer_seconds = ANSWER_SECONDS  # it would wait for good
     assert crop(sandbox, body) != PIXELS
     assert idle_child(sandbox) is not talking
+    assert not sandbox.deaths
 
 
 def test_one_that_cannot_be_started_is_no_images_fault(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
