@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from milkweed.bench.process import free_port
+from milkweed.bench.ports import free_port
 from milkweed.cli.bundle_args import demo_bundle
 from milkweed.inference import backend as backends
-from milkweed.inference.open import InferenceOptions, open_model
+from milkweed.inference.open import open_model
+from milkweed.inference.options import InferenceOptions
 from milkweed.models.serving.fused import device_kernels as fused
 from milkweed.server.config.sources import environment_warnings
 

@@ -12,6 +12,7 @@ import yaml
 
 from ...support.waiting import HANG_SECONDS
 from ..test_prometheus import RULES, check_selectors, routes_of
+from .conftest import ROOT
 
 
 @pytest.fixture
@@ -38,11 +39,11 @@ def test_the_signals_are_the_wait_and_what_is_in_flight(triggers: dict[str, Any]
     assert "fallback" not in kustomize("gpu", "autoscale").one("ScaledObject")["spec"]
 
 
-def test_the_wait_may_be_one_full_batch_and_in_flight_is_the_pages(triggers: dict[str, Any], root: Path) -> None:
-    capacity = json.loads((root / "bench/results/server_deit.json").read_text(encoding="utf-8"))["capacity"]
+def test_the_wait_may_be_one_full_batch_and_in_flight_is_the_pages(triggers: dict[str, Any]) -> None:
+    capacity = json.loads((ROOT / "bench/results/server_deit.json").read_text(encoding="utf-8"))["capacity"]
     wait, in_flight = (float(triggers[name]["metadata"]["threshold"]) for name in ("queue-wait", "in-flight"))
     assert wait == pytest.approx(8 / capacity, rel=0.05)
-    page = (root / "docs/scaling.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
     (said,) = re.findall(r"([\d.]+) in the example \(batches of 8", page)
     assert in_flight == pytest.approx(float(said), rel=0.05)
 
