@@ -54,11 +54,11 @@ _HOMES = {
     "errors": ("BundleError", "CheckpointError", "ExportError"),
     "importing": ("import_checkpoint", "read_checkpoint"),
     "layers.blockdiag": ("BlockdiagLinear",),
-    "layers.layer_spec": ("LayerSpec", "layer_specs_for", "replace_linears"),
+    "layers.layer_spec": ("LayerSpec",),
     "layers.lowrank": ("LowRankLinear",),
     "layers.monarch": ("MonarchLinear",),
     "layers.pixelfly": ("PixelflyLinear",),
-    "layers.select": ("select_linears",),
+    "layers.select": ("layer_specs_for", "replace_linears", "select_linears"),
     "layers.structured": ("StructuredLinear",),
     "onnx.export": ("export_bundle",),
 }

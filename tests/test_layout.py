@@ -6,6 +6,7 @@ import tomllib
 from collections import Counter, defaultdict
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -244,6 +245,13 @@ def test_rooms_are_within_their_lines() -> None:
 
 def test_no_module_is_called_after_nothing() -> None:
     assert not [path for path in modules() if path.stem in VAGUE]
+
+
+@pytest.mark.parametrize("package", ["milkweed.loaders", "milkweed.models", "milkweed.models.report"])
+def test_every_name_that_a_package_offers_is_there(package: str) -> None:
+    module = import_module(package)
+    assert [name for name in dir(module) if not hasattr(module, name)] == []
+    assert module.__all__
 
 
 def test_package_list_is_the_folders() -> None:
