@@ -40,6 +40,7 @@ WORKER_BYTES = 4 << 30
 """What a process that tests takes, with the processes that it starts."""
 
 
+@pytest.hookimpl(optionalhook=True)  # `make test-floors` has no pytest-xdist
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Tell `-n auto` how many workers have a core and memory each, and one more, since tests wait; 0 with a GPU, which
     one process alone must test."""
