@@ -4,6 +4,7 @@
     python -m milkweed.bench.attacks --only wide,parts
     python -m milkweed.bench.attacks --files DIR --files DIR  # every file of these folders, between good photographs
     python -m milkweed.bench.attacks --soak 10 [--idle 4096]  # minutes of good requests beside all attacks
+    python -m milkweed.bench.attacks --soak 3 --only spin     # beside two processes that leave the server alone
 
 Attackers are processes of their own at the lowest priority, as if they were on another machine. The seconds go from the
 first byte of an attack to its last answer. The memory is what the server and its children have more than before the
@@ -36,9 +37,10 @@ from ..load.samples import summary
 from ..ports import free_port
 from ..process import repeated, running_server, usage
 from ..server.bundles import tiny_bundle
-from .hostile import ALL_FORMATS, ATTACKS, Target
+from .hostile import ALL_FORMATS, ATTACKS, CONTROL, Target
 from .payloads import CLASSES
 
+KNOWN = ATTACKS | CONTROL
 RESULTS = Path(__file__).parent.parent / "results"
 WHOLE_ANSWER = rb'"results": (\[.*\])'
 MEMORY_SECONDS, PROBE_SECONDS, SOAK_MEMORY_SECONDS = 0.01, 0.02, 1.0
@@ -97,7 +99,7 @@ def measure_each(names: list[str], bundle: Path) -> list[dict[str, Any]]:
     """Run each attack once, on a server of its own; returns and prints a row for each."""
     rows = []
     for name in names:
-        with attacked(bundle, ATTACKS[name].settings) as (target, seen):
+        with attacked(bundle, KNOWN[name].settings) as (target, seen):
             for _ in range(3):
                 target.ask("POST", "/classify", make_jpeg(60_000))
             before = seen.rss_bytes()
@@ -198,12 +200,12 @@ def attack(names: list[str], target: Target, seconds: float) -> dict[str, Any]:
         The outcomes of each, the rounds, and the seconds, before which the bodies are made.
     """
     os.nice(19)
-    bodies = {name: ATTACKS[name].body() for name in names}
+    bodies = {name: KNOWN[name].body() for name in names}
     began, rounds = time.monotonic(), 0
     found: dict[str, Counter[str]] = {}
     while not rounds or time.monotonic() < began + seconds:
         for name in names:
-            found.setdefault(name, Counter()).update(ATTACKS[name].run(target, bodies[name]))
+            found.setdefault(name, Counter()).update(KNOWN[name].run(target, bodies[name]))
         rounds += 1
     return {"seconds": time.monotonic() - began, "rounds": rounds, "outcomes": found}
 

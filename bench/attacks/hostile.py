@@ -8,6 +8,8 @@ import asyncio
 import contextlib
 import http.client
 import socket
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,7 +26,7 @@ from ..load.requests import MULTIPART
 from . import payloads
 from .payloads import CLASSES, HEAD, MESSAGES, MIB, bmp
 
-ANSWER_SECONDS, BUSY_SECONDS, HELD_SECONDS = 120.0, 0.5, 2.0
+ANSWER_SECONDS, BUSY_SECONDS, HELD_SECONDS, SPIN_SECONDS = 120.0, 0.5, 2.0, 10.0
 JSON = {"Content-Type": "application/json"}
 NPY = {"Content-Type": "application/x-npy"}
 PARTS = {"Content-Type": "multipart/form-data; boundary=b"}
@@ -179,6 +181,18 @@ def _calls(target: Target, message: bytes, count: int) -> Counter[str]:
         return Counter(str(call.code()).removeprefix("StatusCode.") for call in calls)
 
 
+def _spin(target: Target, _: bytes) -> Counter[str]:
+    """Leave the server alone and keep two cores busy: what any other process would cost it."""
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: sum(range(1000))"]) for _ in range(2)]
+    try:
+        time.sleep(SPIN_SECONDS)
+        return target.others(payloads.photograph())
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
 _WIDE = partial(_post, path=f"/classify?top_k={CLASSES}", headers=NPY)
 _SLOW = partial(payloads.slow_tiffs, 80)
 ATTACKS = {
@@ -217,3 +231,5 @@ ATTACKS = {
     ),
     "parameters": Attack(partial(_calls, count=1), payloads.parameters),
 }
+CONTROL = {"spin": Attack(_spin)}
+"""No attack: it is run where it is named, to tell what others cost from what they do to the server."""
