@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -46,6 +47,36 @@ def test_the_wait_may_be_one_full_batch_and_in_flight_is_the_pages(triggers: dic
     page = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
     (said,) = re.findall(r"([\d.]+) in the example \(batches of 8", page)
     assert in_flight == pytest.approx(float(said), rel=0.05)
+
+
+def in_flight(max_batch: int, gain: float, share: float = 0.6, batches: int = 30_000) -> float:
+    """The mean of images in flight at a share of the capacity, which is `gain` times what single images get.
+
+    Images come at random moments, a batch costs a fixed part and one for each image, and whatever waits when a batch
+    ends is the next one.
+    """
+    draw, waiting, area, seconds = np.random.default_rng(0), 0, 0.0, 0.0
+    full = max_batch / gain  # seconds of a full batch, where one image takes a second
+    for _ in range(batches):
+        if not waiting:
+            waiting, seconds = 1, seconds + draw.exponential(1 / (share * gain))
+        size = min(waiting, max_batch)
+        took = 1 + (full - 1) * (size - 1) / (max_batch - 1)
+        arrived = draw.poisson(share * gain * took)
+        area, seconds = area + took * (waiting + arrived / 2), seconds + took
+        waiting += arrived - size
+    return area / seconds
+
+
+def test_the_pages_table_is_what_a_simulation_gives() -> None:
+    page = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
+    head, _, *rows = page[page.index("| capacity / single:") :].partition("\n\n")[0].splitlines()
+    gains = [float(cell) for cell in head.split("|")[2:-1]]
+    for row in rows:
+        name, *cells = (cell.strip() for cell in row.split("|")[1:-1])
+        for gain, cell in zip(gains, cells, strict=True):
+            if cell:
+                assert in_flight(int(name.split()[-1]), gain) == pytest.approx(float(cell), rel=0.06), (name, gain)
 
 
 def test_it_grows_at_once_and_shrinks_slowly(kustomize: Any) -> None:
