@@ -146,7 +146,7 @@ def _mlp_pairs(nblocks: int, dtype: str) -> Iterator[Pair]:
     for name, (width, hidden) in MLPS.items():
         torch.manual_seed(0)
         widths = ((width, hidden), (hidden, width))
-        layers = [MonarchLinear(*each, nblocks=nblocks) for each in widths]
+        layers = [MonarchLinear(inputs, outputs, nblocks=nblocks) for inputs, outputs in widths]
         packed1, packed2 = (
             pack_monarch(fc.blkdiag1, fc.blkdiag2, fc.bias, in_features=i, out_features=o, dtype=numbers)
             for fc, (i, o) in zip(layers, widths, strict=True)

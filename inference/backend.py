@@ -31,7 +31,7 @@ RUNTIMES = {
 NO_TORCH = "PyTorch is not installed: pip install 'milkweed[torch]'"
 
 MIN_SPEEDUP = 1.05
-"""A candidate is taken in place of one before it where it is so many times as fast: below, noise would decide."""
+"""A candidate is taken in place of one before it from this speedup on: below, noise would decide."""
 
 MIN_ROUNDS, MAX_ROUNDS, MEASURE_SECONDS = 3, 50, 1.0
 
@@ -56,7 +56,7 @@ class BackendChoice:
     """The backend of a model and why it was chosen.
 
     Args:
-        speeds: how many times as fast as torch in float32 each candidate is, by name; empty where nothing was measured.
+        speeds: the speedup of each candidate over torch in float32, by name; empty where nothing was measured.
     """
 
     name: Backend = "torch"
@@ -259,7 +259,7 @@ def _reason(
         ranked = sorted((each for each in speeds if each != reference), key=lambda each: -speeds[each])
         sizes = " and ".join(map(str, sorted(set(batch_sizes))))
         times = ", ".join(f"{each} {speeds[each]:.2f}" for each in ranked)
-        parts.insert(0, f"times as fast as {reference}, batches of {sizes}: {times}")
+        parts.insert(0, f"speedup over {reference}, batches of {sizes}: {times}")
     return "; ".join([*([origin] if origin else []), *parts]) or "as set"
 
 
@@ -273,7 +273,7 @@ def _fastest(speeds: Mapping[Candidate, float]) -> Candidate:
 
 
 def _speeds(forwards: Mapping[Candidate, Forward], batch_sizes: Sequence[int]) -> dict[Candidate, float]:
-    """How many times as fast as the reference each forward is, over whole batches of these sizes."""
+    """The speedup of each forward over the reference, over whole batches of these sizes."""
     by_size = [_medians(list(forwards.values()), size) for size in sorted(set(batch_sizes))]
     seconds = dict(zip(forwards, map(statistics.geometric_mean, zip(*by_size, strict=True)), strict=True))
     reference = seconds[_reference(seconds)]

@@ -198,7 +198,7 @@ def test_functions_are_short() -> None:
 
 
 def test_no_public_name_has_two_meanings() -> None:
-    """Of classes and types, bench aside, in which rivals and rows have names of their own."""
+    """Classes and types are compared, those of bench aside: its rivals and rows have names of their own."""
     places = defaultdict(set)
     for path in modules():
         if room_of(folder_of(path)) != BENCH:

@@ -105,7 +105,7 @@ def _origin(document: Document, dense: Row) -> str:
     photographs, machine = document["photographs"], document["machine"]
     return (
         f"{document['model']['arch']} on {machine['processor']}, {counted(machine['cores'], 'core')}: "
-        f"{counted(photographs['judged'], 'photograph')} that fitted nothing, {photographs['fitted']} others that "
+        f"{counted(photographs['judged'], 'held-out photograph')}, {photographs['fitted']} others that "
         f"calibrated; [95 %]. Times in turns with the dense model, {dense['computed_by']}; every model in the backend "
         f"that it is fastest in. Bold ones were made by `milkweed compress` (`{DOCUMENT.as_posix()}`)."
     )

@@ -26,9 +26,9 @@ def print_document(document: Mapping[str, Any]) -> None:
     batches = list(document["rows"][0]["ms"])
     photographs = document["photographs"]
     print(
-        f"{document['machine']['processor']}, {document['plan']}; {photographs['judged']} photographs that fitted "
-        f"nothing; dense top-1 {optional(measured[0]['quality']['top1_of_dense'])} %; ms an image and "
-        f"times as fast as dense at {' and '.join(batches)} images at a time; changes from dense [95 %]"
+        f"{document['machine']['processor']}, {document['plan']}; {photographs['judged']} held-out "
+        f"photographs; dense top-1 {optional(measured[0]['quality']['top1_of_dense'])} %; ms/image and "
+        f"speedup over dense at batch {' and '.join(batches)}; changes from dense [95 %]"
     )
     times = [f" {what} at {batch}" for what in ("ms", "times") for batch in batches]
     print_table(

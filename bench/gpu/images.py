@@ -169,8 +169,8 @@ def equality(bench: Decoding, name: str) -> Rows:
     bodies = [body for some in bench.sets.values() for body in some]
     for start in range(0, len(bodies), size):
         pixels, errors = answers(bench.loader(name), bodies[start : start + size])
-        right, expected = answers(bench.reference, bodies[start : start + size])
-        wrong += sum(one != other for one, other in zip(errors, expected, strict=True))
+        right, right_errors = answers(bench.reference, bodies[start : start + size])
+        wrong += sum(error != right_error for error, right_error in zip(errors, right_errors, strict=True))
         black += int((flat(pixels) & ~flat(right)).sum())
         levels = (pixels - right).abs() * torch.tensor(SPEC.std).view(3, 1, 1) * 255
         levels = levels.nan_to_num(nan=NOT_A_NUMBER, posinf=NOT_A_NUMBER)
@@ -205,7 +205,7 @@ def isolation(bench: Decoding, name: str, kind: str) -> Rows:
             pixels, errors = answers(loader, batch)
             _, expected = answers(bench.reference, batch)
             changed += sum(not torch.equal(pixels[at], alone[at]) for at in good)
-            wrong += sum(one != other for one, other in zip(errors, expected, strict=True))
+            wrong += sum(error != right_error for error, right_error in zip(errors, expected, strict=True))
         spent = in_turns({"clean": partial(load, clean), "bad": partial(load, batch)}, 3, warm_up=0)
     silent = kind in SILENT_KINDS and name != STRICT
     times = round(medians(spent["bad"])[0] / medians(spent["clean"])[0], 3)

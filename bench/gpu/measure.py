@@ -129,7 +129,7 @@ def measure(
         tolerance: relative error that a candidate may have; TOLERANCE of the input's dtype when None.
 
     Returns:
-        A row for each. `us` is None where it did not run, and `note` says why. `floor_us` is the least time of its
+        One row a candidate. `us` is None where it did not run, and `note` says why. `floor_us` is the least time of its
         work. `passed` is whether the result was right, None where there was none.
     """
     errors, answers = dict[str, float | str](), dict[Forward, Tensor]()

@@ -35,21 +35,21 @@ def print_front(frontier: "Frontier") -> None:
     from ...models.report.terms import counted
 
     chosen, dense, peer = frontier.chosen, frontier.dense, frontier.peer
-    speed = f"{chosen.speedup:.2f} times as fast as dense in {_text(dense.computed_by)}"
+    speed = f"speedup {chosen.speedup:.2f} over dense in {_text(dense.computed_by)}"
     if peer is not None:
         faster = min(peer.ms[batch] / ms for batch, ms in chosen.ms.items())
-        speed += f" ({faster:.2f} times as in {_text(peer.computed_by)})"
-    found = chosen.quality
-    same = f"{found.agreement.value:.1f} % [{found.agreement.low:.1f}, {found.agreement.high:.1f}] the same answers"
+        speed += f" ({faster:.2f} over {_text(peer.computed_by)})"
+    quality, agreement = chosen.quality, chosen.quality.agreement
+    same = f"top-1 agreement {agreement.value:.1f} % [{agreement.low:.1f}, {agreement.high:.1f}]"
     top1 = ""
-    if found.top1 is not None and found.top1_of_dense is not None:
-        top1 = f", top-1 {found.top1_of_dense + found.top1.value:.1f} % (dense {found.top1_of_dense:.1f} %)"
+    if quality.top1 is not None and quality.top1_of_dense is not None:
+        top1 = f", top-1 {quality.top1_of_dense + quality.top1.value:.1f} % (dense {quality.top1_of_dense:.1f} %)"
     machine = f", on {_text(frontier.measured_on)}" if frontier.measured_on else ""
     print_fields(
         {
             "  chosen": _text(chosen.name),
             "  result": f"{speed}, {same}{top1}",
-            "  judged on": f"{counted(frontier.images, 'image')} that fitted nothing{machine}; [95 %]",
+            "  judged on": f"{counted(frontier.images, 'held-out image')}{machine}; [95 %]",
         }
     )
     print()
@@ -80,7 +80,9 @@ def print_frontier(frontier: "Frontier", *, front_only: bool = False) -> None:
                 megabytes(model.bytes),
             )
         )
-    print_table(("", "model", "computed by", *batches, " speed", " KL", " as dense", " change of top-1", " size"), rows)
+    print_table(
+        ("", "model", "computed by", *batches, " speedup", " KL", " agreement", " change of top-1", " size"), rows
+    )
 
 
 def curve_lines(report: "RunReport") -> list[str]:

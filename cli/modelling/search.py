@@ -115,7 +115,7 @@ def _print(out: Path, config: "BundleConfig", frontier: "Frontier", seconds: flo
     print_fields(
         {
             "bundle": bundle_line(out, config),
-            "judged on": f"{frontier.images} images that fitted nothing"
+            "judged on": f"{frontier.images} held-out images"
             + ("" if top1 is None else f"; top-1 of the dense model {top1:.1f} %"),
             "took": duration(seconds),
             "report": out / "report.html",

@@ -36,7 +36,7 @@ class Target:
     """What the result has to reach; one of the four, or none, which means MAX_DROP.
 
     Args:
-        speedup: times as fast as the dense model in the backend and float32 that it is fastest in, at each batch size.
+        speedup: over the dense model in the backend and float32 that it is fastest in, at each batch size.
         ms: milliseconds an image at most, at each batch size.
         drop: points of top-1 that may be lost at most, by the lower end of the interval.
         bytes: size of the bundle at most. It alone lets the result be slower than the dense model.
@@ -86,7 +86,7 @@ def pick(models: Sequence[Measured], dense: Measured, target: Target) -> Measure
     if target.speedup is not None:
         kept = [one for one in faster if speedup(one, dense) >= target.speedup]
         if not kept:
-            raise TargetError(_no_speed(f"{target.speedup:g} times as fast as dense", faster, dense))
+            raise TargetError(_no_speed(f"a speedup of {target.speedup:g} over dense", faster, dense))
     else:
         kept = [one for one in faster if max(one.ms.values()) <= (target.ms or 0)]
         if not kept:
@@ -103,7 +103,7 @@ def fastest(models: Sequence[Measured], dense: Measured) -> Measured:
 
 
 def speedup(model: Measured, dense: Measured) -> float:
-    """How many times as fast as the dense model, at the batch size where that is least."""
+    """The speedup over the dense model, at the batch size where that is least."""
     return min(dense.ms[batch] / ms for batch, ms in model.ms.items())
 
 
@@ -114,28 +114,29 @@ def _nearest(models: Sequence[Measured]) -> Measured | None:
 def _refuse(wanted: str, models: Sequence[Measured], size: Callable[[Measured], Any], unit: str) -> Measured:
     least = min(models, key=size)
     raise TargetError(
-        f"{wanted} cannot be kept: the least of {len(models)} models has {size(least):,} {unit} ({_described(least)})"
+        f"{wanted} cannot be reached: the least of {len(models)} models has {size(least):,} {unit} "
+        f"({_described(least)})"
     )
 
 
 def _no_speed(wanted: str, models: Sequence[Measured], dense: Measured) -> str:
     if not models:
-        return f"{wanted} cannot be kept: none of the models is faster than the dense one"
+        return f"{wanted} cannot be reached: none of the models is faster than the dense one"
     best = max(models, key=lambda one: speedup(one, dense))
     slowest = max(best.ms.values())
     return (
-        f"{wanted} cannot be kept: the fastest of {len(models)} models is {speedup(best, dense):.2f} times as fast as "
-        f"dense, {slowest:.2f} ms an image ({_described(best)})"
+        f"{wanted} cannot be reached: the fastest of {len(models)} models has a speedup of "
+        f"{speedup(best, dense):.2f}, {slowest:.2f} ms an image ({_described(best)})"
     )
 
 
 def _no_drop(wanted: float, best: Measured | None) -> str:
     if best is None:
         return f"a loss of at most {wanted:g} points: none of the models is faster than the dense one"
-    found = best.quality.change
+    change = best.quality.change
     return (
         f"a loss of at most {wanted:g} points cannot be shown by {best.quality.images} images: the surest model "
-        f"lost {-found.value:.2f} and, by the interval, up to {-found.low:.2f} points ({_described(best)}); "
+        f"lost {-change.value:.2f} and, by the interval, up to {-change.low:.2f} points ({_described(best)}); "
         "more images may tell"
     )
 

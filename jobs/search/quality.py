@@ -1,4 +1,4 @@
-"""Measures how far a model's answers are from the dense model's, with intervals, on images that fitted nothing.
+"""Measures how far a model's answers are from the dense model's, with intervals, on held-out images.
 
 A few hundred photographs cannot rank near models by top-1, since only the few that change sides count; the mean KL
 divergence orders them, and needs no labels. So the search compares by KL, and accepts by the lower end of the interval

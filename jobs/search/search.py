@@ -228,7 +228,7 @@ class Search:
             self._measure(levers)
 
     def _speedup(self, levers: Levers) -> float:
-        """How many times as fast as the dense model some levers are, in their fastest backend."""
+        """The speedup of some levers over the dense model, in their fastest backend."""
         return max((speedup(found, self.runs.dense) for found in self._found(levers)), default=0.0)
 
     def _found(self, levers: Levers) -> list[Measured]:

@@ -72,7 +72,7 @@ class Tried:
         name: its levers in a few words.
         computed_by: backend and precision.
         ms: milliseconds an image by batch size.
-        speedup: times as fast as the dense model, at the batch size where that is least.
+        speedup: over the dense model, at the batch size where that is least.
         bytes: of its file.
         on_front: no other model is both faster, at the first batch size, and nearer to the dense one in KL.
         chosen: whether this one was written.

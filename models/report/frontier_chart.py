@@ -40,7 +40,7 @@ def plot_frontier(frontier: Frontier, out: Path) -> Path:
 def draw_frontier(frontier: Frontier) -> Any:
     """The figure of `plot_frontier`: a panel for each batch size, and the name of the chosen model above."""
     chosen = frontier.chosen
-    same = f"{percent(chosen.quality.agreement.value)} the same answers as dense"
+    same = f"top-1 agreement {percent(chosen.quality.agreement.value)}"
     title = fill(f"Chosen: {chosen.name} ({chosen.computed_by}), {same}", TITLE_WIDTH)
     drawn = figure(PICTURE, 30 + 18 * title.count("\n") + 300 * len(frontier.batches))
     drawn.suptitle(title, x=0.01, ha="left", fontsize=12)
@@ -91,7 +91,7 @@ def tried_text(model: Tried, batch: int) -> str:
     """One model in a line."""
     quality = model.quality
     parts = [f"{model.name} ({model.computed_by}): {three_digits(model.ms[batch])} ms", f"{model.speedup:.2f}×"]
-    parts += [f"{percent(quality.agreement.value)} as dense", f"KL {three_digits(quality.kl.value)}"]
+    parts += [f"top-1 agreement {percent(quality.agreement.value)}", f"KL {three_digits(quality.kl.value)}"]
     if quality.top1 is not None:
         parts.append(f"top-1 {points(quality.top1.value)}")
     return ", ".join([*parts, size(model.bytes)])

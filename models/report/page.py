@@ -120,7 +120,7 @@ def _columns(table: str, rows: Sequence[Any]) -> list[Column]:
 def _models(frontier: Frontier) -> list[list[str]]:
     """The table of a search's models; its first row names the columns."""
     batches = (f"ms, batch {batch}" for batch in frontier.batches)
-    rows = [[*batches, "speed", "KL", "as dense, %", "change of top-1", "size"]]
+    rows = [[*batches, "speedup", "KL", "top-1 agreement, %", "change of top-1", "size"]]
     for model in frontier.models:
         quality = model.quality
         times = (three_digits(ms) for ms in model.ms.values())

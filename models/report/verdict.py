@@ -123,7 +123,7 @@ def _time(before: Totals | None, after: Totals) -> str:
     if abs(gain - 1) < 0.02:
         return f"; an image takes as long as before ({figures})"
     if gain > 1:
-        return f"; it is {gain:.2f} times as fast ({figures} for an image)"
+        return f"; its speedup is {gain:.2f} ({figures} for an image)"
     return f"; but it is slower: {figures} for an image"
 
 

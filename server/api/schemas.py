@@ -162,7 +162,7 @@ class SearchSummary(BaseModel):
     """What `milkweed compress --images` measured when it made the model, at one batch size."""
 
     batch: int = Field(description="images of a forward: 1 where that was measured")
-    images: int = Field(description="that judged, and fitted nothing")
+    images: int = Field(description="of the held-out set")
     measured_on: str = Field(examples=["AMD EPYC, 2 cores"], description="empty where that is not on record")
     dense: DenseTime
     models: list[Tried] = Field(description="the fastest first")
@@ -198,7 +198,7 @@ class Model(BaseModel):
     dtype: str
     backend: Literal["torch", "onnxruntime", "openvino"] = Field(description="what computes the forward")
     backend_reason: str = Field(
-        examples=["times as fast as torch float32, batches of 1 and 8: torch bfloat16 1.61, onnxruntime float32 1.21"]
+        examples=["speedup over torch float32, batches of 1 and 8: torch bfloat16 1.61, onnxruntime float32 1.21"]
     )
     loader: str
     kernels: str = Field(description="what the layers run on, in a line")

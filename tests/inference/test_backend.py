@@ -139,7 +139,7 @@ def test_auto_takes_the_fastest_one_and_says_so(
     with caplog.at_level(logging.INFO, "milkweed.backend"):
         model = opened(colour_bundle, backend="auto", lanes=1)
     choice = model.pipeline.backend
-    assert (choice.name, choice.reason) == (name, f"times as fast as torch float32, batches of 1 and 8: {reason}")
+    assert (choice.name, choice.reason) == (name, f"speedup over torch float32, batches of 1 and 8: {reason}")
     assert choice.speeds.keys() == {"torch float32", "onnxruntime float32", "openvino float32"}
     assert model.describe()["backend_reason"] == choice.reason
     assert f"backend {choice.name} float32: {choice.reason}" in caplog.text
@@ -169,7 +169,7 @@ def test_what_is_measured_is_the_time_of_whole_batches(monkeypatch: pytest.Monke
     chosen, choice = backend.choose_forward(candidates, {}, make, lambda _: None, (1, 4))
     assert (chosen, choice.name) == (forwards[1], "openvino")
     assert choice.speeds == {"torch float32": 1.0, "openvino float32": 2.0}
-    assert choice.reason == "times as fast as torch float32, batches of 1 and 4: openvino float32 2.00"
+    assert choice.reason == "speedup over torch float32, batches of 1 and 4: openvino float32 2.00"
     warm_up = 2  # of the smallest batch alone, since these take seconds
     assert len(models[0].sizes) == len(models[1].sizes) == warm_up + backend.MIN_ROUNDS * (1 + 4)
     chosen.close()
@@ -181,7 +181,7 @@ def test_several_devices_compute_with_one_backend_and_dtype() -> None:
     def open_held(name: str, path: Path, settings: Settings) -> ServedModel:
         wanted.append((settings.backend, settings.dtype))
         pipeline = make_pipeline(HeldModel())
-        pipeline.backend = BackendChoice("onnxruntime", "1.2 times as fast")
+        pipeline.backend = BackendChoice("onnxruntime", "speedup 1.2")
         pipeline.dtype = "bfloat16"
         return served_model(name, pipeline, settings)
 

@@ -42,8 +42,7 @@ def test_a_cpu_that_computes_in_bfloat16_serves_it_unless_float32_is_faster(
     ratio = seconds[1] / seconds[0]
     sizes = f"1 and {model.max_batch_size}"
     assert (
-        model.pipeline.backend.reason
-        == f"times as fast as torch float32, batches of {sizes}: torch bfloat16 {ratio:.2f}"
+        model.pipeline.backend.reason == f"speedup over torch float32, batches of {sizes}: torch bfloat16 {ratio:.2f}"
     )
     model.pipeline.close()
 

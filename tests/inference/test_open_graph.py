@@ -115,7 +115,7 @@ def test_a_graph_is_served_by_the_fastest_runtime_whatever_lies_beside_it(
         model = opened(request.getfixturevalue(bundle), backend=setting)
     choice = model.pipeline.backend
     assert set(choice.speeds) == {"onnxruntime float32", "openvino float32"}
-    assert choice.reason.startswith("the bundle's own graph; times as fast as onnxruntime float32, batches of 1 and ")
+    assert choice.reason.startswith("the bundle's own graph; speedup over onnxruntime float32, batches of 1 and ")
     assert [each.levelno for each in caplog.records if each.name == "milkweed.backend"] == [logging.INFO]
     model.pipeline.close()
 

@@ -25,7 +25,7 @@ MODELS = (
 
 
 def record(*, labelled: bool = True, images: int = 500) -> dict[str, Any]:
-    """The record; `chosen` is the sixth, near three times as fast."""
+    """The record; `chosen` is the sixth, with a speedup near three."""
     return {
         "models": [_row(place, row, labelled, images) for place, row in enumerate(MODELS)],
         "dense": {"computed_by": "openvino float32", "ms": DENSE_MS},

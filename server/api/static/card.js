@@ -161,7 +161,7 @@ function stageParts({ stages, totalMs, roundTripMs }) {
     make("b", {}, `${inMs(totalMs)} in the server`),
     ...longest.map(({ name, ms }) => make("span", { "data-stage": name, class: "swatch" }, `${name} ${inMs(ms)}`)),
     ...(short.length ? [make("span", {}, `${short.length} more ${inMs(shortMs)}`)] : []),
-    make("span", {}, `${inMs(roundTripMs)} there and back`),
+    make("span", {}, `${inMs(roundTripMs)} round trip`),
   ];
   return [make("div", { class: "bar", "aria-hidden": "true" }, ...bar), make("p", { class: "stages" }, ...words)];
 }

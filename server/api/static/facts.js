@@ -25,7 +25,7 @@ function leadOf(labels, facts, photos) {
   if (!(Math.min(...times) > 0)) return size && `${size}. Which is faster shows with the first photo.`;
   const seen = `(medians of ${photos === 1 ? "1 photo" : `${photos} photos`})`;
   const [fast, slow] = better(times) ? labels.toReversed() : labels;
-  if (ratio(times) >= ALIKE) return `${fast} is ${inTimes(ratio(times))} times as fast as ${slow} ${seen}.`;
+  if (ratio(times) >= ALIKE) return `${fast} has a speedup of ${inTimes(ratio(times))} over ${slow} ${seen}.`;
   return `${labels.join(" and ")} differ by less than ${inPercent(ALIKE - 1)} in speed ${seen}${size && `; ${size}`}.`;
 }
 

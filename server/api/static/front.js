@@ -16,10 +16,10 @@ export function claimOf({ label, said: { search } }) {
   const { dense, images, measured_on, models } = search;
   const { ms, agreement } = chosenOf(search);
   const peer = models.find(({ name, computed_by }) => name === "dense" && /^(?!milkweed).*bfloat16$/.test(computed_by));
-  const beside = peer ? ` (${inTimes(peer.ms / ms)} times as in ${peer.computed_by})` : "";
-  const speed = `${inTimes(dense.ms / ms)} times as fast as its dense model in ${dense.computed_by}${beside}`;
+  const beside = peer ? ` (${inTimes(peer.ms / ms)} over ${peer.computed_by})` : "";
+  const speed = `speedup ${inTimes(dense.ms / ms)} over its dense model in ${dense.computed_by}${beside}`;
   const [same, low, high] = agreement.map(inPoints);
-  const said = `${label}: ${speed}, ${same} % [${low}, ${high}] the same answers`;
+  const said = `${label}: ${speed}, top-1 agreement ${same} % [${low}, ${high}]`;
   const where = measured_on ? `, on ${measured_on}` : "";
   const how = `Measured when it was made, with ${images} photographs${where}: ${inMs(ms)} instead of ${inMs(dense.ms)} an image. `;
   const more = make("a", { href: "#front" }, "All that was measured");
@@ -147,7 +147,7 @@ function line({ models }, { x, y }) {
 /** A model with its interval; its name shows when a pointer rests on it. */
 function dot(model, { x, y }) {
   const { name, computed_by, ms, agreement, bytes, kl: [kl, low, high] } = model;
-  const quality = `${inPoints(agreement[0])} % as dense, KL ${kl}`;
+  const quality = `top-1 agreement ${inPoints(agreement[0])} %, KL ${kl}`;
   const words = `${name} (${computed_by}): ${inMs(ms)}, ${quality}, ${inBytes(bytes)}`;
   const [cx, cy] = [x(ms), y(kl)];
   return draw(

@@ -34,9 +34,9 @@ def test_inspect_prints_the_front(milkweed: Milkweed, searched: Callable[[Any], 
     assert "metrics" not in lines  # the record is all that they have, and is printed once
     assert [line.split(maxsplit=1)[1].strip() for line in lines[begin + 1 : begin + 4]] == [
         MODELS[3][0],
-        "3.03 times as fast as dense in openvino float32 (1.72 times as in openvino bfloat16), 92.6 % [90.3, 94.9] the "
-        "same answers, top-1 77.2 % (dense 77.4 %)",
-        "on  500 images that fitted nothing, on AMD EPYC, 2 cores; [95 %]",
+        "speedup 3.03 over dense in openvino float32 (1.72 over openvino bfloat16), top-1 agreement 92.6 % "
+        "[90.3, 94.9], top-1 77.2 % (dense 77.4 %)",
+        "on  500 held-out images, on AMD EPYC, 2 cores; [95 %]",
     ]
     *shown, others = lines[begin + 6 :]
     assert lines[begin + 5].split("  ")[-1].strip() == "size"
@@ -109,5 +109,5 @@ def test_compress_prints_all_models_and_draws_them(
         line.split("  ", 1) for line in ran.out.splitlines() if line.startswith(("took", "judged", "warning"))
     )
     assert fields["took"].strip() == "12 min 34 s"
-    assert fields["judged on"].strip() == "500 images that fitted nothing; top-1 of the dense model 77.4 %"
+    assert fields["judged on"].strip() == "500 held-out images; top-1 of the dense model 77.4 %"
     assert "between −2.5 and +2.1 points" in fields["warning 2"]

@@ -28,7 +28,7 @@ def test_a_search_prints_what_it_measured_and_what_it_took(
     (taken,) = (line for line in ran.out.splitlines() if line.startswith("->"))
     assert "dense" in taken or "class token last" in taken
     assert "ms at 4" in ran.out
-    assert re.search(r"judged on +1[78] images that fitted nothing", ran.out)
+    assert re.search(r"judged on +1[78] held-out images", ran.out)
     assert "07-cut.png" in ran.err
     document = milkweed(*search, "--force", "--json").ok().document
     assert {row["name"] for row in document["models"]} == {"dense", "class token last"}

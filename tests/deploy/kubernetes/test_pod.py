@@ -29,7 +29,7 @@ def quantity(text: str | int) -> float:
 
 
 def test_it_is_restricted(manifests: Any) -> None:
-    """As the strictest of the Pod Security Standards wants it, and a bit more."""
+    """The security contexts are those of the strictest Pod Security Standard, and say a bit more."""
     pod = manifests.pod
     assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}
     assert pod["securityContext"] == {**USER, "fsGroup": UID, "fsGroupChangePolicy": "OnRootMismatch"}

@@ -156,7 +156,7 @@ def dial(replica: Replica) -> socket.socket:
 
 @pytest.fixture(scope="module")
 def variables(live: Grafana) -> dict[str, dict[str, str]]:
-    """Of each dashboard."""
+    """The values of the variables of each dashboard."""
     return {name: live.variables(board) for name, board in BOARDS.items()}
 
 

@@ -126,7 +126,7 @@ def test_a_pointer_names_every_model(frontier: Frontier) -> None:
         assert unescape(chosen) == tried_text(frontier.chosen, batch)
     assert tried_text(frontier.chosen, 8) == (
         "class token last, merge 22 % every 2 blocks from 3, class attention 0.1, int8 (openvino bfloat16): 6.80 ms, "
-        "3.03×, 92.6 % as dense, KL 0.026, top-1 −0.2, 6.00 MB"
+        "3.03×, top-1 agreement 92.6 %, KL 0.026, top-1 −0.2, 6.00 MB"
     )
 
 
@@ -192,7 +192,16 @@ def test_the_page_has_the_picture_the_intervals_and_the_notes(searched: RunRepor
     page = Reader(write_report(searched)["report.html"].decode())
     assert page.elements["svg"] == 2
     (models,) = page.tables
-    assert models[0] == ["model", "ms, batch 8", "ms, batch 1", "speed", "KL", "as dense, %", "change of top-1", "size"]
+    assert models[0] == [
+        "model",
+        "ms, batch 8",
+        "ms, batch 1",
+        "speedup",
+        "KL",
+        "top-1 agreement, %",
+        "change of top-1",
+        "size",
+    ]
     assert len(models) == 1 + len(MODELS)
     (chosen,) = (row for row in models if "chosen" in row[0])
     assert chosen[0].startswith(searched.frontier.chosen.name)  # type: ignore[union-attr]
@@ -210,7 +219,7 @@ def test_the_page_has_the_picture_the_intervals_and_the_notes(searched: RunRepor
 
 def test_the_verdict_tells_speed_where_no_weight_went_away(searched: RunReport) -> None:
     assert verdict(searched).sentence.endswith(
-        "It has the same parameters (5.72 M) and does 65.0 % of the multiply-accumulates; it is 3.88 times as fast "
+        "It has the same parameters (5.72 M) and does 65.0 % of the multiply-accumulates; its speedup is 3.88 "
         "(6.80 ms instead of 26.4 ms for an image)."
     )
     before, after = searched.totals_before, searched.totals_after
@@ -218,5 +227,5 @@ def test_the_verdict_tells_speed_where_no_weight_went_away(searched: RunReport) 
     assert after is not None
     same = replace(searched, totals_after=replace(after, macs=before.macs))
     assert verdict(same).sentence.endswith(
-        "1.26 G multiply-accumulates for an image; it is 3.88 times as fast (6.80 ms instead of 26.4 ms for an image)."
+        "1.26 G multiply-accumulates for an image; its speedup is 3.88 (6.80 ms instead of 26.4 ms for an image)."
     )
