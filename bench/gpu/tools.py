@@ -107,7 +107,7 @@ def tests(task: Task, unit: str) -> Iterator[Record]:
 
 def pytest_command(report: Path, task: Task) -> list[str]:
     """Return the command: nothing stops at the first error, and one test that hangs does not take all the time."""
-    timeout = ["--timeout=60"] if find_spec("pytest_timeout") else []
+    timeout = ["--timeout=180"] if find_spec("pytest_timeout") else []  # one compiles Triton's kernels for a minute
     goes_on = ["-v", "--continue-on-collection-errors", "-p", "no:cacheprovider", f"--junitxml={report}", *timeout]
     where = ["tests/kernels/tuning/test_plan.py"] if task.dry_run else TESTS
     return [sys.executable, "-m", "pytest", "-m", "gpu", *goes_on, *where]

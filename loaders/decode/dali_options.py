@@ -13,8 +13,8 @@ class DaliOptions:
     """How DALI decodes, and what it decodes.
 
     Args:
-        hw_decoder_load: share of a GPU's JPEGs for its hardware engine, 0..1. 0 by default: on Hopper that engine
-            has been seen not to keep stream order (pytorch/vision#9606).
+        hw_decoder_load: share of a GPU's JPEGs for its hardware engine, 0..1. 0 by default: on Hopper that engine has
+            been seen not to keep stream order (pytorch/vision#9606), and pixels depend on the rest of the batch there.
         resample: "exact" in two passes, "fused" in one, a little off (`milkweed bench decode` measures both).
         min_pixels: the fast loader gets smaller images, unless a batch has at least `min_batch` images for DALI.
         strict: read each JPEG's coded data on the CPU first and refuse damaged ones, as the other loaders do. It costs

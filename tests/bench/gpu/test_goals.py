@@ -5,11 +5,22 @@ from typing import Any
 import pytest
 
 from milkweed.bench.gpu.goals import goal_lines, judge, table
-from milkweed.bench.gpu.plan import DENSE_COMPILED, DENSE_EAGER, ON_REQUEST, SECTIONS, Plan, parse_plan, stages
+from milkweed.bench.gpu.plan import (
+    DENSE_COMPILED,
+    DENSE_EAGER,
+    ON_REQUEST,
+    SECTIONS,
+    TWIN_COMPILED,
+    TWIN_EAGER,
+    Plan,
+    parse_plan,
+    stages,
+)
 
 GOAL = "MLP ViT-B batch 32: over dense"
 TUNED = "MLP ViT-B batch 32: tuned is not slower than dense"
 JPEG = "ViT-B over HTTP: ms, the median of one JPEG alone"
+LAYERS = ("mlp", "mlp+qkv+proj")
 SHARE = "ViT-B over HTTP: share of its slowest part"
 
 Rows = list[dict[str, Any]]
@@ -43,6 +54,15 @@ def judged(rows: Rows, goal: str = GOAL) -> dict[str, Any]:
 def test_over_dense_means_over_the_best_dense_row() -> None:
     goal = judged(two_rounds())
     assert (goal["measured"], goal["wanted"], goal["met"], goal["by"]) == (2.0, 2.0, True, "native_mlp")
+
+
+def test_a_forward_is_judged_by_its_own_row_over_the_best_dense_one() -> None:
+    us = {"fused mlp": 10.0, "fused mlp+qkv+proj": 8.0, "dense twin": 12.0, TWIN_COMPILED: 15.0, TWIN_EAGER: 14.0}
+    where = {"section": "forward", "what": "vit_base_patch16_224"}
+    rows = [row(name, us[name], turn=turn, ours=name[0] == "f", **where) for name in us for turn in (1, 2)]
+    mlps, every = (judged(rows, f"vit_base_patch16_224 fused {which} batch 32: over dense") for which in LAYERS)
+    assert (mlps["measured"], mlps["by"], mlps["met"]) == (1.2, "fused mlp", False)
+    assert (every["measured"], every["by"]) == (1.5, "fused mlp+qkv+proj")
 
 
 def test_the_worse_round_counts_and_both_are_told() -> None:

@@ -25,7 +25,11 @@ NAMES = {
     *(("stream order", name) for name in (EXACT, ENGINE)),
     ("memory over sound batches", EXACT),
     ("memory over lost batches", EXACT),
-    *((f"rate, {what}", name) for what in ("photographs", "320x240 px") for name in (CPU, EXACT, FUSED, ENGINE)),
+    *(
+        (f"rate, {what}", name)
+        for what in ("photographs", "320x240 px")
+        for name in (CPU, EXACT, FUSED, ENGINE, STRICT)
+    ),
 }
 
 
@@ -70,7 +74,7 @@ def test_a_dry_run_walks_every_row(
         assert 0 < found["equality with PillowLoader", FUSED]["worst_mean_levels"] <= 0.3
         assert found["bad files: scan overwritten", EXACT]["wrong_status"] == 8
     rates = [row for row in made if row["what"].startswith("rate")]
-    assert [row["batch"] for row in rates] == [*[2] * 4, *[1] * 4] * 2
+    assert [row["batch"] for row in rates] == [*[2] * 5, *[1] * 5] * 2
     for row in rates:
         rate = 1e3 * row["batch"] / row["figures"]["p50_ms"]
         assert row["figures"]["images_per_second"] == pytest.approx(rate, rel=1e-2)
@@ -92,7 +96,7 @@ def test_what_is_missing_is_named_and_one_failure_is_not_the_others(
     assert [row["candidate"] for row in made if "figures" in row] == [CPU] * 4
     notes = {(row["candidate"], row["passed"], row["note"]) for row in made if "figures" not in row}
     missing, broken = "LoaderError: loader dali needs nvidia-dali", "RuntimeError: an illegal access"
-    assert notes == {(EXACT, None, missing), (ENGINE, None, missing), (FUSED, False, broken)}
+    assert notes == {*((name, None, missing) for name in (EXACT, ENGINE, STRICT)), (FUSED, False, broken)}
     states = {unit: (end["state"], end["why"]) for unit, end in ended.items()}
     assert states["images/stream order/dali exact"] == ("absent", missing)
     assert states["images/equality with PillowLoader/dali fused"] == ("error", broken)
