@@ -8,6 +8,7 @@ import contextlib
 import secrets
 import socket
 from collections.abc import Iterator
+from functools import partial
 
 from .acceptor import Acceptor
 from .connection_table import ConnectionTable
@@ -21,6 +22,9 @@ SECONDS_BETWEEN = 0.002
 """The least time between two connections that begin, and between two that end. gRPC's threads do so much for each that
 a crowd would take the machine from other clients; gRPC's own clients keep their connections."""
 
+MOST_WAITING = 1024
+"""So many connections wait for their beginning at most, which takes them two seconds."""
+
 
 class RelayPort:
     """Relays from `start` to `close`, which closes `listener`. `table`: counts the connections, with other ports'."""
@@ -33,7 +37,11 @@ class RelayPort:
 
     async def start(self) -> None:
         """Accept from now on."""
-        self._acceptor = Acceptor(self.listener, lambda: RelayedConnection(self), SECONDS_BETWEEN)
+        evicted = partial(self.table.count_closed, "evicted")
+        most_waiting = min(MOST_WAITING, self.table.max_connections)  # RELAYED_FILES counts a file for each
+        self._acceptor = Acceptor(
+            self.listener, lambda: RelayedConnection(self), SECONDS_BETWEEN, most_waiting, evicted
+        )
 
     def close(self) -> None:
         """Accept no more; connections go on until either side closes them."""

@@ -16,8 +16,9 @@ BACKLOG = 2048
 # So many files may be open beside the connections: models, caches, logs, other ports, connections on their way out.
 OTHER_FILES = 256
 
-# A connection takes so many files where it may be one of gRPC's: the client's, and both ends of a Unix socket.
-RELAYED_FILES = 3
+# A connection takes so many files where it may be one of gRPC's: the client's, both ends of a Unix socket, and that of
+# another client who waits to be relayed.
+RELAYED_FILES = 4
 
 _SO_ATTACH_FILTER = 26  # of Linux
 

@@ -59,7 +59,7 @@ def test_few_files_and_little_shared_memory_are_warnings(monkeypatch: pytest.Mon
     assert rows["open files"].fix == "ulimit -Hn 4352 as root, or --max-connections 768"
     assert machine_rows(Settings(max_connections=768))["open files"].status == "ok"
     with_grpc = machine_rows(Settings(max_connections=768, grpc_port=9000))["open files"]
-    assert with_grpc.fix == "ulimit -Hn 2560 as root, or --max-connections 256"
+    assert with_grpc.fix == "ulimit -Hn 3328 as root, or --max-connections 192"
     monkeypatch.setattr(machine, "SHM", Path("/no/such"))
     assert "not there" in machine_rows(Settings())["/dev/shm"].text
     monkeypatch.setattr(machine, "SHM", Path("/"))

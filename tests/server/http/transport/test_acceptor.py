@@ -60,6 +60,82 @@ async def test_a_flood_is_accepted_one_in_a_turn(listener: socket.socket) -> Non
     port.close()
 
 
+def join(stack: contextlib.ExitStack, listener: socket.socket, source: str) -> socket.socket:
+    """A client at this address of loopback, which has connected and said who it is."""
+    at = listener.getsockname()
+    client = stack.enter_context(socket.create_connection(at, HANG_SECONDS, source_address=(source, 0)))
+    client.sendall(b"%d\n" % client.getsockname()[1])
+    return client
+
+
+class Named(asyncio.Protocol):
+    """Notes the ports of clients in the order in which their connections begin."""
+
+    begun: list[int]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.begun.append(transport.get_extra_info("peername")[1])
+
+
+@pytest.fixture
+def named() -> type[Named]:
+    return type("Fresh", (Named,), {"begun": []})
+
+
+def port_of(client: socket.socket) -> int:
+    return int(client.getsockname()[1])
+
+
+async def test_a_new_client_goes_before_the_crowd_of_another_and_of_a_crowd_the_newest(
+    listener: socket.socket, named: type[Named]
+) -> None:
+    with contextlib.ExitStack() as stack:
+        crowd = [join(stack, listener, "127.0.0.2") for _ in range(20)]
+        port = Acceptor(listener, named, 3600, most_waiting=20)
+        await until(lambda: len(named.begun) == 1 and len(port._queue) == 19)
+        new = join(stack, listener, "127.0.0.1")
+        await until(lambda: len(port._queue) == 20)
+        while port._begins is not None:
+            port._begin_next()
+        await until(lambda: len(named.begun) == 21)
+        first, *rest = named.begun
+        assert port_of(new) in rest[:2]
+        rest.remove(port_of(new))
+        assert rest == [port_of(client) for client in reversed(crowd) if port_of(client) != first]
+    port.close()
+
+
+async def test_beyond_the_limit_the_oldest_of_the_largest_crowd_goes_and_is_counted(
+    listener: socket.socket, named: type[Named]
+) -> None:
+    evicted = list[None]()
+    with contextlib.ExitStack() as stack:
+        first = join(stack, listener, "127.0.0.1")
+        port = Acceptor(listener, named, 3600, 4, lambda: evicted.append(None))
+        await until(lambda: named.begun == [port_of(first)])
+        new, *crowd = (join(stack, listener, source) for source in ("127.0.0.1", *["127.0.0.2"] * 7))
+        await until(lambda: len(evicted) == 4)
+        while port._begins is not None:
+            port._begin_next()
+        await until(lambda: len(named.begun) == 5)
+        assert set(named.begun[1:]) == {port_of(client) for client in (new, *crowd[4:])}
+    port.close()
+
+
+async def test_who_has_gone_meanwhile_takes_no_turn(listener: socket.socket, named: type[Named]) -> None:
+    with contextlib.ExitStack() as stack:
+        first = join(stack, listener, "127.0.0.1")
+        port = Acceptor(listener, named, 0.001, 100)
+        await until(lambda: named.begun == [port_of(first)])
+        for _ in range(10):
+            socket.create_connection(listener.getsockname(), HANG_SECONDS).close()
+        last = join(stack, listener, "127.0.0.1")
+        await until(lambda: port_of(last) in named.begun)
+        await until(lambda: not port._queue)
+        assert named.begun == [port_of(first), port_of(last)]
+    port.close()
+
+
 class Failing:
     """A listener whose accept raises these errors first."""
 

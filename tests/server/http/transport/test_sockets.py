@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from milkweed.server.http.transport.sockets import OTHER_FILES, accept_all, allow_files, drop_newcomers, listen
+from milkweed.server.http.transport.sockets import (
+    OTHER_FILES,
+    RELAYED_FILES,
+    accept_all,
+    allow_files,
+    drop_newcomers,
+    listen,
+)
 
 from ....support.waiting import HANG_SECONDS
 
@@ -61,7 +68,7 @@ def test_drop_newcomers_is_false_where_the_kernel_cannot() -> None:
         (1024, 10, 10),
     ],
 )
-@pytest.mark.parametrize("each", [1, 3])
+@pytest.mark.parametrize("each", [1, RELAYED_FILES])
 def test_allow_files_allows_no_more_connections_than_files(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hard: int, wanted: int, most: int, each: int
 ) -> None:
