@@ -213,21 +213,22 @@ def attack(names: list[str], target: Target, seconds: float) -> dict[str, Any]:
 def main() -> None:
     """Run the command that the module describes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(ATTACKS), help="attacks, separated by commas")
+    parser.add_argument("--only", help="attacks, separated by commas; the figures of all are left as they are")
     parser.add_argument("--files", action="append", type=Path, help="a folder of images and what pretends to be one")
     parser.add_argument("--soak", type=float, help="minutes")
     parser.add_argument("--idle", type=int, default=0, help="idle connections that are kept beside the soak")
-    parser.add_argument("--out", type=Path, default=RESULTS / "attacks.json")
+    parser.add_argument("--out", type=Path, help="bench/results/attacks.json, but with --only nothing")
     parser.add_argument("--against", help=argparse.SUPPRESS)
     parser.add_argument("--for-seconds", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    names = options.only.split(",")
+    names = options.only.split(",") if options.only else list(ATTACKS)
+    out = options.out or (None if options.only else RESULTS / "attacks.json")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection each
     if options.against:
         print(json.dumps(attack(names, Target(**json.loads(options.against)), options.for_seconds)))
         return
-    document = json.loads(options.out.read_text()) if options.out.exists() else {}
+    document = json.loads(out.read_text()) if out is not None and out.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         bundle = tiny_bundle(Path(folder) / "wide", CLASSES)
         if options.files:
@@ -238,7 +239,8 @@ def main() -> None:
             print(json.dumps(found, indent=1))
         else:
             document["each"] = measure_each(names, bundle)
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    if out is not None:
+        out.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":
