@@ -22,7 +22,7 @@ from typing import Any
 
 from ..bodies import photos
 from .driver import Driver
-from .goals import goal_lines, judge
+from .goals import goal_lines, judge, table
 from .journal import DIED, ERROR, WRONG, Journal, Record, ends, quarantine, read, rows
 from .plan import SECTIONS, Plan, Task, parse_plan
 
@@ -34,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     options, plan = _options(argv)
     if options.report:
-        return conclude(read(options.report), plan, options.report)
+        records = read(options.report)
+        print(*table(rows(records)), sep="\n")
+        return conclude(records, plan, options.report)
     settings = {name: getattr(options, name) for name in ("dtype", "nblocks", "dry_run")}
     for start in (record for record in read(options.out) if record["kind"] == "start"):
         if start["settings"] != settings:

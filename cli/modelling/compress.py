@@ -180,7 +180,7 @@ def _quality(report: "CompressReport") -> dict[str, str]:
     before, after = report.report.before, report.report.after
     if before is None or after is None:
         return {}
-    found = [f"KL {after.kl:.3f}, agreement with dense {after.agreement:.1f} %" if after.kl is not None else ""]
+    figures = [f"KL {after.kl:.3f}, agreement with dense {after.agreement:.1f} %" if after.kl is not None else ""]
     if before.top1 is not None and after.top1 is not None:
-        found.append(f"top-1 {before.top1:.1f} -> {after.top1:.1f} %")
-    return {"held out": f"{after.images} images: {', '.join(filter(None, found))}"}
+        figures.append(f"top-1 {before.top1:.1f} -> {after.top1:.1f} %")
+    return {"held out": f"{after.images} images: {', '.join(filter(None, figures))}"}

@@ -8,6 +8,8 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
+from .turns import Turns
+
 logger = logging.getLogger("milkweed.serve")
 
 # Of these errors accepting goes on after so long: they end when a file or memory becomes free.
@@ -61,24 +63,21 @@ class Acceptor:
     through in the next: everybody else would wait for the whole of a flood.
 
     Args:
-        seconds_between: the least time from the beginning of one connection to that of the next; they wait in a queue.
-        most_waiting: so many wait at most; then the oldest of the client that has most is closed.
-        evicted: called for each that is closed so.
+        turns: in which connections begin, out of a queue; without them each begins at once.
+        most_waiting: connections in the queue at most; then the oldest of the client that has most is closed.
+        evicted: called when one is closed so.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         make_protocol: Callable[[], asyncio.Protocol],
-        seconds_between: float = 0.0,
+        turns: Turns | None = None,
         most_waiting: int = 0,
         evicted: Callable[[], None] = lambda: None,
     ) -> None:
-        self._listener, self._make_protocol, self._seconds_between = listener, make_protocol, seconds_between
-        self._loop = asyncio.get_running_loop()
-        self._queue, self._most_waiting, self._evicted = Queue(), most_waiting, evicted
-        self._next_begin = 0.0
-        self._begins: asyncio.TimerHandle | None = None
+        self._listener, self._make_protocol, self._loop = listener, make_protocol, asyncio.get_running_loop()
+        self._turns, self._queue, self._most_waiting, self._evicted = turns, Queue(), most_waiting, evicted
         self._connecting: set[asyncio.Task[object]] = set()
         self._pause: asyncio.TimerHandle | None = None
         listener.setblocking(False)
@@ -108,26 +107,22 @@ class Acceptor:
                 self._loop.remove_reader(self._listener)
                 self._pause = self._loop.call_later(PAUSE_SECONDS, self._resume)
             return  # any other: nobody waits any more
-        if not self._seconds_between:
+        if self._turns is None:
             self._begin(connection)
             return
         self._queue.add(address[0], connection)
-        if len(self._queue) > self._most_waiting:
+        if len(self._queue) <= self._most_waiting:
+            self._turns.add(self._begin_next)
+        else:
             self._queue.oldest().close()
             self._evicted()
-        if self._begins is None:
-            self._begins = self._loop.call_at(self._next_begin, self._begin_next)
 
     def _begin_next(self) -> None:
-        self._begins = None
         connection = self._queue.next()
         if _is_gone(connection):
             connection.close()
         else:
             self._begin(connection)
-            self._next_begin = self._loop.time() + self._seconds_between
-        if self._queue:
-            self._begins = self._loop.call_at(self._next_begin, self._begin_next)
 
     def _begin(self, connection: socket.socket) -> None:
         connecting = self._loop.create_task(self._connect(connection))

@@ -38,9 +38,9 @@ class RelayPort:
     async def start(self) -> None:
         """Accept from now on."""
         evicted = partial(self.table.count_closed, "evicted")
-        most_waiting = min(MOST_WAITING, self.table.max_connections)  # RELAYED_FILES counts a file for each
+        most = min(MOST_WAITING, self.table.max_connections)  # RELAYED_FILES counts their files
         self._acceptor = Acceptor(
-            self.listener, lambda: RelayedConnection(self), SECONDS_BETWEEN, most_waiting, evicted
+            self.listener, partial(RelayedConnection, self), Turns(SECONDS_BETWEEN), most, evicted
         )
 
     def close(self) -> None:

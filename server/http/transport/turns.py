@@ -16,13 +16,13 @@ class Turns:
 
     def __init__(self, seconds_between: float = 0.0) -> None:
         self._calls: deque[Callable[[], object]] = deque()
-        self._seconds_between = seconds_between
+        self._seconds_between, self._next_at = seconds_between, 0.0
 
     def add(self, call: Callable[[], object]) -> None:
         """Make the call when its turn has come; it may not raise."""
         self._calls.append(call)
         if len(self._calls) == 1:
-            asyncio.get_running_loop().call_soon(self._next)
+            asyncio.get_running_loop().call_at(self._next_at, self._next)
 
     async def wait(self) -> None:
         """Return at once to the first who waits in a turn of the loop, and in a turn of their own to others."""
@@ -34,7 +34,9 @@ class Turns:
         await turn
 
     def _next(self) -> None:
+        loop = asyncio.get_running_loop()
         self._calls[0]()
         self._calls.popleft()
+        self._next_at = loop.time() + self._seconds_between
         if self._calls:
-            asyncio.get_running_loop().call_later(self._seconds_between, self._next)
+            loop.call_at(self._next_at, self._next)

@@ -12,6 +12,7 @@ import pytest
 
 from milkweed.server.http.transport import acceptor
 from milkweed.server.http.transport.acceptor import Acceptor
+from milkweed.server.http.transport.turns import Turns
 
 from ....support.waiting import HANG_SECONDS, until
 
@@ -91,12 +92,13 @@ async def test_a_new_client_goes_before_the_crowd_of_another_and_of_a_crowd_the_
 ) -> None:
     with contextlib.ExitStack() as stack:
         crowd = [join(stack, listener, "127.0.0.2") for _ in range(20)]
-        port = Acceptor(listener, named, 3600, most_waiting=20)
+        turns = Turns(3600)
+        port = Acceptor(listener, named, turns, 20)
         await until(lambda: len(named.begun) == 1 and len(port._queue) == 19)
         new = join(stack, listener, "127.0.0.1")
         await until(lambda: len(port._queue) == 20)
-        while port._begins is not None:
-            port._begin_next()
+        while port._queue:
+            turns._next()
         await until(lambda: len(named.begun) == 21)
         first, *rest = named.begun
         assert port_of(new) in rest[:2]
@@ -111,12 +113,13 @@ async def test_beyond_the_limit_the_oldest_of_the_largest_crowd_goes_and_is_coun
     evicted = list[None]()
     with contextlib.ExitStack() as stack:
         first = join(stack, listener, "127.0.0.1")
-        port = Acceptor(listener, named, 3600, 4, lambda: evicted.append(None))
+        turns = Turns(3600)
+        port = Acceptor(listener, named, turns, 4, lambda: evicted.append(None))
         await until(lambda: named.begun == [port_of(first)])
         new, *crowd = (join(stack, listener, source) for source in ("127.0.0.1", *["127.0.0.2"] * 7))
         await until(lambda: len(evicted) == 4)
-        while port._begins is not None:
-            port._begin_next()
+        while port._queue:
+            turns._next()
         await until(lambda: len(named.begun) == 5)
         assert set(named.begun[1:]) == {port_of(client) for client in (new, *crowd[4:])}
     port.close()
@@ -125,7 +128,7 @@ async def test_beyond_the_limit_the_oldest_of_the_largest_crowd_goes_and_is_coun
 async def test_who_has_gone_meanwhile_takes_no_turn(listener: socket.socket, named: type[Named]) -> None:
     with contextlib.ExitStack() as stack:
         first = join(stack, listener, "127.0.0.1")
-        port = Acceptor(listener, named, 0.001, 100)
+        port = Acceptor(listener, named, Turns(0.001), 100)
         await until(lambda: named.begun == [port_of(first)])
         for _ in range(10):
             socket.create_connection(listener.getsockname(), HANG_SECONDS).close()
