@@ -1,6 +1,8 @@
 """The errors of the loaders: why an image was refused, as a code and one line for people, and `LoaderError`."""
 
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
+
+Error = TypeVar("Error", bound=BaseException)
 
 InputCode = Literal["empty", "unsupported_format", "too_large", "too_many_pixels", "undecodable"]
 CODES: tuple[str, ...] = get_args(InputCode)
@@ -26,6 +28,13 @@ class DecoderLostError(InputError):
 
 class LoaderError(ValueError):
     """A loader cannot be made here; says what is missing."""
+
+
+def without_frames(error: Error) -> Error:
+    """Return an error that is kept, without the frames that led to it: they hold the image or the body, and where one
+    of them holds the error, all of it would wait for the collector."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def undecodable(what: str) -> InputError:

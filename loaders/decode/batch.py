@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import SOUND, LoadResult
-from ..errors import InputError
+from ..errors import InputError, without_frames
 from ..headers.info import ImageInfo
 from ..headers.limits import DEFAULT_LIMITS, Limits
 from ..headers.validate import validate
@@ -98,7 +98,7 @@ class BatchLoader(ABC):
                     item, info = self._cropped(items[index], infos[index], watch)
                     self.load_one(item, info, pixels[index], watch)
             except InputError as error:
-                return error, watch
+                return without_frames(error), watch
             return None, watch
 
         small = [info is not None and self.is_small(item, info) for item, info in zip(items, infos, strict=True)]

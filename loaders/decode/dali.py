@@ -18,7 +18,7 @@ from typing import Literal
 from PIL import Image
 
 from ..base import LoaderHealth, LoadResult
-from ..errors import InputError
+from ..errors import InputError, without_frames
 from ..headers.info import ImageInfo
 from ..headers.limits import DEFAULT_LIMITS, Limits
 from ..headers.validate import validate
@@ -150,7 +150,7 @@ class DaliLoader:
                     known[index] = validate(body, self.limits) if info is None else info
                     slot = slot_of(self.spec, index, body, known[index])
             except InputError as error:
-                rows.errors[index] = error
+                rows.errors[index] = without_frames(error)
                 continue
             if slot is None:
                 others.append(index)
@@ -233,7 +233,7 @@ def _sound(slot: Slot) -> tuple[Slot | InputError, float]:
     try:
         made = replace(slot, body=sound_jpeg(slot.body, slot.info))
     except InputError as error:
-        made = error
+        made = without_frames(error)
     return made, time.thread_time() - start
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ...loaders.errors import without_frames
 from ..errors import ClientDisconnected, ServiceError, error_body, error_headers, internal_error
 from ..security.auth import Authenticator
 from ..telemetry.access_log import AccessLog
@@ -129,10 +130,10 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         except ClientDisconnected as gone:
-            self._metrics.cancelled[gone.stage].inc()
+            self._metrics.cancelled[without_frames(gone).stage].inc()  # its frames and the request keep each other
             return
         except ServiceError as error:
-            refusal = error.with_traceback(None)  # its frames, this one among them, would keep the body
+            refusal = without_frames(error)
         except asyncio.CancelledError:
             if context.status or not self._draining():
                 raise

@@ -25,6 +25,7 @@ class ParserThreads:
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(THREADS)
+        self._threads = KeptThreads(THREADS, "milkweed-parse")
 
     async def run(self, work: Callable[[], T], size: int) -> T:
         """Call `work` here where it is small, else on a thread. `size`: bytes that `work` goes through, or so many as
@@ -37,7 +38,7 @@ class ParserThreads:
             return work()
 
         async with self._places:
-            thread = start_thread(yielding, "milkweed-parse")
+            thread = self._threads.start(yielding)
             try:
                 return await asyncio.shield(thread)
             except asyncio.CancelledError:
@@ -45,6 +46,10 @@ class ParserThreads:
                 raise
             finally:
                 del thread  # its error's frames have this one among them
+
+    def close(self) -> None:
+        """End the threads, each after its work."""
+        self._threads.close()
 
 
 def start_thread(work: Callable[[], T], name: str) -> "asyncio.Future[T]":
@@ -91,7 +96,8 @@ class KeptThreads:
 
     def close(self) -> None:
         """End the threads, each after its work."""
-        for _ in range(self._started):
+        started, self._started = self._started, 0  # or a late call would wait for ever
+        for _ in range(started):
             self._jobs.put(None)
 
     def _work(self) -> None:
@@ -100,9 +106,11 @@ class KeptThreads:
 
     def _run_next(self) -> bool:
         job = self._jobs.get()
-        if job is not None:
-            _run(*job)
-        return job is not None
+        if job is None:
+            return False
+        _run(*job)
+        del job  # an error's frames have this one among them
+        return True
 
 
 def _no_thread() -> ServiceError:

@@ -1,11 +1,12 @@
-"""Turns the messages of gRPC into inference requests, and outputs into messages."""
+"""Turns the messages and metadata of gRPC into inference requests and headers, and outputs into messages."""
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from ..errors import ServiceError
 from ..http.client_json import MAX_HEAD_BYTES
 from ..repository.served_model import ServedModel
+from ..telemetry.context import RequestContext
 from .metadata import version_of
 from .rest_request import MAX_ID_CHARS, MAX_RANK, MAX_TENSORS
 from .tensors import InferRequest, InputTensor, OutputTensor, RequestedOutput
@@ -78,14 +79,31 @@ def read_infer_message(message: Any) -> InferRequest:
     )
 
 
-def infer_response(messages: Any, model: ServedModel, id: str | None, outputs: Sequence[OutputTensor]) -> Any:
-    """Make a ModelInferResponse; its values are raw contents, as Triton's are. `messages`: the module
+def infer_response(messages: Any, model: ServedModel, id: str | None, outputs: Sequence[OutputTensor]) -> bytes:
+    """Make and serialise a ModelInferResponse; its values are raw contents, as Triton's are. `messages`: the module
     `grpc_service_pb2`."""
     response = messages.ModelInferResponse(model_name=model.name, model_version=version_of(model), id=id or "")
     for output in outputs:
         response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
         response.raw_output_contents.append(output.to_bytes())
-    return response
+    return bytes(response.SerializeToString())
+
+
+def headers_of(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[bytes, bytes]]:
+    """Turn a call's metadata into headers, which is what they are on the wire."""
+    return [
+        (key.encode(), value if isinstance(value, bytes) else value.encode("latin-1", "replace"))
+        for key, value in metadata
+    ]
+
+
+def metadata_of(context: RequestContext) -> tuple[tuple[str, str], ...]:
+    """Make the metadata that every answer carries."""
+    found = [("x-request-id", context.request_id.decode())]
+    if context.span is not None:
+        name, value = context.span.response_header
+        found.append((name.decode(), value.decode()))
+    return tuple(found)
 
 
 def _input(tensor: Any, raw: bytes | None, index: int) -> InputTensor:

@@ -19,6 +19,9 @@ QUICK_SECONDS = 0.25
 SLOW_PLACES = 16
 """Slow messages that may come at the same time."""
 
+CROWD = 64
+"""With so many calls waiting for their messages, which come at once where nothing is wrong, more are held back."""
+
 MAX_WAITING = 1024
 """Calls that may wait until others' messages are here; further calls are refused."""
 
@@ -37,6 +40,11 @@ class MessageReading:
         self._waiting = 0
         self._slow: dict[asyncio.Task[Any], None] = {}  # the oldest first
         self._ended: set[asyncio.Task[Any]] = set()  # those that were ended to make room
+
+    @property
+    def crowded(self) -> bool:
+        """Whether further calls should begin slowly, so that others' requests are computed meanwhile."""
+        return self._waiting >= CROWD
 
     async def message(self, rpc: Any) -> bytes:
         """Wait for the message of a call. Raises ServiceError as `next`, and `bad_request` where there is none."""

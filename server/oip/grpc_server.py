@@ -5,18 +5,20 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
 from prometheus_client import Histogram
 
+from ...loaders.errors import without_frames
 from ..config.settings import Settings
 from ..errors import ServiceError, internal_error, status_of
 from ..http.body_budget import BudgetLease
 from ..http.transport.connection_table import ConnectionTable
-from ..http.transport.relay import RelayedConnection, RelayPort
+from ..http.transport.relay import SECONDS_BETWEEN, RelayedConnection, RelayPort
 from ..http.transport.sockets import listen
+from ..http.transport.turns import Turns
 from ..security.auth import Authenticator
 from ..security.tls import grpc_credentials
 from ..service.service import Service
@@ -24,6 +26,7 @@ from ..telemetry.context import RequestContext
 from ..telemetry.metrics import SECONDS_BUCKETS
 from ..telemetry.trace_context import current_span
 from ..telemetry.tracer import Tracer
+from .grpc_convert import headers_of, metadata_of
 from .grpc_reading import SLOW_PLACES, MessageReading
 from .grpc_service import EMPTY, HEALTH, PROBES, REFLECTION, Call, GrpcHealth, GrpcService, Method, Read
 
@@ -83,6 +86,7 @@ class GrpcServer:
         self._grpc: Any = grpc
         self._service, self._auth, self._tracer = service, auth, tracer
         self._server: Any = None
+        self._crowd = Turns(SECONDS_BETWEEN)
         self._reading = MessageReading(service.settings.body_timeout_ms / 1e3, grpc.aio.EOF)
         try:
             self._credentials = grpc_credentials(grpc, service.settings)
@@ -134,15 +138,15 @@ class GrpcServer:
         """Make what gRPC calls before anything of a message is read."""
 
         async def handle(_: Any, rpc: Any) -> bytes:
-            await self._port.table.turns.wait()
-            headers = _headers(rpc.invocation_metadata())
+            await (self._crowd if self._reading.crowded else self._port.table.turns).wait()
+            headers = headers_of(rpc.invocation_metadata())
             context = RequestContext(headers)
             if self._tracer is not None:
                 context.span = self._tracer.begin(headers)
                 current_span.set(context.span)
             answer, failure = b"", None
             held = contextlib.ExitStack()  # until the client has taken the answer
-            rpc.add_done_callback(lambda _: held.close())
+            _when_over(held.close)
             lease = held.enter_context(self._service.body_budget.lease())
             try:
                 connection = self._connection(name, rpc)
@@ -152,18 +156,19 @@ class GrpcServer:
                 payload = [b""] if name in EMPTY else [await self._reading.message(rpc)]
                 context.body_bytes = len(payload[0])
                 with connection.answering():
-                    answer = (await method(payload.pop(), call)).SerializeToString()
+                    made = await method(payload.pop(), call)
+                answer = made if isinstance(made, bytes) else made.SerializeToString()
                 lease.resize(CALL_BYTES + ANSWER_COPIES * len(answer))
                 held.callback(asyncio.create_task(connection.end_unless_read()).cancel)
             except ServiceError as error:
-                failure = error.with_traceback(None)  # its frames, this one among them, would keep the message
+                failure = without_frames(error)
             except asyncio.CancelledError:
                 self._count_cancelled(name, context, rpc)
                 raise
             except Exception:
                 logger.exception("a gRPC call failed", extra={"request_id": context.request_id.decode()})
                 failure = internal_error()
-            metadata = _metadata(context)
+            metadata = metadata_of(context)
             if failure is not None:
                 held.close()
                 await self._refuse(name, failure, context, rpc, metadata)
@@ -228,6 +233,9 @@ class GrpcServer:
             await rpc.abort(status, error.message, metadata)
         except self._grpc.aio.InternalError:  # gRPC has ended the call itself, and would log that we did too
             raise asyncio.CancelledError from None
+        except self._grpc.aio.AbortError as aborted:  # kept by the call, which its frames keep
+            _when_over(partial(without_frames, aborted))
+            raise
 
     def _count(self, name: str, status: str, context: RequestContext) -> None:
         end = time.perf_counter()
@@ -259,6 +267,16 @@ class GrpcServer:
         self._count(name, "DEADLINE_EXCEEDED" if late else "CANCELLED", context)
 
 
+def _when_over(callback: Callable[[], object]) -> None:
+    """Call back once the call that is being handled is over and its client has taken the answer.
+
+    gRPC runs its own callbacks then too, but keeps them: each call would be a cycle, and wait for the collector.
+    """
+    task = asyncio.current_task()
+    assert task is not None  # gRPC makes one of each call
+    task.add_done_callback(lambda _: callback())
+
+
 def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
     """What gRPC's server is made with."""
     return (
@@ -277,20 +295,3 @@ def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
 def max_message_bytes(settings: Settings) -> int:
     """Bound one message so that all slow ones, each twice in memory for a moment, fit into `max_held_bytes`."""
     return min(settings.max_body_bytes, settings.max_held_bytes // (2 * SLOW_PLACES))
-
-
-def _headers(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[bytes, bytes]]:
-    """Turn metadata into headers, which is what they are on the wire."""
-    return [
-        (key.encode(), value if isinstance(value, bytes) else value.encode("latin-1", "replace"))
-        for key, value in metadata
-    ]
-
-
-def _metadata(context: RequestContext) -> tuple[tuple[str, str], ...]:
-    """What every answer carries."""
-    found = [("x-request-id", context.request_id.decode())]
-    if context.span is not None:
-        name, value = context.span.response_header
-        found.append((name.decode(), value.decode()))
-    return tuple(found)

@@ -56,6 +56,7 @@ class Call:
 
 
 Method = Callable[[bytes, Call], Awaitable[Any]]
+"""Answers a message with one, which may be serialised already, as large ones are beside the loop."""
 
 
 class GrpcService:

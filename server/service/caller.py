@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive
 
-from ...loaders.errors import InputError
+from ...loaders.errors import InputError, without_frames
 from ...loaders.headers.info import ImageInfo
 from ...loaders.headers.validate import validate
 from ..errors import ServiceError
@@ -38,4 +38,4 @@ def check_image(image: bytes | ServiceError, model: ServedModel) -> CheckedImage
     try:
         return image, validate(image, model.limits)
     except InputError as error:
-        return error.with_traceback(None)  # whose frames hold the image
+        return without_frames(error)

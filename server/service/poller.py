@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
+from ...loaders.errors import without_frames
 from ..config.aliases import AliasError
 from ..config.settings import Settings
 from ..errors import ServiceError
@@ -79,9 +80,7 @@ class RepositoryPoller:
                 opened.append(self._lifecycle.open(name, each.path, each.number))
             except ValueError as error:
                 self._refuse(each, error)
-                # Their frames hold what was opened, in memory that the version before needs.
-                error.__traceback__ = error.__cause__ = error.__context__ = None
-                errors.append(error)
+                errors.append(without_frames(error))  # which hold memory that the version before needs
             else:
                 self._served[name, each.number] = each
         if errors and not opened and not self._start_with_failures:

@@ -16,7 +16,7 @@ from functools import partial
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from ...inference.device import usable_cores
-from ...loaders.errors import DecoderLostError, InputError, LoaderError
+from ...loaders.errors import DecoderLostError, InputError, LoaderError, without_frames
 from ...loaders.headers.info import ImageInfo
 from ...loaders.preprocess.spec import PreprocessSpec
 from ...loaders.sandbox.sandbox import Sandbox
@@ -197,5 +197,5 @@ class SandboxedImages:
             text = str(error) or "there is no memory to decode the image"
             result = ServiceError("overloaded", text, retry_after_seconds=1)
         except InputError as error:
-            result = error.with_traceback(None)
+            result = without_frames(error)
         return result, time.perf_counter() - began

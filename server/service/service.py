@@ -143,6 +143,7 @@ class Service(EngineEvents):
             self.poller.stop()
         self.lag.stop()
         self.sandboxed_images.close()
+        self.parsers.close()
         return await asyncio.to_thread(self.engines.stop, self.settings.drain_seconds)
 
     def check_accepting(self) -> None:

@@ -20,6 +20,10 @@ REFUSAL_KEY = "milkweed.refusal"
 LINGER_SECONDS = 2.0
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class CountedProtocol(HttpToolsProtocol):
     """uvicorn's protocol for httptools, which can be evicted, and answers what is no request in our error format."""
 
@@ -31,7 +35,7 @@ class CountedProtocol(HttpToolsProtocol):
         self._ahead_bytes = 0
         self._running: RequestResponseCycle | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self.on_made: Callable[[], None] = lambda: None  # set by the handshake of TLS, to hear that it is over
+        self.on_made: Callable[[], None] = _nothing  # set by the handshake of TLS, to hear that it is over
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -44,7 +48,7 @@ class CountedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.closed(self)
         self._count_ahead(-self._ahead_bytes)
-        self._unread.stop()
+        self._unread.end()
         self._ignore_input()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
@@ -54,6 +58,9 @@ class CountedProtocol(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
                 cycle.scope[DISCONNECT_KEY].happen()  # type: ignore[literal-required]
+        for cycle, _ in self.pipeline:
+            cycle.on_response = _nothing  # as uvicorn does once one has run, for they keep each other
+        self.pipeline.clear()
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -25,10 +25,10 @@ class Turns:
             asyncio.get_running_loop().call_at(self._next_at, self._next)
 
     async def wait(self) -> None:
-        """Return at once to the first who waits in a turn of the loop, and in a turn of their own to others."""
+        """Return at once to the first who waits in a turn of the loop, if it is time, and in their own to others."""
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
-        if not self._calls:
+        if not self._calls and loop.time() >= self._next_at:
             turn.set_result(None)
         self.add(lambda: None if turn.done() else turn.set_result(None))
         await turn

@@ -20,7 +20,8 @@ class Unread:
     """Ends one connection if its client reads nothing for too long; a client that reads slowly may go on."""
 
     def __init__(self, table: ConnectionTable, connection: Evictable, transport: asyncio.Transport) -> None:
-        self._table, self._connection, self._transport = table, connection, transport
+        self._table, self._transport = table, transport
+        self._connection: Evictable | None = connection
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._size, self._read_at = 0, 0.0
@@ -29,7 +30,7 @@ class Unread:
 
     def start(self) -> None:
         """Look from now on, since something waits to be read."""
-        if self._timer is None:
+        if self._timer is None and self._connection is not None:
             self._size, self._read_at = self._count(), self._loop.time()
             self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
@@ -40,7 +41,13 @@ class Unread:
             self._timer.cancel()
             self._timer = None
 
+    def end(self) -> None:
+        """Look never again. With the connection, which has this, it would be a cycle, and wait for the collector."""
+        self.stop()
+        self._connection = None
+
     def _look(self) -> None:
+        assert self._connection is not None  # the timer is stopped with it
         now, size = self._loop.time(), self._count()
         # Any change counts: below, TLS has a buffer that we do not see and that fills the kernel's again.
         moved = size != self._size

@@ -9,7 +9,8 @@ import pytest
 
 from milkweed.server.errors import ServiceError
 from milkweed.server.http.transport import relay
-from milkweed.server.oip import grpc_reading
+from milkweed.server.http.transport.turns import Turns
+from milkweed.server.oip import grpc_reading, grpc_server
 from milkweed.server.oip.grpc_reading import MessageReading
 from milkweed.server.security.keys import key_block
 
@@ -59,6 +60,34 @@ async def test_calls_that_send_no_message_do_not_close_the_port(running: Start) 
                 call.cancel()
             for channel in channels:
                 await channel.close()
+
+
+async def test_beside_a_crowd_without_messages_calls_begin_slowly_and_without_it_at_once(
+    running: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[Turns] = []
+
+    class Waiting(Turns):
+        async def wait(self) -> None:
+            came.append(self)
+            await super().wait()
+
+    monkeypatch.setattr(grpc_server, "Turns", Waiting)
+    monkeypatch.setattr(grpc_reading, "CROWD", 2)
+    monkeypatch.setattr(grpc_server, "SECONDS_BETWEEN", 3600)
+    async with running(settings=settings(body_timeout_ms=60_000)) as app, calling(app) as client:
+        crowd = silent(client.channel, 2)
+        await until(lambda: app.service.body_budget.total == 2 * grpc_server.CALL_BYTES)
+        ready = client.messages.ServerReadyRequest()
+        assert (await client.ask("ServerReady", ready, timeout=HANG_SECONDS)).ready  # the first has nobody to wait for
+        later = client.start("ServerReady", ready)
+        await until(lambda: len(came) == 2)
+        for call in crowd:
+            call.cancel()
+        await until(lambda: app.service.body_budget.total == 0)
+        assert (await client.ask("ServerReady", ready, timeout=HANG_SECONDS)).ready
+        assert not later.done()
+        later.cancel()
 
 
 async def test_a_message_that_never_comes_ends_its_call(running: Start) -> None:

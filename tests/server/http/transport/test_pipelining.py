@@ -22,9 +22,9 @@ HEAD = b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @asynccontextmanager
-async def listening(app: Any) -> AsyncIterator[socket.socket]:
+async def listening(app: Any, table: ConnectionTable | None = None) -> AsyncIterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = HttpPort(app, ConnectionTable(Settings(), 99, Metrics()), None, lifespan="off")
+        port = HttpPort(app, table or ConnectionTable(Settings(), 99, Metrics()), None, lifespan="off")
         serving = asyncio.create_task(port.serve([listener]))
         async with asyncio.timeout(HANG_SECONDS):
             yield listener
