@@ -99,11 +99,11 @@ def headers_of(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[bytes,
 
 def metadata_of(context: RequestContext) -> tuple[tuple[str, str], ...]:
     """Make the metadata that every answer carries."""
-    found = [("x-request-id", context.request_id.decode())]
-    if context.span is not None:
-        name, value = context.span.response_header
-        found.append((name.decode(), value.decode()))
-    return tuple(found)
+    request_id = ("x-request-id", context.request_id.decode())
+    if context.span is None:
+        return (request_id,)
+    name, value = context.span.response_header
+    return request_id, (name.decode(), value.decode())
 
 
 def _input(tensor: Any, raw: bytes | None, index: int) -> InputTensor:

@@ -20,7 +20,7 @@ SLOW_PLACES = 16
 """Slow messages that may come at the same time."""
 
 CROWD = 64
-"""With so many calls waiting for their messages, which come at once where nothing is wrong, more are held back."""
+"""Once so many calls wait for their messages, later calls begin slowly. A message comes at once if nothing is wrong."""
 
 MAX_WAITING = 1024
 """Calls that may wait until others' messages are here; further calls are refused."""

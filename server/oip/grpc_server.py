@@ -27,7 +27,7 @@ from ..telemetry.metrics import SECONDS_BUCKETS
 from ..telemetry.trace_context import current_span
 from ..telemetry.tracer import Tracer
 from .grpc_convert import headers_of, metadata_of
-from .grpc_reading import SLOW_PLACES, MessageReading
+from .grpc_reading import MAX_WAITING, SLOW_PLACES, MessageReading
 from .grpc_service import EMPTY, HEALTH, PROBES, REFLECTION, Call, GrpcHealth, GrpcService, Method, Read
 
 logger = logging.getLogger("milkweed.grpc")
@@ -138,7 +138,9 @@ class GrpcServer:
         """Make what gRPC calls before anything of a message is read."""
 
         async def handle(_: Any, rpc: Any) -> bytes:
-            await (self._crowd if self._reading.crowded else self._port.table.turns).wait()
+            # A probe has a second. Who finds MAX_WAITING held back is no longer: else a crowd would close the port.
+            slowly = self._reading.crowded and name not in PROBES and len(self._crowd) < MAX_WAITING
+            await (self._crowd if slowly else self._port.table.turns).wait()
             headers = headers_of(rpc.invocation_metadata())
             context = RequestContext(headers)
             if self._tracer is not None:

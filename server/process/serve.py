@@ -148,7 +148,7 @@ def log_failure(error: BaseException) -> None:
 def log_models(service: Service, url: str) -> None:
     """The models are warm: print what is served, and exempt it from garbage collection."""
     # The collector would walk the models again and again, which took 0.1 ms of each request. Requests leave no cycles,
-    # but a crowd of them made it walk all that were alive, for 25 to 50 ms: from now on it seldom runs.
+    # but in a crowd of them it walked all that were alive, while everybody waited: from now on it seldom runs.
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER)

@@ -18,6 +18,10 @@ class Turns:
         self._calls: deque[Callable[[], object]] = deque()
         self._seconds_between, self._next_at = seconds_between, 0.0
 
+    def __len__(self) -> int:
+        """Calls that wait."""
+        return len(self._calls)
+
     def add(self, call: Callable[[], object]) -> None:
         """Make the call when its turn has come; it may not raise."""
         self._calls.append(call)

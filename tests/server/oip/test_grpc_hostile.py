@@ -62,7 +62,7 @@ async def test_calls_that_send_no_message_do_not_close_the_port(running: Start) 
                 await channel.close()
 
 
-async def test_beside_a_crowd_without_messages_calls_begin_slowly_and_without_it_at_once(
+async def test_beside_a_crowd_without_messages_calls_but_probes_begin_slowly_and_few_are_held_back(
     running: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     came: list[Turns] = []
@@ -75,19 +75,23 @@ async def test_beside_a_crowd_without_messages_calls_begin_slowly_and_without_it
     monkeypatch.setattr(grpc_server, "Turns", Waiting)
     monkeypatch.setattr(grpc_reading, "CROWD", 2)
     monkeypatch.setattr(grpc_server, "SECONDS_BETWEEN", 3600)
+    monkeypatch.setattr(grpc_server, "MAX_WAITING", 1)
     async with running(settings=settings(body_timeout_ms=60_000)) as app, calling(app) as client:
         crowd = silent(client.channel, 2)
         await until(lambda: app.service.body_budget.total == 2 * grpc_server.CALL_BYTES)
-        ready = client.messages.ServerReadyRequest()
-        assert (await client.ask("ServerReady", ready, timeout=HANG_SECONDS)).ready  # the first has nobody to wait for
-        later = client.start("ServerReady", ready)
+        metadata, ready = client.messages.ServerMetadataRequest(), client.messages.ServerReadyRequest()
+        await client.ask("ServerMetadata", metadata, timeout=HANG_SECONDS)  # the first has nobody to wait for
+        held_back = client.start("ServerMetadata", metadata)
         await until(lambda: len(came) == 2)
+        await client.ask("ServerMetadata", metadata, timeout=HANG_SECONDS)  # no more are held back than one
+        assert (await client.ask("ServerReady", ready, timeout=HANG_SECONDS)).ready
         for call in crowd:
             call.cancel()
         await until(lambda: app.service.body_budget.total == 0)
-        assert (await client.ask("ServerReady", ready, timeout=HANG_SECONDS)).ready
-        assert not later.done()
-        later.cancel()
+        await client.ask("ServerMetadata", metadata, timeout=HANG_SECONDS)
+        assert len(came) == 2
+        assert not held_back.done()
+        held_back.cancel()
 
 
 async def test_a_message_that_never_comes_ends_its_call(running: Start) -> None:
