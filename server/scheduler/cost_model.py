@@ -1,6 +1,7 @@
 """CostModel: how long a batch takes, learnt from those that ran, so that a wait is known before it begins."""
 
 import threading
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,7 @@ class CostModel:
         self.overlapped = overlapped
         self._buckets = self.sizes or _powers(max_batch_size)
         self._forward: dict[int, float] = {}  # by bucket: seconds, an image's share where sizes are free
+        self._nearest_measured: dict[int, int | None] = {}  # of buckets asked for; each request asks several times
         self._decode: float | None = None  # seconds a pixel
         self._error: Estimate | None = None  # seconds that answers came later than expected
         self._lock = threading.Lock()
@@ -64,6 +66,8 @@ class CostModel:
                 value = _followed(known, min(value, OUTLIER * known))
             elif (nearest := self._nearest(bucket)) is not None:
                 value = min(value, OUTLIER * self._forward[nearest] * max(1.0, bucket / nearest if self.sizes else 1.0))
+            if known is None:
+                self._nearest_measured.clear()
             self._forward[bucket] = value
 
     def observe_decode(self, images: int, pixels: int, seconds: float) -> None:
@@ -77,7 +81,7 @@ class CostModel:
 
     def size_of(self, images: int) -> int:
         """The bucket that a batch of so many images is computed in; the largest for more."""
-        return next((bucket for bucket in self._buckets if bucket >= images), self._buckets[-1])
+        return self._buckets[min(bisect_left(self._buckets, images), len(self._buckets) - 1)]
 
     def forward_seconds(self, images: int) -> float:
         """What a forward of so many images takes; 0 as long as none has been seen."""
@@ -139,7 +143,10 @@ class CostModel:
         return value * max(1.0, bucket / known)  # a smaller batch may cost as much, a larger one not more than this
 
     def _nearest(self, bucket: int) -> int | None:
-        return min(self._forward, key=lambda known: (abs(known - bucket), known), default=None)
+        if bucket not in self._nearest_measured:
+            nearest = min(self._forward, key=lambda known: (abs(known - bucket), known), default=None)
+            self._nearest_measured[bucket] = nearest
+        return self._nearest_measured[bucket]
 
 
 def _followed(mean: float, value: float) -> float:
