@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from ..kernels.ops import decide, packed_mlp
 from ..kernels.packing import pack_monarch
 from ..models import create_model, default_preprocess, load_bundle, macs, select_linears
-from ..models.compress import densify_layer
+from ..models.compress import to_dense
 from ..models.layers.monarch import MonarchLinear
 from ..models.layers.select import layer_specs_for, layer_specs_of
 from ..models.layers.structured import StructuredLinear
@@ -129,7 +129,7 @@ def _forward_pairs(name: str, model: nn.Module, size: int, dtype: str, batch_siz
     for layer_name, layer in list(dense.named_modules()):
         if isinstance(layer, StructuredLinear):
             try:
-                dense.set_submodule(layer_name, densify_layer(layer))
+                dense.set_submodule(layer_name, to_dense(layer))
             except ValueError as error:
                 raise ValueError(f"{name}: layer {layer_name}: {error}") from None
     cost = macs(dense, size).total, macs(model, size).total
@@ -151,7 +151,7 @@ def _mlp_pairs(nblocks: int, dtype: str) -> Iterator[Pair]:
             pack_monarch(fc.blkdiag1, fc.blkdiag2, fc.bias, in_features=i, out_features=o, dtype=numbers)
             for fc, (i, o) in zip(layers, widths, strict=True)
         )
-        dense1, dense2 = (densify_layer(fc).to(numbers) for fc in layers)
+        dense1, dense2 = (to_dense(fc).to(numbers) for fc in layers)
         x = torch.randn(MLP_ROWS, width).to(numbers)
         tokens = MLP_ROWS // 8
         yield Pair(

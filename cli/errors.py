@@ -6,6 +6,9 @@ from ..models.errors import printable
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
+RENAMED = {"--hard-share": "--label-weight"}
+"""Options that had another name."""
+
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 """The UsageError of click, wherever this version of typer keeps its click."""
 
@@ -73,5 +76,8 @@ def _usage(error: Exception) -> str:
     message = str(error.format_message()) if hasattr(error, "format_message") else str(error)
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "milkweed"
+    option = getattr(error, "option_name", "")
+    if option in RENAMED:
+        message = f"{option} is now {RENAMED[option]}"
     message = message.rstrip(".")
     return f"{message[:1].lower()}{message[1:]}; see {command} --help"

@@ -83,7 +83,7 @@ def storage_option(help: str) -> Any:
     return typer.Option("--storage", metavar="TYPE", help=help, parser=parse)
 
 
-Device = Annotated[str | None, text_option("auto|cpu|cuda[:N]", "Where to compute; auto = a GPU if there is one.")]
+DeviceOption = Annotated[str | None, text_option("auto|cpu|cuda[:N]", "Where to compute; auto = a GPU if there is one.")]
 Plot = Annotated[Path | None, text_option("FILE", "Draw the figures: FILE.svg or FILE.png (needs milkweed[train]).")]
 Int8Limit = Annotated[float | None, decimal_option("Error of a layer's outputs, as 0.02, up to which it becomes int8.")]
 Layers = Annotated[str, text_option("LIST", "Which layers: mlp, qkv, proj, names or patterns, with commas between.")]

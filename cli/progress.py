@@ -88,14 +88,14 @@ def epoch_line(row: Mapping[str, Any]) -> str:
 
 def _log_lines(what: str, unit: str) -> Update:
     """Print progress as plain lines, at most one every LOG_SECONDS; short work prints nothing."""
-    started = told = time.monotonic()
+    started = written = time.monotonic()
 
     def update(done: int, total: int) -> None:
-        nonlocal told
+        nonlocal written
         now = time.monotonic()
-        if now < told + LOG_SECONDS:
+        if now < written + LOG_SECONDS:
             return
-        told = now
+        written = now
         rate = done / max(1e-9, now - started)
         left = f", {(total - done) / rate:.0f} s left" if done else ""
         note(f"{what}: {done} of {total} {unit}, {rate:.1f} {unit}/s{left}")

@@ -38,7 +38,7 @@ class Graph:
     weight_dtype: str = "float32"
 
 
-def own_graph(graph: bundle_graph.Graph) -> Graph:
+def own_graph(graph: bundle_graph.OnnxGraph) -> Graph:
     """The graph that a bundle holds, for a backend."""
     return Graph(graph.data, read_header(graph.data).weight_bytes, graph.record.precision)
 
@@ -116,7 +116,7 @@ def _session(candidate: Candidate, graph: Graph, plan: LanePlan, batch: int) -> 
         return OnnxSession(graph.source, threads=plan.lanes * (plan.threads - 1) + 1, batch=batch)
     from ..models.onnx.openvino_session import OpenVinoSession, user_cache
 
-    threads = {"lanes": plan.lanes, "threads": plan.threads}
+    threads = {"streams": plan.lanes, "threads": plan.threads}
     return OpenVinoSession(graph.source, **threads, batch=batch, dtype=candidate.dtype, cache=user_cache())
 
 

@@ -1,4 +1,4 @@
-"""Finds the images of a compression: those that calibrate, those that recover, those that a recovery is judged by."""
+"""Finds the images of a compression: to calibrate, to train a distillation on, and its held-out ones."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +49,7 @@ def calibration_data(job: CompressJob, progress: Progress) -> CalibrationData | 
 
 
 def calibration_samples(job: CompressJob, folder: Path, config: BundleConfig) -> Sequence[Sample]:
-    """Choose evenly spaced images of the folder, none that a recovery from the same folder will be judged by."""
+    """Choose evenly spaced images of the folder, none that a distillation from the same folder will hold out."""
     samples = folder_samples(folder, config)
     if job.recover is not None and folder.resolve() == job.recover.resolve():
         samples = split_held_out(samples, folder)[0]
@@ -57,7 +57,7 @@ def calibration_samples(job: CompressJob, folder: Path, config: BundleConfig) ->
 
 
 def folder_samples(folder: Path, config: BundleConfig, *, labelled: bool = False) -> list[Sample]:
-    """Find the images under a folder, with their classes where the layout tells the model's classes.
+    """Find the images under a folder, with their classes where the layout says the model's classes.
 
     Raises:
         DataError: there are no images, or `labelled` is set and classes fit no label.
@@ -71,8 +71,8 @@ def folder_samples(folder: Path, config: BundleConfig, *, labelled: bool = False
 
 
 def split_held_out(samples: Sequence[Sample], folder: Path) -> tuple[list[Sample], list[Sample]]:
-    """Split the images into those to recover with and a tenth to judge by, the same for every seed."""
+    """Split the images into those to train on and a tenth that is held out, the same for every seed."""
     count = max(MIN_HELD_OUT, round(HELD_OUT_FRACTION * len(samples)))
     if len(samples) < 2 * MIN_HELD_OUT:
-        raise DataError(f"DATA {folder}: {len(samples)} images, a recovery needs at least {2 * MIN_HELD_OUT}")
+        raise DataError(f"DATA {folder}: {len(samples)} images, a distillation needs at least {2 * MIN_HELD_OUT}")
     return hold_out(samples, count)

@@ -1,6 +1,6 @@
-"""Does the work of `milkweed compress`: compresses a bundle by images in a folder, and recovers it.
+"""Does the work of `milkweed compress`: compresses a bundle by images in a folder, and distills it.
 
-With a recovery, the compressed model is first written whole into a work folder beside OUT, then trained there with
+With a distillation, the compressed model is first written whole into a work folder beside OUT, then trained there with
 its state saved as it goes. Whatever kills the run, the same command goes on from what is there, and ends where it
 would have ended.
 """
@@ -23,10 +23,10 @@ from ..models.bundle.storage import as_stored
 from ..models.compress import CompressReport, CompressRequest, compress_model
 from ..models.compress.choice import HELD_OUT_CHOSE
 from ..models.compress.compression import candidate, save_reported
-from ..models.compress.measured import Measuring
+from ..models.compress.evaluator import Evaluator
 from ..models.compress.quantisation import Quantisation, choose_storage
 from ..models.progress import SILENT, Progress
-from ..models.recovery import RecoveryResult, recover
+from ..models.distillation import DistillationResult, distill
 from ..models.report import DataUse, Measured, RunReport, read_report
 from ..models.report.rows import stored_bytes
 from ..models.training import TrainingError
@@ -44,20 +44,20 @@ from .train_report import data_use
 from .train_split import digest
 
 COMPRESSED = "compressed"
-"""The name of the bundle before its recovery, in the work folder."""
+"""The name of the bundle before its distillation, in the work folder."""
 
 EPOCH_CHOSEN = (
     "the held-out images chose the epoch that was kept: figures on them are a little better than on others; measure "
     "with images of your own (milkweed evaluate)"
 )
 IN_VAIN = (
-    "the recovery found nothing better on its held-out images: the model before it was written; more images, or a "
+    "the distillation found nothing better on its held-out images: the model before it was written; more images, or a "
     "smaller --recover-lr, may help"
 )
 
 
 def compress(job: CompressJob, progress: Progress = SILENT) -> CompressReport:
-    """Compress as asked and write the bundle; a recovery that was interrupted goes on.
+    """Compress as asked and write the bundle; a distillation that was interrupted goes on.
 
     Raises:
         BundleError, DataError, TrainingError, ValueError: one line that says what is wrong.
@@ -66,18 +66,18 @@ def compress(job: CompressJob, progress: Progress = SILENT) -> CompressReport:
     if job.recover is None:
         return _compressed(job, job.request, job.out, progress, job.overwrite)
     started = time.perf_counter()
-    labelled = job.plan.hard_share > 0
+    labelled = job.plan.label_weight > 0
     found = folder_samples(job.recover, read_config(job.source), labelled=labelled)
     samples = split_held_out(found, job.recover)  # before the compression, so that bad images are refused at once
     _claim_work(job, progress)
     if not _has_compressed(job):
         try:
-            # The recovery starts from exact weights.
+            # The distillation starts from exact weights.
             _compressed(job, replace(job.request, storage="float32"), job.work / COMPRESSED, progress, overwrite=True)
         except Exception:
             shutil.rmtree(job.work, ignore_errors=True)  # it holds nothing to go on with
             raise
-    done = _recovered(job, samples, progress)
+    done = _distilled(job, samples, progress)
     shutil.rmtree(job.work)
     return replace(done, seconds=time.perf_counter() - started)
 
@@ -103,8 +103,8 @@ def _has_compressed(job: CompressJob) -> bool:
     return (job.work / COMPRESSED / "config.json").exists()
 
 
-def _recovered(job: CompressJob, samples: tuple[list[Sample], list[Sample]], progress: Progress) -> CompressReport:
-    """Recover the bundle in the work folder, and write OUT."""
+def _distilled(job: CompressJob, samples: tuple[list[Sample], list[Sample]], progress: Progress) -> CompressReport:
+    """Distill the bundle in the work folder, and write OUT."""
     assert job.recover is not None
     teacher, config = load_bundle(job.source)
     model, compressed_config = load_bundle(job.work / COMPRESSED)
@@ -113,36 +113,36 @@ def _recovered(job: CompressJob, samples: tuple[list[Sample], list[Sample]], pro
         samples[0], spec, job.augmentation, batch_size=job.plan.batch_size, seed=job.plan.seed, workers=job.workers
     )
     prepared = PreparedImages(samples[1], spec, BATCH)
-    measuring = _measuring(teacher.to(job.device), prepared, job)
-    before = measuring(model.to(job.device))
+    evaluator = _evaluator(teacher.to(job.device), prepared, job)
+    before = evaluator(model.to(job.device))
     note_skipped(progress, {**source.skipped, **prepared.skipped})
     data, held_out = (digest(job.recover, part) for part in samples)
     version = compressed_config.version
-    result = recover(
+    result = distill(
         model,
         teacher,
         source,
         plan=job.plan,
-        held_out=measuring.batches,
+        held_out=evaluator.batches,
         state=job.work / "recovery",
-        fingerprint={**job.recovery_fingerprint(), "from": version, "data": data, "held out": held_out},
+        fingerprint={**job.distillation_fingerprint(), "from": version, "data": data, "held out": held_out},
         progress=progress,
     )
     if result.resumed:
-        progress.note("the recovery went on where it was interrupted")
+        progress.note("the distillation went on where it was interrupted")
     request = job.request
-    quantisation = choose_storage(result.model, request.storage, measuring.batches, spec.size, limit=request.int8_limit)
-    after = measuring(as_stored(result.model, quantisation.storage))
+    quantisation = choose_storage(result.model, request.storage, evaluator.batches, spec.size, limit=request.int8_limit)
+    after = evaluator(as_stored(result.model, quantisation.storage))
     uses = (
         data_use("recovery", job.recover, len(source.samples), source.skipped),
         data_use("held out", job.recover, len(prepared.samples) - len(prepared.skipped), prepared.skipped),
     )
-    report = _with_recovery(job, result, before, measuring.before, after, uses)
+    report = _with_distillation(job, result, before, evaluator.before, after, uses)
     report = stored_bytes(report, result.model, quantisation.storage)
     return _save(job, result, compressed_config, report, quantisation)
 
 
-def _measuring(teacher: torch.nn.Module, prepared: PreparedImages, job: CompressJob) -> Measuring:
+def _evaluator(teacher: torch.nn.Module, prepared: PreparedImages, job: CompressJob) -> Evaluator:
     batches, targets = [], []
     for images, classes in prepared:
         batches.append(images.to(job.device))
@@ -150,18 +150,18 @@ def _measuring(teacher: torch.nn.Module, prepared: PreparedImages, job: Compress
             targets.append(classes)
     if not batches:
         raise DataError(f"DATA {job.recover}: none of the {len(prepared.samples)} held-out images can be read")
-    return Measuring.on(teacher, batches, torch.cat(targets) if targets else None)
+    return Evaluator.on(teacher, batches, torch.cat(targets) if targets else None)
 
 
-def _with_recovery(
+def _with_distillation(
     job: CompressJob,
-    result: RecoveryResult,
+    result: DistillationResult,
     before: Measured,
     dense: Measured,
     after: Measured,
     uses: Sequence[DataUse],
 ) -> RunReport:
-    """Add the recovery to the compression's report; quality is measured on the recovery's held-out images now."""
+    """Add the distillation to the compression's report; quality is measured on the distillation's held-out images now."""
     report = read_report(job.work / COMPRESSED)
     assert report is not None
     assert report.totals_after is not None
@@ -189,13 +189,13 @@ def _with_recovery(
 
 
 def _save(
-    job: CompressJob, result: RecoveryResult, config: BundleConfig, report: RunReport, quantisation: Quantisation
+    job: CompressJob, result: DistillationResult, config: BundleConfig, report: RunReport, quantisation: Quantisation
 ) -> CompressReport:
-    found = report.after
-    assert found is not None
-    recovery = {"images": found.images, "kl": found.kl, "agreement": found.agreement}
-    metrics = {**config.metrics, "recovery": recovery, **quantisation.metrics(measured=True)}
-    arguments = {**job.recovery_fingerprint(), "plan": dict(job.plan.to_dict()), "storage": quantisation.weights}
+    after = report.after
+    assert after is not None
+    figures = {"images": after.images, "kl": after.kl, "agreement": after.agreement}
+    metrics = {**config.metrics, "recovery": figures, **quantisation.metrics(measured=True)}
+    arguments = {**job.distillation_fingerprint(), "plan": dict(job.plan.to_dict()), "storage": quantisation.weights}
     provenance = add_step(config.provenance, "recover", arguments, result.seconds, input_version=config.version)
     model = result.model.cpu().requires_grad_(False)
     config = replace(config, metrics=metrics, provenance=provenance)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..models import BundleConfig, load_bundle, save_bundle
 from ..models.bundle.bundle import EXTRAS
-from ..models.bundle.graph import Graph
+from ..models.bundle.graph import OnnxGraph
 from ..models.bundle.graph_record import GRAPH, GraphRecord
 from ..models.bundle.program_record import OPERATORS, read_activations
 from ..models.bundle.provenance import made_from
@@ -55,7 +55,7 @@ def export_into(bundle: Path, *, overwrite: bool = False) -> BundleConfig:
     )
 
 
-def _graph(bundle: Path, config: BundleConfig) -> Graph:
+def _graph(bundle: Path, config: BundleConfig) -> OnnxGraph:
     model, _ = load_bundle(bundle)  # another one: it is used up
     with tempfile.TemporaryDirectory(prefix="milkweed-") as folder:
         file = Path(folder) / GRAPH
@@ -63,4 +63,4 @@ def _graph(bundle: Path, config: BundleConfig) -> Graph:
             write_verified(model, file, int(config.preprocess["size"]))
         except ExportError as error:
             raise ExportError(f"bundle {bundle}: cannot be exported as ONNX: {error}") from error
-        return Graph(file.read_bytes(), GraphRecord(precision="float32", **graph_record(file, "float32")))
+        return OnnxGraph(file.read_bytes(), GraphRecord(precision="float32", **graph_record(file, "float32")))

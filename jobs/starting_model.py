@@ -12,7 +12,7 @@ from ..models.architectures.registry import classifier_layers
 from ..models.bundle.labels import Label
 from ..models.compress import project_layer
 from ..models.layers.select import layer_specs_for, layer_specs_of, replace_linears, select_linears
-from ..models.training import densified
+from ..models.training import as_dense
 from .dataset import class_labels
 from .train_job import DENSE, TrainJob
 
@@ -69,7 +69,7 @@ def _continued(job: TrainJob, bundle: Path) -> tuple[nn.Module, BundleConfig]:
     if job.new_head:
         model, config = _with_new_head(model, config, class_labels(job.data))
     if job.structure == DENSE:
-        densified(model)
+        as_dense(model)
     elif job.structure is not None:
         for name, layer in _structures(job, model, job.structure).items():
             project_layer(model, name, layer)

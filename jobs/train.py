@@ -26,7 +26,7 @@ from ..models.training import (
     Trainer,
     TrainResult,
     accuracy,
-    densified,
+    as_dense,
 )
 from .progress import note_skipped
 from .starting_model import starting_model
@@ -120,7 +120,7 @@ def _run(
         evaluate_every=job.evaluate_every,
         monitor="top1" if job.keep_best or job.patience is not None else None,
         patience=job.patience,
-        transform=None if job.s2d_epoch is None else (job.s2d_epoch, densified),
+        transform=None if job.s2d_epoch is None else (job.s2d_epoch, as_dense),
         keep_states_at=job.keep_states_at,
         keep_in=job.kept_states,
         start=None if job.start_state is None else Start(job.start_state, plain_twin(decided)),
@@ -134,7 +134,7 @@ def _objective(job: TrainJob) -> Objective:
     if job.teacher is None:
         return Classification(job.recipe)
     teacher, _ = load_bundle(job.teacher)
-    return Distillation(teacher.to(job.device), job.recipe, job.temperature, job.hard_share)
+    return Distillation(teacher.to(job.device), job.recipe, job.temperature, job.label_weight)
 
 
 def _measured_before(job: TrainJob, model: nn.Module, held_out: PreparedImages) -> Measured | None:

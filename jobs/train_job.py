@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..loaders.dataset.augmentation import Augmentation
-from ..models.training import Recipe
+from ..models.training import TrainingRecipe
 
 SCHEDULES = ("plain", "s2d")
 DENSE = "dense"
@@ -31,7 +31,7 @@ class TrainJob:
         schedule: `s2d` makes the structured layers dense after `s2d_fraction` of the epochs.
         start_bundle: train on from its weights; dense layers that `structure` names are projected first (D2S).
         new_head: the classes are those of `data`, not of `start_bundle`; its classifier starts anew.
-        teacher: a bundle to distil from; `hard_share` of the loss stays cross entropy.
+        teacher: a bundle to distil from; `label_weight` of the loss stays cross entropy.
         preprocess: members that differ from the architecture's own.
         keep_best: keep the epoch that is best on the held-out images.
         patience: stop after so many measurements without a better one.
@@ -43,7 +43,7 @@ class TrainJob:
 
     out: Path
     data: Path
-    recipe: Recipe
+    recipe: TrainingRecipe
     arch: str | None = None
     arch_args: Mapping[str, Any] = field(default_factory=dict)
     held_out: Path | None = None
@@ -59,7 +59,7 @@ class TrainJob:
     new_head: bool = False
     teacher: Path | None = None
     temperature: float = 1.0
-    hard_share: float = 0.5
+    label_weight: float = 0.5
     augmentation: Augmentation = field(default_factory=Augmentation)
     preprocess: Mapping[str, Any] = field(default_factory=dict)
     evaluate_every: int = 1

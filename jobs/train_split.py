@@ -44,7 +44,7 @@ def fingerprint(
         "labels": [label.id for label in config.labels],
         "from": _version(job.start_bundle),
         "teacher": _version(job.teacher),
-        "distillation": [job.temperature, job.hard_share] if job.teacher else None,
+        "distillation": [job.temperature, job.label_weight] if job.teacher else None,
         "schedule": job.schedule,
         "s2d_epoch": job.s2d_epoch,
         "augmentation": asdict(job.augmentation),

@@ -1,7 +1,7 @@
 """The index of `milkweed.models`: every name is imported from its module when it is first used, and not before.
 
 Each folder may import those before it, and none imports back: layers < architectures < bundle < {serving, report} <
-{compress, importing, onnx} < training < recovery. The modules of this folder are below `architectures`.
+{compress, importing, onnx} < training < distillation. The modules of this folder are below `architectures`.
 """
 
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .bundle.reading import read_config as read_config
     from .compress import CompressRequest as CompressRequest
     from .compress import compress_model as compress_model
-    from .compress import densify_model as densify_model
+    from .compress import bundle_to_dense as bundle_to_dense
     from .errors import BundleError as BundleError
     from .errors import CheckpointError as CheckpointError
     from .errors import ExportError as ExportError
@@ -50,7 +50,7 @@ _HOMES = {
     "bundle.config": ("BundleConfig",),
     "bundle.labels": ("Label", "read_labels"),
     "bundle.reading": ("read_config",),
-    "compress": ("CompressRequest", "compress_model", "densify_model"),
+    "compress": ("CompressRequest", "compress_model", "bundle_to_dense"),
     "errors": ("BundleError", "CheckpointError", "ExportError"),
     "importing": ("import_checkpoint", "read_checkpoint"),
     "layers.blockdiag": ("BlockdiagLinear",),

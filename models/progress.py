@@ -1,4 +1,4 @@
-"""Defines the functions that long work calls to tell how far it is. The work knows neither a terminal nor a log."""
+"""Defines the functions that long work calls to report how far it is. The work knows neither a terminal nor a log."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

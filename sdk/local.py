@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast, overload
 
 from .client.answers import Answer, Prediction
 from .client.errors import check_process, make_error, refuse_pickle
-from .client.images import Encoded, Image, encode, encoded, in_batches, is_one
+from .client.images import EncodedImage, Image, encode, encoded, in_batches, is_one
 from .inference.device import use_device
 from .inference.open import OpenedModel, open_model
 from .inference.results import BatchResult, ImageResult, Predictions
@@ -140,7 +140,7 @@ class LocalModel:
                 yield from self._compute(*decoded, top_k)
                 check_process(pid, "this stream")
 
-    def _decode(self, batch: Sequence[Encoded] | None) -> "tuple[Sequence[Encoded], DecodedBatch] | None":
+    def _decode(self, batch: Sequence[EncodedImage] | None) -> "tuple[Sequence[EncodedImage], DecodedBatch] | None":
         """A batch and its decoded images."""
         if batch is None:
             return None
@@ -150,7 +150,7 @@ class LocalModel:
             use_device(self._pipeline.device)
             return batch, self._pipeline.decode(images, [None] * len(images))
 
-    def _compute(self, batch: Sequence[Encoded], decoded: "DecodedBatch", top_k: int) -> Iterator[Answer]:
+    def _compute(self, batch: Sequence[EncodedImage], decoded: "DecodedBatch", top_k: int) -> Iterator[Answer]:
         with self._lock(COMPUTING):
             self._check()
             use_device(self._pipeline.device)

@@ -19,7 +19,7 @@ from typing import Any
 
 from ...cli.output import note
 from ...jobs.search.job import SearchJob
-from ...jobs.search.subject import Subject
+from ...jobs.search.baseline import Baseline
 from ...jobs.train_split import digest
 from ...models import read_config
 from ...models.progress import Progress
@@ -45,10 +45,10 @@ def measure(model: Path, images: Path, bundles: Sequence[Path], out: Path, *, ex
         ValueError: OpenVINO is not installed, or a bundle or photographs that cannot be used.
     """
     before = os.getloadavg()
-    subject = Subject(SearchJob(source=model, out=out, images=images, batches=BATCHES), Progress(note=note))
+    subject = Baseline(SearchJob(source=model, out=out, images=images, batches=BATCHES), Progress(note=note))
     if exchange:
-        subject.fit, subject.judge = subject.judge, subject.fit
-    photographs = {"files": digest(images, subject.samples), "fitted": len(subject.fit), "judged": len(subject.judge)}
+        subject.calibration, subject.held_out = subject.held_out, subject.calibration
+    photographs = {"files": digest(images, subject.samples), "fitted": len(subject.calibration), "judged": len(subject.held_out)}
     document = {
         **_about(before),
         "finished": False,

@@ -16,9 +16,8 @@ from ...inference.graph import Graph, graph_forward
 from ...inference.open import open_model
 from ...inference.options import InferenceOptions
 from ...inference.torch_forward import TorchForward
-from ...jobs.search.quality import quality
-from ...jobs.search.runs import FEWEST
-from ...jobs.search.subject import Subject
+from ...jobs.search.quality import FEWEST, quality
+from ...jobs.search.baseline import Baseline
 from ...jobs.search.timing import time_in_turns
 from ...models.accounting import macs
 from ...models.bundle.reading import read_config
@@ -48,7 +47,7 @@ class Bench:
     """
 
     def __init__(
-        self, subject: Subject, batches: Sequence[int], folder: Path, rows: list[Row], keep: Callable[[Row], None]
+        self, subject: Baseline, batches: Sequence[int], folder: Path, rows: list[Row], keep: Callable[[Row], None]
     ) -> None:
         self.subject, self.batches, self.rows, self._folder, self._keep = subject, batches, rows, folder, keep
         self.plan = plan_lanes(CPU, macs(subject.model, subject.size).total)
@@ -88,7 +87,7 @@ class Bench:
 
     def _measured(self, forward: Forward, opened: ExitStack) -> Row:
         """Time a forward and judge its answers."""
-        judge = self.subject.judge
+        judge = self.subject.held_out
         answers = torch.cat([torch.as_tensor(forward.run(batch).probabilities) for batch in judge.batches]).double()
         found = quality(self.subject.dense, answers.clamp(min=FEWEST).log(), judge.targets)
         return {**self._timed(forward, opened), "quality": found.to_dict()}
@@ -132,7 +131,7 @@ class Bench:
         if not file.exists():
             partial_file = file.with_suffix(".partial")
             if rival.quantise is not None:
-                rival.quantise(self._graph(DENSE), self.subject.fit, partial_file)
+                rival.quantise(self._graph(DENSE), self.subject.calibration, partial_file)
             else:
                 write_verified(rival.model(self.subject), partial_file, self.subject.size)
             partial_file.replace(file)

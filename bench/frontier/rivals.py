@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ...inference.backend import Backend
-from ...jobs.search.subject import Images, Subject
+from ...jobs.search.baseline import Baseline, ImageSet
 from ...models.architectures.token_blocks import apply_token_plan
 from ...models.compress.narrow import narrow_model, widths_for
 from ...models.compress.projection.layer_fit import FitRequest, fit_layers
@@ -47,8 +47,8 @@ class Rival:
     source: str
     backends: tuple[Backend, ...] = ("openvino",)
     all_types: bool = False
-    model: Callable[[Subject], nn.Module] = Subject.fresh_model
-    quantise: Callable[[Path, Images, Path], None] | None = None
+    model: Callable[[Baseline], nn.Module] = Baseline.fresh_model
+    quantise: Callable[[Path, ImageSet, Path], None] | None = None
     finish: Callable[[nn.Module], nn.Module] | None = None
 
 
@@ -67,12 +67,12 @@ class PaperMerging(TokenMerging):
         return max(0, min(self.r, (patches - 1) // 2))
 
 
-def merge_tokens(subject: Subject, r: int) -> nn.Module:
+def merge_tokens(subject: Baseline, r: int) -> nn.Module:
     """Merge r tokens in every block."""
     return apply_token_plan(subject.fresh_model(), TokenPlan(PaperMerging(r=r)))
 
 
-def whitened_svd(subject: Subject, share: float) -> nn.Module:
+def whitened_svd(subject: Baseline, share: float) -> nn.Module:
     """Make every linear layer of the blocks low rank, with this share of its weights.
 
     The error is least on the layer's own inputs in the dense model: a singular value decomposition of W L, where L L^T
@@ -84,7 +84,7 @@ def whitened_svd(subject: Subject, share: float) -> nn.Module:
         torch.inference_mode(),
         hooked(model, names, lambda name, seen, _: moments.setdefault(name, Moments()).add(seen[0])),
     ):
-        for batch in subject.fit.batches:
+        for batch in subject.calibration.batches:
             model(batch)
     requests = {}
     for name in names:
@@ -98,26 +98,26 @@ def whitened_svd(subject: Subject, share: float) -> nn.Module:
     return model
 
 
-def remove_units(subject: Subject, share: float) -> nn.Module:
+def remove_units(subject: Baseline, share: float) -> nn.Module:
     """Keep this share of the hidden units of every MLP, and refit its second layer in closed form."""
     model = subject.fresh_model()
-    return narrow_model(model, widths_for(model, mlp=share), subject.fit.batches)
+    return narrow_model(model, widths_for(model, mlp=share), subject.calibration.batches)
 
 
-def nncf_default(source: Path, images: Images, out: Path) -> None:
+def nncf_default(source: Path, images: ImageSet, out: Path) -> None:
     """Quantise by NNCF with its defaults."""
     settings = QuantizeSettings(smooth_quant=NNCF_ALPHA, images=NNCF_IMAGES)
     out.write_bytes(quantized_graph(source, images.pixels, settings).data)
 
 
-def ort_static(source: Path, images: Images, out: Path) -> None:
+def ort_static(source: Path, images: ImageSet, out: Path) -> None:
     """Quantise weights and activations by ONNX Runtime."""
     from onnxruntime.quantization import quantize_static
 
     quantize_static(_prepared(source), str(out), _Reader(images), per_channel=True)
 
 
-def ort_dynamic(source: Path, _: Images, out: Path) -> None:
+def ort_dynamic(source: Path, _: ImageSet, out: Path) -> None:
     """Quantise weights by ONNX Runtime, and activations by what each batch holds."""
     from onnxruntime.quantization import quantize_dynamic
 
@@ -136,7 +136,7 @@ def _prepared(source: Path) -> str:
 class _Reader:
     """Photographs as ONNX Runtime's calibration reads them."""
 
-    def __init__(self, images: Images) -> None:
+    def __init__(self, images: ImageSet) -> None:
         self._batches: Iterator[torch.Tensor] = iter(images.pixels.split(CALIBRATION_BATCH))
 
     def get_next(self) -> dict[str, object] | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...kernels.tuning.verify import relative_error
 from ...models import create_model, default_preprocess, load_bundle, macs, select_linears
-from ...models.compress import densify_layer
+from ...models.compress import to_dense
 from ...models.divergence import divergence
 from ...models.layers.monarch import MonarchLinear
 from ...models.layers.select import layer_specs_for
@@ -68,7 +68,7 @@ def _dense(monarch: nn.Module, truth: Forward, x: Tensor, bench: Bench) -> list[
     twin = copy.deepcopy(monarch)
     for name, layer in list(twin.named_modules()):
         if isinstance(layer, MonarchLinear):
-            twin.set_submodule(name, densify_layer(layer))
+            twin.set_submodule(name, to_dense(layer))
     work = Work(2.0 * len(x) * macs(twin, x.shape[-1]).total, 0)
     dense = prepare_for_inference(twin, dtype=bench.dtype).to(bench.device)
     return [

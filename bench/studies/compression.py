@@ -22,7 +22,7 @@ from ...jobs.dataset import labelled_images
 from ...loaders.dataset.evaluation import PreparedImages
 from ...loaders.preprocess.spec import PreprocessSpec
 from ...models import load_bundle
-from ...models.compress.measured import Measuring
+from ...models.compress.evaluator import Evaluator
 from ...models.report.drawing import INK, MUTED, PICTURE, figure, save_picture
 from ..labels import label_ends
 from ..machine import machine
@@ -59,16 +59,16 @@ def halves(photos: Path, work: Path, swap: bool) -> tuple[Path, Path]:
     return folders
 
 
-def measuring(bundle: Path, folder: Path) -> tuple[str, Measuring]:
+def measuring(bundle: Path, folder: Path) -> tuple[str, Evaluator]:
     """The dense bundle's architecture, and its answers on the images of the evaluating half."""
     model, config = load_bundle(bundle)
     samples = labelled_images(folder, config.labels).samples
     batches = list(PreparedImages(samples, PreprocessSpec.from_dict(config.preprocess), 50))
     targets = [classes for _, classes in batches if classes is not None]
-    return config.arch, Measuring.on(model, [images for images, _ in batches], torch.cat(targets))
+    return config.arch, Evaluator.on(model, [images for images, _ in batches], torch.cat(targets))
 
 
-def row(name: str, bundle: Path, folder: Path, work: Path, measure: Measuring) -> Row:
+def row(name: str, bundle: Path, folder: Path, work: Path, measure: Evaluator) -> Row:
     """Compress as the row says, unless that is done; and what the evaluating half says of it."""
     out, options = work / name, ROWS[name].split()
     if options[-1] in (CALIBRATE, RECOVER):

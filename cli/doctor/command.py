@@ -1,4 +1,4 @@
-"""`milkweed doctor` tells what this machine can do, what `milkweed serve` would use of it, and what is missing."""
+"""`milkweed doctor` says what this machine can do, what `milkweed serve` would use of it, and what is missing."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from .finding import Finding, Status
 if TYPE_CHECKING:
     from ...server.config.settings import Settings
 
-MaybeBundle = Annotated[
+BundleToCheck = Annotated[
     Path | None,
     text_option("BUNDLE", "Folder of what is to be served; the demo model if not given.", parser=bundle_path),
 ]
@@ -27,7 +27,7 @@ MaybeBundle = Annotated[
 COLOURS: dict[Status, str] = {"ok": "green", "warning": "yellow", "missing": "cyan", "broken": "bold red"}
 
 
-def doctor(bundle: MaybeBundle = None, config: ConfigFile = None, json: Json = False, **settings: str | None) -> None:
+def doctor(bundle: BundleToCheck = None, config: ConfigFile = None, json: Json = False, **settings: str | None) -> None:
     """Check this machine: what would be used, and what is missing.
 
     Says what the machine can do, what `milkweed serve` would use of it and why, and what to install for more. Takes

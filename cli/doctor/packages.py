@@ -22,7 +22,7 @@ class Extra(NamedTuple):
 
 EXTRAS = (
     Extra("dali", ("nvidia-dali-cuda130",), "decodes JPEGs on the GPU", gpu_only=True),
-    Extra("nvml", ("nvidia-ml-py",), "tells who holds GPU memory, in the metrics", gpu_only=True),
+    Extra("nvml", ("nvidia-ml-py",), "GPU memory by owner, in the metrics", gpu_only=True),
     Extra("grpc", ("grpcio", "protobuf"), "Open Inference Protocol over gRPC (--grpc-port)"),
     Extra("otel", ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "traces (--otlp-endpoint)"),
     Extra("onnx", ("onnx", "onnxruntime", "onnxscript"), "`milkweed export --onnx`, and --backend other than torch"),

@@ -1,4 +1,4 @@
-"""`milkweed compress` makes the linear layers of a bundle structured: fitted to images, searched for, recovered."""
+"""`milkweed compress` makes the linear layers of a bundle structured: fitted to images, searched for, distilled."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from ..options import check_plot, filled, split_list, takes
 from ..output import bundle_line, command_line, int8_lines, note, print_fields, print_json, print_table, storage_line
 from ..progress import epoch_line, job_progress
 from .compress_options import CompressOptions
-from .search import check_form, search
+from .search import check_mode, search
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...jobs.compress_job import CompressJob
     from ...loaders.dataset.augmentation import Augmentation
     from ...models.compress import CompressReport, CompressRequest
-    from ...models.recovery import RecoveryPlan
+    from ...models.distillation import DistillationPlan
 
 
 @takes(CompressOptions)
@@ -27,12 +27,12 @@ def compress(options: CompressOptions) -> None:
 
     With --images, one command searches: tokens, 8 bits and training by photographs alone, every trial measured on
     this machine; the result meets the target that is asked for, or the command says what can be had. An interrupted
-    search goes on when the same command is given again. Both forms write a report, OUT/report.html.
+    search goes on when the same command is given again. Both modes write a report, OUT/report.html.
 
-    Without it, you choose (the expert's form). With --calibration, layers keep the
+    Without it, you choose (manual mode). With --calibration, layers keep the
     outputs that images give; with --budget, the structure of each is searched; with --recover, the result learns from
     the dense model. Without any of them each layer becomes the nearest structured matrix (plain projection, D2S), by
-    which a trained model loses accuracy, often nearly all. An interrupted recovery goes on when the same command is
+    which a trained model loses accuracy, often nearly all. An interrupted distillation goes on when the same command is
     given again.
 
     \b
@@ -43,7 +43,7 @@ def compress(options: CompressOptions) -> None:
     """
     check_free(options.out, options.force)
     check_plot(options.plot)
-    check_form(options)
+    check_mode(options)
     if options.images is not None:
         search(options)
         return
@@ -81,7 +81,7 @@ def _job(options: CompressOptions) -> "CompressJob":
         source=options.bundle,
         request=request,
         plan=_plan(options, device),
-        augmentation=recovery_augmentation(options.bundle),
+        augmentation=distillation_augmentation(options.bundle),
         device=device,
         overwrite=options.force,
         command=command_line(),
@@ -112,17 +112,17 @@ def _kind_options(options: CompressOptions) -> dict[str, Any]:
     return {"shuffle": True} if options.shuffle else {}
 
 
-def _plan(options: CompressOptions, device: "torch.device") -> "RecoveryPlan":
+def _plan(options: CompressOptions, device: "torch.device") -> "DistillationPlan":
     from ...inference.device import autocast_dtype
-    from ...models.recovery import RecoveryPlan
+    from ...models.distillation import DistillationPlan
 
     named = {name.removeprefix("recover_"): value for name, value in vars(options).items()}
     if named["amp"] is None:
         named["amp"] = autocast_dtype(device)
-    return filled(RecoveryPlan, SimpleNamespace(**named))
+    return filled(DistillationPlan, SimpleNamespace(**named))
 
 
-def recovery_augmentation(bundle: Path) -> "Augmentation":
+def distillation_augmentation(bundle: Path) -> "Augmentation":
     """Choose a strong augmentation, since the images are few; small images are moved, not cut."""
     from ...loaders.dataset.augmentation import Augmentation
     from ...models import read_config

@@ -8,7 +8,7 @@ import typer
 
 from ..bundle_args import bundle_path
 from ..options import (
-    Device,
+    DeviceOption,
     Force,
     Gating,
     Int8Limit,
@@ -25,7 +25,7 @@ from ..options import (
     text_option,
 )
 
-Model = Annotated[
+ModelArgument = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
@@ -36,7 +36,7 @@ Model = Annotated[
 ]
 
 HEADINGS = {
-    "--images": "The search, by photographs alone; what follows is the expert's form",
+    "--images": "The search, by photographs alone; what follows is manual mode",
     "--layers": "What becomes of which layers",
     "--budget": "Searching the best structure of each layer (needs images)",
     "--calibration": "Fitting the layers to images",
@@ -50,7 +50,7 @@ HEADINGS = {
 class CompressOptions:
     """The values from the command line; the fields are in the order of the help."""
 
-    bundle: Model
+    bundle: ModelArgument
     out: Out
     images: Annotated[
         Path | None,
@@ -110,7 +110,7 @@ class CompressOptions:
         str | None,
         text_option("DTYPE", "none, bfloat16 or float16; not given: bfloat16 where the device computes in it."),
     ] = None
-    hard_share: Annotated[float | None, decimal_option("Weight of the images' own classes, 0 to 1; needs labels.")] = (
+    label_weight: Annotated[float | None, decimal_option("Weight of the labels beside the dense model's answers, 0 to 1; needs labels.")] = (
         None
     )
     storage: Annotated[
@@ -120,7 +120,7 @@ class CompressOptions:
     seed: Seed = 0
     workers: Workers = 0
     threads: Threads = None
-    device: Device = None
+    device: DeviceOption = None
     plot: Plot = None
     force: Force = False
     json: Json = False
@@ -132,4 +132,4 @@ OF_SEARCH = frozenset(
 """The options of the search."""
 
 OF_BOTH = frozenset({"bundle", "out", "threads", "plot", "force", "json"})
-"""The options of the search and of the expert's form."""
+"""The options of the search and of manual mode."""

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..bundle_args import check_free
-from ..options import Bundle, Device, Force, Int8Limit, Json, Out, number_option, storage_option, text_option
+from ..options import Bundle, DeviceOption, Force, Int8Limit, Json, Out, number_option, storage_option, text_option
 from ..output import int8_lines, megabytes, print_fields, print_json, storage_line
 from ..progress import job_progress
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from ...models.compress.conversion import ConvertReport
 
 Storage = Annotated[str, storage_option("float32, bfloat16, float16 or int8 (with a scale for each output channel).")]
-Images = Annotated[
+ImagesFolder = Annotated[
     Path | None, text_option("DIR", "Images to compare the answers before and after on; no labels needed.")
 ]
-Evaluate = Annotated[Path | None, text_option("DIR", "Labelled images: accuracy before and after, too.")]
-Limit = Annotated[int | None, number_option("Only N images, evenly spaced over all.")]
+LabelledFolder = Annotated[Path | None, text_option("DIR", "Labelled images: accuracy before and after, too.")]
+LimitCompared = Annotated[int | None, number_option("Only N images, evenly spaced over all.")]
 
 UNMEASURED = "what this cost was not measured: give --evaluate or --images, or measure the result (milkweed evaluate)"
 
@@ -26,10 +26,10 @@ def convert(
     out: Out,
     storage: Storage,
     int8_limit: Int8Limit = None,
-    images: Images = None,
-    evaluate: Evaluate = None,
-    limit: Limit = None,
-    device: Device = None,
+    images: ImagesFolder = None,
+    evaluate: LabelledFolder = None,
+    limit: LimitCompared = None,
+    device: DeviceOption = None,
     force: Force = False,
     json: Json = False,
 ) -> None:

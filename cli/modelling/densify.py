@@ -16,10 +16,10 @@ def densify(bundle: Bundle, out: Out, force: Force = False, json: Json = False) 
       milkweed densify ./deit-monarch ./deit-dense
     """
     check_free(out, force)
-    from ...models import densify_model
+    from ...models import bundle_to_dense
 
     with progress("densify", "layers") as update:
-        report = densify_model(bundle, out, overwrite=force, progress=update)
+        report = bundle_to_dense(bundle, out, overwrite=force, progress=update)
     if json:
         print_json(
             {

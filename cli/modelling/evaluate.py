@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import CommandError
-from ..options import Bundle, Device, Json, number_option
+from ..options import Bundle, DeviceOption, Json, number_option
 from ..output import command_line, print_fields, print_json, skipped_images
 from ..progress import job_progress
 from .bundle_metrics import record_evaluation
@@ -24,7 +24,7 @@ Data = Annotated[
 BatchSize = Annotated[
     int | None, number_option("Images at once; answers do not depend on it. Not given: as the server would.")
 ]
-Limit = Annotated[int | None, number_option("Measure only N images, evenly spaced over all.")]
+LimitMeasured = Annotated[int | None, number_option("Measure only N images, evenly spaced over all.")]
 Record = Annotated[bool, typer.Option("--record", help="Write the figures into the bundle's config.json.")]
 
 
@@ -32,8 +32,8 @@ def evaluate(
     bundle: Bundle,
     data: Data,
     batch_size: BatchSize = None,
-    limit: Limit = None,
-    device: Device = None,
+    limit: LimitMeasured = None,
+    device: DeviceOption = None,
     record: Record = False,
     json: Json = False,
 ) -> None:

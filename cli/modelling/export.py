@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 OnnxFile = Annotated[Path | None, text_option("FILE", "The file to write; large weights go to FILE.data beside it.")]
 Into = Annotated[bool, typer.Option("--into", help="Add the graph to the bundle itself.")]
-Dtype = Annotated[
+DtypeOption = Annotated[
     Literal["float32", "float16", "bfloat16"],
     typer.Option(help="Numbers of the model; bfloat16: of its weights alone."),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace a file, or a bundle's graph, that is there already.")]
+ForceExport = Annotated[bool, typer.Option("--force", help="Replace a file, or a bundle's graph, that is there already.")]
 
 
 def export(
     bundle: Bundle,
     onnx: OnnxFile = None,
     into: Into = False,
-    dtype: Dtype = "float32",
-    force: Force = False,
+    dtype: DtypeOption = "float32",
+    force: ForceExport = False,
     json: Json = False,
 ) -> None:
     """Write a bundle's model as an ONNX file, for batches of any size.

@@ -21,7 +21,7 @@ Checkpoint = Annotated[
         "DeepSpeed's), or timm:NAME.",
     ),
 ]
-Target = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the new bundle.")]
+NewBundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the new bundle.")]
 Arch = Annotated[
     str | None, text_option("NAME", "Architecture, see `milkweed models`; recognised by its keys if not given.")
 ]
@@ -40,7 +40,7 @@ Classes = Annotated[int | None, number_option("Number of classes; counted in the
 
 def import_checkpoint(
     checkpoint: Checkpoint,
-    bundle: Target,
+    bundle: NewBundle,
     arch: Arch = None,
     labels: Labels = None,
     num_classes: Classes = None,

@@ -1,4 +1,4 @@
-"""`milkweed inspect` tells what a bundle is, what it costs, where it came from, and its measured accuracy."""
+"""`milkweed inspect` describes a bundle: what it is, what it costs, where it came from, and its measured accuracy."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from ..bundle_args import bundle_path, demo_bundle
 from ..errors import CommandError, one_line
 from ..options import Json, Plot, check_plot
 from ..output import flattened, megabytes, note, print_fields, print_json, print_table, storage_line
-from .report import print_front, print_report
+from .report import print_search, print_report
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 COMMON = ("kind", "in_features", "out_features", "bias")
 """The members that the structure of every layer has."""
 
-MaybeBundle = Annotated[
+BundleToInspect = Annotated[
     Path | None,
     typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not given.", parser=bundle_path),
 ]
 
 
-def inspect(bundle: MaybeBundle = None, plot: Plot = None, json: Json = False) -> None:
+def inspect(bundle: BundleToInspect = None, plot: Plot = None, json: Json = False) -> None:
     """Tell what a bundle is and costs, and its accuracy on record.
 
     The whole bundle is verified: hashes, keys and shapes. What its compression or training found and cost is
-    shown from the report.json beside it, where it has one, and of a search the front of accuracy and speed. --plot
-    draws that front, or the accuracy against size and the errors by layer.
+    shown from the report.json beside it, where it has one, and of a search the Pareto frontier of accuracy and speed. --plot
+    draws that frontier, or the accuracy against size and the errors by layer.
 
     \b
     Example:
@@ -51,7 +51,7 @@ def inspect(bundle: MaybeBundle = None, plot: Plot = None, json: Json = False) -
     _print(document, layers=report is None or not report.layers)
     if frontier is not None:
         print("\nsearch")
-        print_front(frontier)
+        print_search(frontier)
     if report is not None:
         print_report(report)
 

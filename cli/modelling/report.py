@@ -9,7 +9,7 @@ from ..errors import one_line
 from ..output import megabytes, print_fields, print_table
 
 if TYPE_CHECKING:
-    from ...models.report import Candidate, Frontier, LayerRow, RunReport
+    from ...models.report import CurvePoint, Frontier, LayerRow, RunReport
 
 CURVE_WIDTH, CURVE_HEIGHT, SPARK_WIDTH, BAR_WIDTH = 64, 14, 40, 8
 """Characters that the drawings take."""
@@ -30,8 +30,8 @@ def print_report(report: "RunReport") -> None:
         _print_curve(report)
 
 
-def print_front(frontier: "Frontier") -> None:
-    """Print what the search says of the chosen model, and the models of the front."""
+def print_search(frontier: "Frontier") -> None:
+    """Print what the search says of the chosen model, and the models of the Pareto frontier."""
     from ...models.report.terms import counted
 
     chosen, dense, peer = frontier.chosen, frontier.dense, frontier.peer
@@ -53,23 +53,23 @@ def print_front(frontier: "Frontier") -> None:
         }
     )
     print()
-    print_frontier(frontier, front_only=True)
+    print_frontier(frontier, frontier_only=True)
     if left := sum(not (model.on_front or model.chosen) for model in frontier.models):
         print(f"{counted(left, 'other model')} measured that a faster one beats (--json has all, --plot draws them)")
 
 
-def print_frontier(frontier: "Frontier", *, front_only: bool = False) -> None:
-    """Print the models of a search, all or those of the front, the fastest first."""
+def print_frontier(frontier: "Frontier", *, frontier_only: bool = False) -> None:
+    """Print the models of a search, all or those of the Pareto frontier, the fastest first."""
     batches = (f" ms at {batch}" for batch in frontier.batches)
     rows = []
     for model in frontier.models:
-        if front_only and not (model.on_front or model.chosen):
+        if frontier_only and not (model.on_front or model.chosen):
             continue
         quality = model.quality
         change = quality.top1
         rows.append(
             (
-                "->" if model.chosen else "*" if model.on_front and not front_only else "",
+                "->" if model.chosen else "*" if model.on_front and not frontier_only else "",
                 _text(model.name),
                 _text(model.computed_by),
                 *(f"{ms:.2f}" for ms in model.ms.values()),
@@ -210,7 +210,7 @@ def _print_curve(report: "RunReport") -> None:
         print(_drawable(line))
     best = best_at_size(report.curve, names[0]) if (names := measures(report.curve)) else []
     chosen = [candidate for candidate in report.curve if candidate.chosen]
-    shown: list[Candidate] = [*chosen, *(candidate for candidate in best if not candidate.chosen)]
+    shown: list[CurvePoint] = [*chosen, *(candidate for candidate in best if not candidate.chosen)]
     print(f"\n{len(report.curve)} candidates tried; the chosen, and the best at their size (--json has all)")
     for candidate in shown:
         print(_text(f"  {'●' if candidate.chosen else '·'} {candidate_text(candidate)}"))

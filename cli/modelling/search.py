@@ -1,4 +1,4 @@
-"""The form of `milkweed compress` that searches: targets in, a table of everything that was measured out."""
+"""The search of `milkweed compress`: targets in, a table of everything that was measured out."""
 
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
@@ -13,14 +13,14 @@ from .compress_options import OF_BOTH, OF_SEARCH, CompressOptions
 from .report import print_frontier
 
 if TYPE_CHECKING:
-    from ...jobs.search.front import Target
+    from ...jobs.search.selection import Target
     from ...jobs.search.job import SearchJob
     from ...models import BundleConfig
     from ...models.report import Frontier
 
 
-def check_form(options: CompressOptions) -> None:
-    """Refuse options of one form in the other.
+def check_mode(options: CompressOptions) -> None:
+    """Refuse options of one mode in the other.
 
     Raises:
         CommandError: names the option.
@@ -32,7 +32,7 @@ def check_form(options: CompressOptions) -> None:
             continue
         if (field.name in OF_SEARCH) != searches:
             name = f"--{field.name.replace('_', '-')}"
-            why = "is of the expert's form, not of a search" if searches else "needs a search: give --images DIR"
+            why = "is of manual mode, not of a search" if searches else "needs a search: give --images DIR"
             raise CommandError(f"{name} {why}", WRONG_USAGE)
 
 
@@ -84,7 +84,7 @@ def _job(options: CompressOptions) -> "SearchJob":
 def _target(options: CompressOptions) -> "Target":
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
-    from ...jobs.search.front import Target
+    from ...jobs.search.selection import Target
 
     try:
         size = None if options.bytes is None else int(TypeAdapter(ByteSize).validate_python(options.bytes))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ...jobs.train_job import TrainJob
     from ...jobs.train_report import TrainOutcome
-    from ...models.training import Recipe
+    from ...models.training import TrainingRecipe
 
 SMALL_PX = 64
 
@@ -51,8 +51,8 @@ def train(options: TrainOptions) -> None:
     job = _job(options, device)
     shown = job_progress(units={"read": "images", "train": "steps"}, row=partial(describe, epochs=options.epochs))
     with joined(options.parallel, device) as processes, shown as progress:
-        told = progress if processes.rank == 0 else Progress()
-        outcome = train(job, told, processes=processes, command=command_line())
+        shown = progress if processes.rank == 0 else Progress()
+        outcome = train(job, shown, processes=processes, command=command_line())
     if outcome is None:
         return
     if options.json:
@@ -83,11 +83,11 @@ def _job(options: TrainOptions, device: "torch.device") -> "TrainJob":
     )
 
 
-def _recipe(options: TrainOptions) -> "Recipe":
-    from ...models.training import Recipe
+def _recipe(options: TrainOptions) -> "TrainingRecipe":
+    from ...models.training import TrainingRecipe
 
     return filled(
-        Recipe,
+        TrainingRecipe,
         options,
         warmup_epochs=min(options.warmup_epochs, options.epochs),
         betas=(0.9, options.beta2),

@@ -84,7 +84,7 @@ class TrainOptions:
         text_option("BUNDLE", "Bundle of a teacher whose answers are learnt too (distillation).", parser=bundle_path),
     ] = None
     temperature: Annotated[float, decimal_option("With --distill: above 1 softens both answers.")] = 1.0
-    hard_share: Annotated[float, decimal_option("With --distill: weight of the true classes, 0 to 1.")] = 0.5
+    label_weight: Annotated[float, decimal_option("With --distill: weight of the labels, 0 to 1.")] = 0.5
     epochs: Annotated[int, number_option("Passes over the images.")] = 30
     batch_size: Annotated[int, number_option("Images of one step, of all processes together.")] = 128
     lr: Annotated[float, decimal_option("Learning rate after the warm-up; it falls as a cosine.")] = 1e-3

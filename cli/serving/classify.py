@@ -1,4 +1,4 @@
-"""`milkweed classify` tells what is on images, by a bundle in this process or by a running server."""
+"""`milkweed classify` classifies images, by a bundle in this process or by a running server."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ import typer
 
 from ..bundle_args import DEMO, bundle_path
 from ..errors import FAILED, WRONG_USAGE, CommandError
-from ..options import Device, Json, number_option, text_option
+from ..options import DeviceOption, Json, number_option, text_option
 from ..output import note
 from ..progress import Update, progress
 from .classify_inputs import images_of, named_images
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from ...client import Answer
     from ...client.requests import Priority
 
-Images = Annotated[
+ImageArguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="IMAGE...", help="Image files, folders of them, quoted patterns; - is an image on stdin."),
 ]
 FromFile = Annotated[str | None, text_option("FILE", "More images, one a line or with NUL between; - is stdin.")]
-Url = Annotated[str | None, text_option("URL", "Ask the server there.")]
-Model = Annotated[
+Url = Annotated[str | None, text_option("URL", "Of a running server, which classifies.")]
+ModelOption = Annotated[
     str | None,
     text_option(
         "BUNDLE|NAME",
-        "This bundle, asked in this process (the demo model if not given); with --url one of the server's models.",
+        "This bundle, in this process (the demo model if not given); with --url one of the server's models.",
     ),
 ]
 TopK = Annotated[int | None, number_option("Classes an answer. [5]")]
-Format = Annotated[str | None, text_option("|".join(KINDS), "Of the answers; by the name of --output, or text.")]
+FormatOption = Annotated[str | None, text_option("|".join(KINDS), "Of the answers; by the name of --output, or text.")]
 Output = Annotated[Path | None, text_option("FILE", "Where the answers go; stdout if not given.")]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with --output, csv or ndjson: images that it holds are skipped.")
@@ -43,22 +43,22 @@ Resume = Annotated[
 TIMEOUT_SECONDS = 120.0
 """The most time for one request; the client waits for a server that is busy."""
 
-Ask = Callable[[Iterator[bytes | Path]], "Iterator[Answer]"]
+Classifier = Callable[[Iterator[bytes | Path]], "Iterator[Answer]"]
 
 
 def classify(
-    images: Images = None,
+    images: ImageArguments = None,
     from_file: FromFile = None,
     url: Url = None,
-    model: Model = None,
+    model: ModelOption = None,
     top_k: TopK = None,
-    device: Device = None,
-    format: Format = None,
+    device: DeviceOption = None,
+    format: FormatOption = None,
     output: Output = None,
     resume: Resume = False,
     json: Json = False,
 ) -> None:
-    """Tell what is on images, by a bundle or a running server.
+    """Classify images, by a bundle or a running server.
 
     A folder stands for all images in it, a numpy array (.npy) with a batch axis for all along it. Answers come as
     they are found. The exit code is 1 if any image got no answer. MILKWEED_API_KEY is the key for --url.
@@ -69,7 +69,7 @@ def classify(
       milkweed classify ./archive --url http://gpu:8000 --output a.csv --resume
     """
     if url is not None and device is not None:
-        raise CommandError("--url asks a server: --device does not go with it", WRONG_USAGE)
+        raise CommandError("--url has a server classify: --device does not go with it", WRONG_USAGE)
     kind = kind_of(format, output, json)
     names = named_images(images or [], from_file)
     answers = AnswerFile(kind, output, resume)
@@ -77,9 +77,9 @@ def classify(
     if answers.held:
         note(f"{output} holds {answers.count} answers: {len(left)} of {len(names)} images are left")
     if left:
-        asking = _bundle(model, top_k, device) if url is None else _server(url, model, top_k, len(left) > 1)
-        with asking as ask, answers, progress("classify", "images") as update:
-            _classify(left, ask, answers, update)
+        opened = _bundle(model, top_k, device) if url is None else _server(url, model, top_k, len(left) > 1)
+        with opened as classifier, answers, progress("classify", "images") as update:
+            _classify(left, classifier, answers, update)
     if answers.failed:
         what = answers.first_failure
         if answers.count > 1:
@@ -87,9 +87,9 @@ def classify(
         raise CommandError(what, FAILED)
 
 
-def _classify(names: Sequence[str], ask: Ask, answers: AnswerFile, update: Update) -> None:
+def _classify(names: Sequence[str], classifier: Classifier, answers: AnswerFile, update: Update) -> None:
     """Read images, classify them and write the answers; only the images in flight are held."""
-    asked: deque[str] = deque()
+    pending: deque[str] = deque()
     done, total = 0, len(names)
 
     def contents() -> Iterator[bytes | Path]:
@@ -98,12 +98,12 @@ def _classify(names: Sequence[str], ask: Ask, answers: AnswerFile, update: Updat
             parts = [part for part in images_of(name) if part[0] not in answers.held]
             total += len(parts) - 1
             for part, content in parts:
-                asked.append(part)
+                pending.append(part)
                 yield content
 
     try:
-        for answer in ask(contents()):
-            answers.add(asked.popleft(), answer)
+        for answer in classifier(contents()):
+            answers.add(pending.popleft(), answer)
             done += 1
             update(done, total)
     except BaseException:
@@ -113,7 +113,7 @@ def _classify(names: Sequence[str], ask: Ask, answers: AnswerFile, update: Updat
 
 
 @contextmanager
-def _server(url: str, model: str | None, top_k: int | None, several: bool) -> Iterator[Ask]:
+def _server(url: str, model: str | None, top_k: int | None, several: bool) -> Iterator[Classifier]:
     from ...client import BadAnswer, Client, MilkweedError, NoAnswer
     from ...client.requests import base_url
 
@@ -132,7 +132,7 @@ def _server(url: str, model: str | None, top_k: int | None, several: bool) -> It
 
 
 @contextmanager
-def _bundle(path: str | None, top_k: int | None, device: str | None) -> Iterator[Ask]:
+def _bundle(path: str | None, top_k: int | None, device: str | None) -> Iterator[Classifier]:
     """Open a bundle as a server does; images go through the same pipeline as over HTTP."""
     from ...local import open_local
 

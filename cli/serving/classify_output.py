@@ -20,16 +20,16 @@ from ..output import note, print_json
 if TYPE_CHECKING:
     from ...client import Answer
 
-Kind = Literal["text", "csv", "json", "ndjson"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-RESUMED: tuple[Kind, ...] = ("csv", "ndjson")
+OutputKind = Literal["text", "csv", "json", "ndjson"]
+KINDS: tuple[OutputKind, ...] = get_args(OutputKind)
+RESUMED: tuple[OutputKind, ...] = ("csv", "ndjson")
 COLUMNS = ("image", "rank", "index", "id", "label", "score", "error", "message")
 """The columns of a CSV. It has a row for each class of an image, best first; an image without an answer has one row."""
 
-_SUFFIXES: dict[str, Kind] = {".csv": "csv", ".json": "json", ".ndjson": "ndjson", ".jsonl": "ndjson"}
+_SUFFIXES: dict[str, OutputKind] = {".csv": "csv", ".json": "json", ".ndjson": "ndjson", ".jsonl": "ndjson"}
 
 
-def kind_of(format: str | None, output: Path | None, json: bool) -> Kind:
+def kind_of(format: str | None, output: Path | None, json: bool) -> OutputKind:
     """Choose the format that is named, or else by the suffix of the file.
 
     Raises:
@@ -58,7 +58,7 @@ class AnswerFile:
         CommandError: `output` exists and `resume` is off, or it holds something else.
     """
 
-    def __init__(self, kind: Kind, output: Path | None, resume: bool = False) -> None:
+    def __init__(self, kind: OutputKind, output: Path | None, resume: bool = False) -> None:
         if resume and (output is None or kind not in RESUMED):
             raise CommandError("--resume goes with --output FILE, as csv or ndjson", WRONG_USAGE)
         if output is not None and output.exists() and not resume:
@@ -67,7 +67,7 @@ class AnswerFile:
         self.held: set[str] = set()
         self.count = self.failed = 0
         self.first_failure = ""
-        self._kind: Kind = kind
+        self._kind: OutputKind = kind
         self._output, self._whole = output, 0
         self._new = output is not None and not output.exists()
         self._held_identity: dict[str, str] = {}

@@ -10,7 +10,7 @@ from ..help import page
 from ..options import Json
 from ..output import note, print_json
 
-Name = Annotated[
+KeyName = Annotated[
     str, typer.Argument(metavar="NAME", help="Who will use it: letters, digits, - and _.", show_default=False)
 ]
 
@@ -31,7 +31,7 @@ def _keys() -> None:
     """Make API keys for `milkweed serve --api-keys FILE`."""
 
 
-def new(name: Name, json: Json = False) -> None:
+def new(name: KeyName, json: Json = False) -> None:
     """Make a key, and its entry for the file of keys.
 
     The entry goes to stdout, the key itself to stderr, this once. The file holds a hash, of which the key cannot be

@@ -13,10 +13,10 @@ from ...loaders.preprocess.spec import PreprocessSpec
 from ...models.architectures.token_blocks import TokenBlock
 from ...models.architectures.vitae.merging import MergingCell
 from ...models.progress import Progress
-from ...models.recovery import FeatureDistillation, block_names, only_trained
-from ...models.training import Recipe, Trainer
-from .levers import WHOLE, Levers
-from .runs import Runs
+from ...models.distillation import FeatureDistillation, block_names, only_trained
+from ...models.training import TrainingRecipe, Trainer
+from .recipe import FULL_WIDTH, Recipe
+from .evaluator import CandidateEvaluator
 
 STEPS, BATCH_SIZE, RATE = 120, 16, 2e-5
 """Steps, rounded up to whole passes over the images; images of a step; AdamW's rate. Five times the rate harms."""
@@ -29,8 +29,8 @@ MIXUP, FEATURES = 0.2, 0.5
 they are: the model is to answer photographs, and where each one is mixed it hardly sees any."""
 
 
-def distil(runs: Runs, levers: Levers, progress: Progress) -> None:
-    """Train the float model of some levers, and write its weights for `runs`.
+def distil(evaluator: CandidateEvaluator, recipe: Recipe, progress: Progress) -> None:
+    """Train the float model of a recipe, and write its weights for `evaluator`.
 
     The blocks in front of the first one that was changed answer as the dense model's already, and leaving them alone
     saves their backward passes.
@@ -40,12 +40,12 @@ def distil(runs: Runs, levers: Levers, progress: Progress) -> None:
     Raises:
         TrainingError: its loss is not finite.
     """
-    subject, file = runs.subject, runs.weights_file(levers)
-    spec = PreprocessSpec.from_dict(subject.config.preprocess)
+    baseline, file = evaluator.baseline, evaluator.weights_file(recipe)
+    spec = PreprocessSpec.from_dict(baseline.config.preprocess)
     augmentation = Augmentation(crop="pad") if spec.size <= 64 else Augmentation(crop="resized", min_scale=0.35)
-    source = TrainingImages(subject.samples, spec, augmentation, batch_size=BATCH_SIZE)
+    source = TrainingImages(baseline.samples, spec, augmentation, batch_size=BATCH_SIZE)
     passes = ceil(STEPS / source.steps)
-    recipe = Recipe(
+    training = TrainingRecipe(
         epochs=passes,
         batch_size=BATCH_SIZE,
         lr=RATE,
@@ -56,21 +56,21 @@ def distil(runs: Runs, levers: Levers, progress: Progress) -> None:
         ema_decay=AVERAGE,
         amp=autocast_dtype(CPU),
     )
-    model = runs.model(levers.plain)
-    objective = FeatureDistillation(subject.model, recipe, blocks=block_names(model), feature_weight=FEATURES)
-    state, phase = file.with_suffix(".state"), f"training {levers.plain}"
+    model = evaluator.model(recipe.plain)
+    objective = FeatureDistillation(baseline.model, training, blocks=block_names(model), feature_weight=FEATURES)
+    state, phase = file.with_suffix(".state"), f"training {recipe.plain}"
     with only_trained(model, "all"):
-        for parameter in _unchanged(model, levers):
+        for parameter in _unchanged(model, recipe):
             parameter.requires_grad_(False)
-        result = Trainer(model, objective, source, recipe, state=state, progress=progress, phase=phase).train()
+        result = Trainer(model, objective, source, training, state=state, progress=progress, phase=phase).train()
     partial = file.with_suffix(".partial")
     torch.save(result.model.state_dict(), partial)
     partial.replace(file)
 
 
-def _unchanged(model: nn.Module, levers: Levers) -> list[nn.Parameter]:
+def _unchanged(model: nn.Module, recipe: Recipe) -> list[nn.Parameter]:
     """The parameters in front of the first block that merges, which models register in the order they run."""
-    if levers.widths != WHOLE:  # all blocks are narrower
+    if recipe.widths != FULL_WIDTH:  # all blocks are narrower
         return []
     block = next(name for name, part in model.named_modules() if isinstance(part, TokenBlock | MergingCell))
     before = takewhile(lambda named: not named[0].startswith(block + "."), model.named_parameters())

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...models.errors import quoted
-from .front import Target
+from .selection import Target
 
 MIN_IMAGES = 32
-"""Half of them fit and half of them judge; with fewer, intervals would say nothing."""
+"""Half of them calibrate and half are held out; with fewer, intervals would say nothing."""
 
 MAX_IMAGES = 1000
 MAX_BATCH = 256
@@ -19,7 +19,7 @@ class SearchJob:
 
     Args:
         source: the bundle of the dense model.
-        images: a folder of images, labelled or not; every second one fits, the others judge.
+        images: a folder of images, labelled or not; every second one calibrates, the others are held out.
         target: what the result has to reach.
         backends: those that may compute the result; empty for all that are installed.
         batches: numbers of images at a time for which a target of speed holds.

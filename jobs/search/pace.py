@@ -1,4 +1,4 @@
-"""Tells how long a search may still take, by what its models took."""
+"""Estimates how long a search may still take, by what its models took."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -5,13 +5,19 @@ divergence orders them, and needs no labels. So the search compares by KL, and a
 of the change in top-1, which is of pairs: both models answer the same resampled images.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from ...models.report.frontier import Interval, Quality
+from ...inference.forward import Forward
+from ...models.report.frontier import ConfidenceInterval, Quality
 
 RESAMPLES, SEED = 4000, 0
 CONFIDENCE = 0.95
+
+FEWEST = 1e-30
+"""Probabilities below are this, which has a logarithm."""
 
 
 def quality(dense: Tensor, answers: Tensor, targets: Tensor | None = None) -> Quality:
@@ -28,17 +34,17 @@ def quality(dense: Tensor, answers: Tensor, targets: Tensor | None = None) -> Qu
         raise ValueError(f"answers of shape {tuple(answers.shape)}, the dense model's are {tuple(dense.shape)}")
     if not torch.isfinite(answers).all():
         raise ValueError("answers are not finite numbers")
-    wanted, found = dense.double(), answers.double()
-    best, own = wanted.argmax(-1), found.argmax(-1)
-    rows = {"kl": (wanted.exp() * (wanted - found)).sum(-1), "agreement": 100.0 * (best == own)}
+    reference, answers = dense.double(), answers.double()
+    best, top = reference.argmax(-1), answers.argmax(-1)
+    rows = {"kl": (reference.exp() * (reference - answers)).sum(-1), "agreement": 100.0 * (best == top)}
     if targets is not None:
-        rows["top1"] = 100.0 * ((own == targets).double() - (best == targets).double())
+        rows["top1"] = 100.0 * ((top == targets).double() - (best == targets).double())
     kl, agreement, *top1 = bootstrap(torch.stack(list(rows.values())))
     of_dense = None if targets is None else float(100 * (best == targets).double().mean())
     return Quality(len(dense), kl, agreement, top1[0] if top1 else None, of_dense)
 
 
-def bootstrap(samples: Tensor) -> list[Interval]:
+def bootstrap(samples: Tensor) -> list[ConfidenceInterval]:
     """Return the mean of each row of (k, images) with the percentile interval; all rows resample the same images."""
     generator = torch.Generator().manual_seed(SEED)
     images = samples.shape[1]
@@ -48,4 +54,10 @@ def bootstrap(samples: Tensor) -> list[Interval]:
     means = counts @ samples.double().T / images
     ends = torch.tensor([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], dtype=torch.float64)
     low, high = means.quantile(ends, dim=0)
-    return [Interval(*map(float, found)) for found in zip(samples.double().mean(1), low, high, strict=True)]
+    return [ConfidenceInterval(*map(float, ends)) for ends in zip(samples.double().mean(1), low, high, strict=True)]
+
+
+def log_probabilities(forward: Forward, batches: Iterable[Tensor]) -> Tensor:
+    """Return a forward's answers for batches of normalised images: log-probabilities (images, classes), float64."""
+    answers = [torch.as_tensor(forward.run(batch).probabilities) for batch in batches]
+    return torch.cat(answers).double().clamp(min=FEWEST).log()

@@ -1,4 +1,4 @@
-"""The report of a search: what was done and found, for report.html and report.json beside the bundle."""
+"""The report of a search: what was done and measured, for report.html and report.json beside the bundle."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,24 +10,24 @@ from ...models.report.frontier import SEARCH
 from ...models.report.rows import model_totals
 from ...models.report.verdict import doubts
 from ..train_report import data_use
-from .search import Found, Search
+from .search import SearchResult, Search
 
 
-def run_report(search: Search, found: Found, config: BundleConfig, arguments: dict[str, Any]) -> RunReport:
+def run_report(search: Search, result: SearchResult, config: BundleConfig, arguments: dict[str, Any]) -> RunReport:
     """Return the report of the bundle with this config, whose metrics have the search's record."""
     job, frontier = search.job, Frontier.from_dict(config.metrics[SEARCH])
-    before, after = _totals(search, found, frontier)
+    before, after = _totals(search, result, frontier)
     went_on = ", since it went on" if search.trials.resumed else ""
     return RunReport(
         kind="compress",
         arch=config.arch,
         version=config.version,
-        input_version=search.subject.config.version,
+        input_version=search.baseline.config.version,
         arguments=arguments,
         command=job.command,
-        measured_on=f"CPU, {search.runs.plan}, {job.batches[0]} at a time",
+        measured_on=f"CPU, {search.evaluator.plan}, {job.batches[0]} at a time",
         versions=library_versions(),
-        seconds_by_step={f"search{went_on}": round(found.seconds, 3)},
+        seconds_by_step={f"search{went_on}": round(result.seconds, 3)},
         data=_data(search),
         before=_measured(frontier, chosen=False),
         after=_measured(frontier, chosen=True),
@@ -39,26 +39,26 @@ def run_report(search: Search, found: Found, config: BundleConfig, arguments: di
 
 
 def _data(search: Search) -> tuple[DataUse, ...]:
-    fit, judge, folder = search.subject.fit, search.subject.judge, search.job.images
+    calibration, held_out, folder = search.baseline.calibration, search.baseline.held_out, search.job.images
     return (
-        data_use("calibration", folder, len(fit), fit.skipped),
-        data_use("held out", folder, len(judge), judge.skipped),
+        data_use("calibration", folder, len(calibration), calibration.skipped),
+        data_use("held out", folder, len(held_out), held_out.skipped),
     )
 
 
 def _measured(frontier: Frontier, *, chosen: bool) -> Measured:
     """The quality of the chosen model, or of the dense one."""
-    found = frontier.chosen.quality
+    quality = frontier.chosen.quality
     if not chosen:
-        return Measured(top1=found.top1_of_dense, agreement=100.0, kl=0.0, images=found.images)
-    top1 = None if found.top1 is None or found.top1_of_dense is None else found.top1_of_dense + found.top1.value
-    return Measured(top1=top1, agreement=found.agreement.value, kl=found.kl.value, images=found.images)
+        return Measured(top1=quality.top1_of_dense, agreement=100.0, kl=0.0, images=quality.images)
+    top1 = None if quality.top1 is None or quality.top1_of_dense is None else quality.top1_of_dense + quality.top1.value
+    return Measured(top1=top1, agreement=quality.agreement.value, kl=quality.kl.value, images=quality.images)
 
 
-def _totals(search: Search, found: Found, frontier: Frontier) -> tuple[Totals, Totals]:
+def _totals(search: Search, result: SearchResult, frontier: Frontier) -> tuple[Totals, Totals]:
     """Costs of the dense model and of the chosen one, whose bytes are those of its file."""
-    batch, size = search.job.batches[0], search.subject.size
-    _, dense = model_totals(search.subject.model, size)
-    _, chosen = model_totals(search.runs.model(found.chosen.levers), size)
+    batch, size = search.job.batches[0], search.baseline.size
+    _, dense = model_totals(search.baseline.model, size)
+    _, chosen = model_totals(search.evaluator.model(result.chosen.recipe), size)
     chosen = replace(chosen, bytes=frontier.chosen.bytes, latency_ms=frontier.chosen.ms[batch])
     return replace(dense, latency_ms=frontier.dense.ms[batch]), chosen

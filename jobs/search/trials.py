@@ -1,4 +1,4 @@
-"""The record of a search: every finding is a line on the disk when it exists, and a search that was killed goes on.
+"""The record of a search: every result is a line on the disk when it exists, and a search that was killed goes on.
 
 What a search asks for it asks by a key; a key that has a line is not computed again. So the same command runs through
 the lines that are there in no time, and goes on behind them.
@@ -18,11 +18,11 @@ class TrialsError(ValueError):
 
 
 class Trials:
-    """The findings of one search.
+    """The results of one search.
 
     Args:
         folder: its work folder, which is made.
-        belongs_to: plain data that decides all findings: the model, the images, the packages, the machine.
+        belongs_to: plain data that decides all results: the model, the images, the packages, the machine.
 
     Raises:
         TrialsError: the folder holds those of another search; the message names the first difference.
@@ -31,30 +31,30 @@ class Trials:
     def __init__(self, folder: Path, belongs_to: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE
-        self.found: dict[str, Any] = {}
-        wanted = json.loads(json.dumps(belongs_to))
+        self.values: dict[str, Any] = {}
+        ours = json.loads(json.dumps(belongs_to))
         theirs = self._read()
         if theirs is None:
-            self._write({"search": wanted})
-        elif theirs != wanted:
-            odd = next(name for name in sorted({*theirs, *wanted}) if theirs.get(name) != wanted.get(name))
+            self._write({"search": ours})
+        elif theirs != ours:
+            odd = next(name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name))
             raise TrialsError(
-                f"{folder} holds an unfinished search with {odd} {theirs.get(odd)!r}, not {wanted.get(odd)!r}: give "
+                f"{folder} holds an unfinished search with {odd} {theirs.get(odd)!r}, not {ours.get(odd)!r}: give "
                 "that search's options to go on with it, or remove the folder"
             )
 
     @property
     def resumed(self) -> bool:
-        """Whether there were findings before this process made any."""
+        """Whether there were results before this process made any."""
         return self._resumed
 
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
-        """Return the finding of a key, plain data; what is not there is computed and written."""
-        if key not in self.found:
+        """Return the result of a key, plain data; what is not there is computed and written."""
+        if key not in self.values:
             value = json.loads(json.dumps(compute()))
             self._write({"key": key, "value": value})
-            self.found[key] = value
-        return self.found[key]
+            self.values[key] = value
+        return self.values[key]
 
     def _read(self) -> Any:
         """Read the lines, without one that a killed process left unfinished; return what they belong to."""
@@ -70,11 +70,11 @@ class Trials:
             if "search" in record:
                 belongs_to = record["search"]
             else:
-                self.found[record["key"]] = record["value"]
+                self.values[record["key"]] = record["value"]
         if self.path.exists():
             with self.path.open("r+b") as file:
                 file.truncate(len(whole))
-        self._resumed = bool(self.found)
+        self._resumed = bool(self.values)
         return belongs_to
 
     def _write(self, record: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from ..layers.select import layer_specs_of
 from .config import BundleConfig, check_preprocess
 from .durable import exchange, sha256_of, sync
 from .golden import golden_record
-from .graph import Graph, check_graph, read_graph
+from .graph import OnnxGraph, check_graph, read_graph
 from .graph_record import GRAPH
 from .labels import Label, labels_document, parse_labels
 from .program_record import ACTIVATIONS, OPERATORS, ProgramRecord
@@ -117,7 +117,7 @@ def save_bundle(
     overwrite: bool = False,
     extras: Extras | None = None,
     storage: Mapping[str, str] | None = None,
-    graph: Graph | None = None,
+    graph: OnnxGraph | None = None,
     program: ProgramRecord | None = None,
     activations: Mapping[str, Tensor] | None = None,
     operators: bytes | None = None,
@@ -202,7 +202,7 @@ def _check_target(path: Path, overwrite: bool) -> None:
         raise BundleError("exists already: ask for overwriting to replace it")
 
 
-def _check_saving(model: nn.Module | None, config: BundleConfig, graph: Graph | None) -> nn.Module:
+def _check_saving(model: nn.Module | None, config: BundleConfig, graph: OnnxGraph | None) -> nn.Module:
     """Refuse what cannot be saved; return the config's model on the meta device."""
     check_preprocess(config.preprocess)
     check_label_count(config.labels, config)
@@ -226,7 +226,7 @@ def _write(
     folder: Path,
     model: nn.Module | None,
     config: BundleConfig,
-    graph: Graph | None,
+    graph: OnnxGraph | None,
     activations: Mapping[str, Tensor] | None,
     operators: bytes | None,
 ) -> BundleConfig:

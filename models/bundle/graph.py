@@ -18,14 +18,14 @@ INPUT, OUTPUT, BATCH = "images", "logits", "batch"
 
 
 @dataclass(frozen=True)
-class Graph:
+class OnnxGraph:
     """The bytes of an ONNX file, and what config.json says about them."""
 
     data: bytes
     record: GraphRecord
 
 
-def load_graph(path: str | Path) -> tuple[Graph, BundleConfig]:
+def load_graph(path: str | Path) -> tuple[OnnxGraph, BundleConfig]:
     """Read the graph of a bundle, and its config. No weights are read, and nothing of torch is built.
 
     Raises:
@@ -37,7 +37,7 @@ def load_graph(path: str | Path) -> tuple[Graph, BundleConfig]:
         return read_graph(path, config), config
 
 
-def read_graph(path: Path, config: BundleConfig) -> Graph:
+def read_graph(path: Path, config: BundleConfig) -> OnnxGraph:
     """Read and check the graph of the bundle of a config.
 
     Raises:
@@ -48,12 +48,12 @@ def read_graph(path: Path, config: BundleConfig) -> Graph:
     with open_file(path / GRAPH) as file:
         data = file.read()
     check_digest(GRAPH, hashlib.sha256(data).hexdigest(), config)
-    graph = Graph(data, config.graph)
+    graph = OnnxGraph(data, config.graph)
     check_graph(graph, config)
     return graph
 
 
-def check_graph(graph: Graph, config: BundleConfig) -> None:
+def check_graph(graph: OnnxGraph, config: BundleConfig) -> None:
     """Refuse a graph that a runtime cannot take, or whose images or classes are not the config's.
 
     Raises:

@@ -26,7 +26,7 @@ MAX_CHANNELS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramRecord:
-    """The member `program` of config.json: the CPU kernels are what the bundle was made for and judged by.
+    """The member `program` of config.json: the CPU kernels are what the bundle was made for and evaluated with.
 
     Args:
         precision: one of PRECISIONS. int8 needs ACTIVATIONS.

@@ -35,7 +35,7 @@ RIDGE_SWEEPS = 3
 
 
 @dataclass(frozen=True)
-class Images:
+class CalibrationImages:
     """Calibration images, normalised, in batches: those that are fitted to, and those held out with their classes."""
 
     fitted: tuple[Tensor, ...]
@@ -43,7 +43,7 @@ class Images:
     held_out_targets: Tensor | None = None
 
     @classmethod
-    def split(cls, images: Tensor, targets: Tensor | None = None) -> "Images":
+    def split(cls, images: Tensor, targets: Tensor | None = None) -> "CalibrationImages":
         """Hold out two of every five of (n, 3, H, W), and their classes where there are `targets` (n,).
 
         Raises:
@@ -90,7 +90,7 @@ class Calibration:
         return Calibration(fitted, held_out, self.ridge)
 
 
-def calibrate(model: nn.Module, names: Sequence[str], images: Images, progress: Count = ignore) -> Calibration:
+def calibrate(model: nn.Module, names: Sequence[str], images: CalibrationImages, progress: Count = ignore) -> Calibration:
     """Measure the inputs of the named linear layers, and choose the ridge.
 
     Raises:
@@ -98,13 +98,13 @@ def calibrate(model: nn.Module, names: Sequence[str], images: Images, progress: 
     """
     done, total = count(1), len(images.fitted) + len(images.held_out)
 
-    def told(batches: Sequence[Tensor]) -> Iterator[Tensor]:
+    def counted(batches: Sequence[Tensor]) -> Iterator[Tensor]:
         for batch in batches:
             yield batch
             progress(next(done), total)
 
-    fitted = weighted_statistics(model, names, told(images.fitted))
-    held_out = weighted_statistics(model, names, told(images.held_out), seed=1)
+    fitted = weighted_statistics(model, names, counted(images.fitted))
+    held_out = weighted_statistics(model, names, counted(images.held_out), seed=1)
     linears = {name: linear_layer(model, name) for name in names}
     for name, linear in linears.items():
         if linear.bias is None:

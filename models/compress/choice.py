@@ -9,9 +9,9 @@ from torch import nn
 from ..layers.layer_spec import LayerSpec
 from ..progress import Progress
 from .allocation.costs import layer_costs
-from .allocation.search import Search, Trial
+from .allocation.search import AllocationSearch, AllocationTrial
 from .calibration import Calibration
-from .measured import Measuring
+from .evaluator import Evaluator
 from .projection.layer_fit import LayerFit
 from .request import CompressRequest
 
@@ -20,7 +20,7 @@ CURVE_BUDGETS = (0.5, 0.65, 0.8, 0.9)
 
 
 @dataclass(frozen=True)
-class Choice:
+class StructureChoice:
     """The structures that layers become.
 
     Args:
@@ -32,7 +32,7 @@ class Choice:
     """
 
     structures: Mapping[str, LayerSpec]
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[AllocationTrial, ...] = ()
     sensitivities: Mapping[str, float] = field(default_factory=dict)
     unit: str | None = None
     warnings: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Choice:
         return "dense: for the answers it is worth more than what its weights would buy elsewhere"
 
 
-def fixed_choice(structures: Mapping[str, LayerSpec]) -> Choice:
+def fixed_choice(structures: Mapping[str, LayerSpec]) -> StructureChoice:
     """The same structure for all layers, as asked.
 
     Raises:
@@ -78,17 +78,17 @@ def fixed_choice(structures: Mapping[str, LayerSpec]) -> Choice:
         if same
         else ()
     )
-    return Choice(structures, warnings=warnings)
+    return StructureChoice(structures, warnings=warnings)
 
 
 def choose_for_budget(
     model: nn.Module,
     request: CompressRequest,
     calibration: Calibration,
-    measuring: Measuring,
+    evaluator: Evaluator,
     size: int,
     progress: Progress,
-) -> Choice:
+) -> StructureChoice:
     """The structure of each layer with the least measured damage within the budget.
 
     Raises:
@@ -96,12 +96,12 @@ def choose_for_budget(
     """
     assert request.budget is not None
     cost = layer_costs(model, list(calibration.fitted), request.cost, size)
-    search = Search(
+    search = AllocationSearch(
         model,
         calibration.fitted,
-        measuring.batches,
+        evaluator.batches,
         cost,
-        measuring.reference,
+        evaluator.reference,
         block_counts=request.block_counts,
         ridge=calibration.ridge,
         progress=progress,
@@ -112,12 +112,12 @@ def choose_for_budget(
     if least > request.budget:
         raise ValueError(f"budget {request.budget:g} cannot be met: the smallest possible is {least:.4f}")
     sensitivities = search.measure_sensitivities()
-    tried = list(search.run(request.budget * dense - fixed, request.refinements))
-    best = min(tried, key=lambda trial: trial.found.kl)
+    trials = list(search.run(request.budget * dense - fixed, request.refinements))
+    best = min(trials, key=lambda trial: trial.divergence.kl)
     for share in CURVE_BUDGETS:
         if share != request.budget and share >= least:
-            tried.append(search.measure(f"budget {share:g}", search.allocated(share * dense - fixed)))
-    return Choice(best.structures, tuple(tried), sensitivities, request.cost, (HELD_OUT_CHOSE,))
+            trials.append(search.measure(f"budget {share:g}", search.allocated(share * dense - fixed)))
+    return StructureChoice(best.structures, tuple(trials), sensitivities, request.cost, (HELD_OUT_CHOSE,))
 
 
 HELD_OUT_CHOSE = (

@@ -17,12 +17,12 @@ from ..bundle.storage import as_stored
 from ..layers.layer_spec import LayerSpec
 from ..layers.select import layer_specs_for, linear_layer, select_linears
 from ..progress import SILENT, Progress
-from ..report import Candidate as TriedModel
+from ..report import CurvePoint
 from ..report import DataUse, Measured, RunReport, check_report_packages, write_report
 from ..report.rows import layer_rows, model_totals, stored_bytes
-from .calibration import Calibration, Images, calibrate
-from .choice import Choice, choose_for_budget, fixed_choice
-from .measured import Measuring
+from .calibration import Calibration, CalibrationImages, calibrate
+from .choice import StructureChoice, choose_for_budget, fixed_choice
+from .evaluator import Evaluator
 from .projection.aware import RIDGE
 from .projection.layer_fit import FitRequest, LayerFit, fit_layers
 from .projection.permutation import arrange_hidden_units
@@ -100,7 +100,7 @@ def compress_model(
     start = time.perf_counter()
     model, config = load_bundle(source)
     work = _Compression(model, config, request, progress)
-    images = None if data is None else Images.split(data.images.to(device), data.targets)
+    images = None if data is None else CalibrationImages.split(data.images.to(device), data.targets)
     if images is not None:
         work.calibrate(images)
     elif request.budget is not None:
@@ -110,7 +110,7 @@ def compress_model(
     tried = None if images is None else images.held_out
     model.to(device)
     quantisation = choose_storage(model, request.storage, tried, work.size, limit=request.int8_limit)
-    after = None if work.measuring is None else work.measuring(as_stored(model, quantisation.storage))
+    after = None if work.evaluator is None else work.evaluator(as_stored(model, quantisation.storage))
     report = work.report(choice, fits, after)
     report = replace(
         stored_bytes(report, model, quantisation.storage),
@@ -147,10 +147,10 @@ class _Compression:
         self.model, self.config, self.request, self.progress = model, config, request, progress
         self.names, self.size = select_linears(model, request.layers), int(config.preprocess["size"])
         self.calibration: Calibration | None = None
-        self.measuring: Measuring | None = None
+        self.evaluator: Evaluator | None = None
         self.seconds: dict[str, float] = {}
 
-    def calibrate(self, images: Images) -> None:
+    def calibrate(self, images: CalibrationImages) -> None:
         """Measure the inputs of the layers, and move hidden units to where Monarch layers fit better."""
         request, progress = self.request, self.progress
         self.model.to(images.fitted[0].device)
@@ -159,12 +159,12 @@ class _Compression:
         with self._timed("arrangement"):
             if request.structure == "monarch":
                 nblocks = request.nblocks if request.budget is None else ARRANGED_NBLOCKS
-                told = progress.of("arranging hidden units")
-                found = found.rearranged(arrange_hidden_units(self.model, found.fitted, nblocks, told))
+                arranging = progress.of("arranging hidden units")
+                found = found.rearranged(arrange_hidden_units(self.model, found.fitted, nblocks, arranging))
         self.calibration = found
-        self.measuring = Measuring.on(self.model, images.held_out, images.held_out_targets)
+        self.evaluator = Evaluator.on(self.model, images.held_out, images.held_out_targets)
 
-    def choose(self) -> Choice:
+    def choose(self) -> StructureChoice:
         """Choose the structure of each layer: the one that was asked for, or the best within the budget."""
         request = self.request
         with self._timed("choice"):
@@ -172,8 +172,8 @@ class _Compression:
                 options = {"nblocks": request.nblocks, "rank": request.rank, **request.options}
                 return fixed_choice(layer_specs_for(self.model, self.names, request.structure, **options))
             assert self.calibration is not None
-            assert self.measuring is not None
-            return choose_for_budget(self.model, request, self.calibration, self.measuring, self.size, self.progress)
+            assert self.evaluator is not None
+            return choose_for_budget(self.model, request, self.calibration, self.evaluator, self.size, self.progress)
 
     def replace_layers(self, structures: Mapping[str, LayerSpec]) -> dict[str, LayerFit]:
         """Fit to all images, since the held-out ones are no longer needed for choices, and replace the layers."""
@@ -190,14 +190,14 @@ class _Compression:
                 replace_layer(self.model, name, fit)
         return fits
 
-    def report(self, choice: Choice, fits: Mapping[str, LayerFit], after: Measured | None) -> RunReport:
+    def report(self, choice: StructureChoice, fits: Mapping[str, LayerFit], after: Measured | None) -> RunReport:
         """Make the report of the compressed model, with its sizes in float32."""
         self.model.cpu()
         dense, compressed = model_totals(self.model, self.size)
         size = dense.parameters
         tried = []
-        if self.measuring is not None:
-            measured = [(trial, self.measuring.of_answers(trial.answers)) for trial in choice.trials]
+        if self.evaluator is not None:
+            measured = [(trial, self.evaluator.of_answers(trial.answers)) for trial in choice.trials]
             tried = [candidate(trial.label, size - trial.saved, size, found) for trial, found in measured]
         return RunReport(
             kind="compress",
@@ -207,7 +207,7 @@ class _Compression:
             arguments=self.request.to_dict(),
             versions=library_versions(),
             seconds_by_step=self.seconds,
-            before=None if self.measuring is None else self.measuring.before,
+            before=None if self.evaluator is None else self.evaluator.before,
             after=after,
             totals_before=dense,
             totals_after=compressed,
@@ -222,10 +222,10 @@ class _Compression:
         self.seconds[step] = round(time.perf_counter() - started, 3)
 
 
-def candidate(label: str, parameters: int, dense: int, found: Measured, *, chosen: bool = False) -> TriedModel:
+def candidate(label: str, parameters: int, dense: int, found: Measured, *, chosen: bool = False) -> CurvePoint:
     """A model for the report's curve: its size, as a share of the dense model's too, and its quality."""
     quality = {"kl": found.kl, "agreement": found.agreement, "top1": found.top1}
-    return TriedModel(label=label, share=parameters / dense, parameters=parameters, chosen=chosen, **quality)
+    return CurvePoint(label=label, share=parameters / dense, parameters=parameters, chosen=chosen, **quality)
 
 
 def save_reported(

@@ -15,7 +15,7 @@ from ..bundle.config import BundleConfig
 from ..bundle.provenance import made_from
 from ..bundle.storage import as_stored
 from ..report import Measured
-from .measured import measured_change
+from .evaluator import measured_change
 from .quantisation import INT8_LIMIT, NOT_MEASURED, choose_storage
 
 Batches = Iterable[tuple[Tensor, Tensor | None]]

@@ -22,36 +22,37 @@ from .projection.queries_keys import narrower_products
 from .projection.statistics import InputStatistics, Moments
 
 STEP = 8
-"""Widths that shares ask for are multiples of this."""
+"""Widths that ratios ask for are multiples of this."""
 
-Shares = float | Sequence[float]
-"""One share for all blocks, or one for each, above 0 and at most 1."""
+Ratios = float | Sequence[float]
+"""One ratio for all blocks, or one for each, above 0 and at most 1."""
 
 
-def widths_for(model: nn.Module, *, mlp: Shares = 1.0, qk: Shares = 1.0) -> dict[str, int]:
-    """The widths of a model whose blocks keep shares of their hidden units and of their queries' and keys' head dims.
+def widths_for(model: nn.Module, *, mlp: Ratios = 1.0, qk: Ratios = 1.0) -> dict[str, int]:
+    """The widths of a model whose blocks keep these ratios of their hidden units and of their queries' and keys' head dims.
 
     Widths are rounded to a multiple of STEP, or to the whole number where that would be all or nothing.
 
     Raises:
-        ValueError: a model without rules, a share outside its limits, not one share for each block, or a block that
+        ValueError: a model without rules, a ratio outside its limits, not one ratio for each block, or a block that
             cannot be narrower so.
     """
-    blocks, largest, found = _blocks(model), narrowable_widths(model), {}
-    for part, shares in (("mlp", mlp), ("attn", qk)):
-        each = [shares] * len(blocks) if isinstance(shares, int | float) else list(shares)
-        if len(each) != len(blocks):
-            raise ValueError(f"{len(each)} shares for {len(blocks)} blocks")
-        for i, share in enumerate(each):
-            if not 0 < share <= 1:
-                raise ValueError(f"share {share:g} of blocks.{i}.{part} must be above 0 and at most 1")
-            if share == 1:
+    blocks, largest, widths = _blocks(model), narrowable_widths(model), {}
+    for part, ratio_or_ratios in (("mlp", mlp), ("attn", qk)):
+        one = isinstance(ratio_or_ratios, int | float)
+        ratios = [ratio_or_ratios] * len(blocks) if one else list(ratio_or_ratios)
+        if len(ratios) != len(blocks):
+            raise ValueError(f"{len(ratios)} width ratios for {len(blocks)} blocks")
+        for i, ratio in enumerate(ratios):
+            if not 0 < ratio <= 1:
+                raise ValueError(f"width ratio {ratio:g} of blocks.{i}.{part} must be above 0 and at most 1")
+            if ratio == 1:
                 continue
             name = f"blocks.{i}.{part}"
             if name not in largest:
                 raise ValueError(f"{name} cannot be narrower: it is not made of plain dense layers")
-            found[name] = _width(share, largest[name])
-    return {name: found[name] for name in largest if name in found}
+            widths[name] = _width(ratio, largest[name])
+    return {name: widths[name] for name in largest if name in widths}
 
 
 @torch.no_grad()
@@ -78,13 +79,13 @@ def narrow_model(
         raise ValueError("narrower layers are fitted to images: there are none")
     dense = drifted = _first_inputs(model, batches)
     for i, block in enumerate(blocks):
-        wanted = [block(x) for x in dense]
+        targets = [block(x) for x in dense]
         if (attn := f"blocks.{i}.attn") in widths:
             _set(model, attn, widths[attn], _queries_keys(block, drifted, widths[attn]))
         if (mlp := f"blocks.{i}.mlp") in widths:
-            _set(model, mlp, widths[mlp], _units(block, drifted, wanted, widths[mlp], ridge))
+            _set(model, mlp, widths[mlp], _units(block, drifted, targets, widths[mlp], ridge))
         same = drifted is dense and not {attn, mlp} & widths.keys()
-        dense, drifted = wanted, wanted if same else [block(x) for x in drifted]
+        dense, drifted = targets, targets if same else [block(x) for x in drifted]
         progress(i + 1, len(blocks))
     return model
 
@@ -108,11 +109,11 @@ def _queries_keys(block: nn.Module, batches: Sequence[Tensor], qk_dim: int) -> d
     biases = [None] * heads if bias is None else bias.chunk(3)[0].chunk(heads)
     scale = getattr(attn, "scale", None) or (len(q) // heads) ** -0.5
     with one_thread():
-        found = [
-            narrower_products((own, its_bias), keys, inputs, qk_dim, scale)
-            for own, its_bias, keys in zip(q.chunk(heads), biases, k.chunk(heads), strict=True)
+        heads_products = [
+            narrower_products((queries, its_bias), keys, inputs, qk_dim, scale)
+            for queries, its_bias, keys in zip(q.chunk(heads), biases, k.chunk(heads), strict=True)
         ]
-    queries, query_biases, keys = (torch.cat(each).to(weight) for each in zip(*found, strict=True))
+    queries, query_biases, keys = (torch.cat(parts).to(weight) for parts in zip(*heads_products, strict=True))
     state = {"qkv.weight": torch.cat([queries, keys, v])}
     if bias is not None:
         state["qkv.bias"] = torch.cat([query_biases, torch.zeros_like(query_biases), bias.chunk(3)[2]])
@@ -120,15 +121,15 @@ def _queries_keys(block: nn.Module, batches: Sequence[Tensor], qk_dim: int) -> d
 
 
 def _units(
-    block: nn.Module, batches: Sequence[Tensor], wanted: Sequence[Tensor], units: int, ridge: float
+    block: nn.Module, batches: Sequence[Tensor], targets: Sequence[Tensor], units: int, ridge: float
 ) -> dict[str, Tensor]:
     """The layers of an MLP of fewer units, of which the second corrects what the block gets wrong.
 
     Args:
-        batches, wanted: what the block gets behind narrower ones, and what it gave in the dense model, (B, N, C).
+        batches, targets: what the block gets behind narrower ones, and what it gave in the dense model, (B, N, C).
     """
     mlp: Any = block.get_submodule("mlp")
-    statistics = _units_and_wanted(block, batches, wanted)
+    statistics = _units_and_targets(block, batches, targets)
     if mlp.fc2.bias is None:
         statistics = statistics.uncentred()
     with one_thread():
@@ -141,7 +142,7 @@ def _units(
     return state
 
 
-def _units_and_wanted(block: nn.Module, batches: Sequence[Tensor], wanted: Sequence[Tensor]) -> InputStatistics:
+def _units_and_targets(block: nn.Module, batches: Sequence[Tensor], targets: Sequence[Tensor]) -> InputStatistics:
     """Statistics of an MLP's hidden units together with the outputs that would make the block's as wanted."""
     moments, seen = Moments(), {}
     gamma = getattr(getattr(block, "ls2", None), "gamma", None)
@@ -150,7 +151,7 @@ def _units_and_wanted(block: nn.Module, batches: Sequence[Tensor], wanted: Seque
         seen["hidden"], seen["output"] = inputs[0], output
 
     with hooked(block, ["mlp.fc2"], record):
-        for x, y in zip(batches, wanted, strict=True):
+        for x, y in zip(batches, targets, strict=True):
             missing = y - block(x)
             if gamma is not None:  # LayerScale: where it is 0, no output of the MLP changes anything
                 missing = torch.where(gamma == 0, 0, missing / gamma)
@@ -160,11 +161,11 @@ def _units_and_wanted(block: nn.Module, batches: Sequence[Tensor], wanted: Seque
 
 def _first_inputs(model: nn.Module, batches: Sequence[Tensor]) -> list[Tensor]:
     """The tokens (B, N, C) that the first block gets, batch by batch."""
-    found: list[Tensor] = []
-    with hooked(model, ["blocks.0"], lambda _, inputs, __: found.append(inputs[0])):
+    tokens: list[Tensor] = []
+    with hooked(model, ["blocks.0"], lambda _, inputs, __: tokens.append(inputs[0])):
         for images in batches:
             model(images)
-    return found
+    return tokens
 
 
 def _blocks(model: nn.Module) -> Sequence[nn.Module]:
@@ -178,7 +179,7 @@ def _blocks(model: nn.Module) -> Sequence[nn.Module]:
     return list(blocks)
 
 
-def _width(share: float, whole: int) -> int:
-    """A share of a width, a multiple of STEP where there are enough."""
-    width = round(share * whole / STEP) * STEP
-    return width if 0 < width < whole else max(1, min(round(share * whole), whole - 1))
+def _width(ratio: float, whole: int) -> int:
+    """A ratio of a width, a multiple of STEP where there are enough."""
+    width = round(ratio * whole / STEP) * STEP
+    return width if 0 < width < whole else max(1, min(round(ratio * whole), whole - 1))

@@ -14,7 +14,7 @@ from ..bundle.safetensors_file import read_tensors
 from ..bundle.strict_json import canonical_json
 from ..errors import CheckpointError, quoted, stand_in
 from .card import ModelCard, read_card
-from .source import Source, find_source
+from .source import CheckpointSource, find_source
 from .unpickling import first_sentence, unpickle
 from .wrappers import AVERAGED, averages_of, facts_of, models_own, strip_prefixes, tensors_of, unwrap, with_averages
 
@@ -118,7 +118,7 @@ def _models_weights(
     return state, notes
 
 
-def _joined(path: Path, source: Source, files: list[_File]) -> dict[str, Tensor]:
+def _joined(path: Path, source: CheckpointSource, files: list[_File]) -> dict[str, Tensor]:
     """The tensors of all shards; the index names the shard of each."""
     assert source.shards is not None
     joined: dict[str, Tensor] = {}
@@ -132,7 +132,7 @@ def _joined(path: Path, source: Source, files: list[_File]) -> dict[str, Tensor]
     return joined
 
 
-def _digest(source: Source, files: list[_File]) -> str:
+def _digest(source: CheckpointSource, files: list[_File]) -> str:
     if len(files) == 1:
         return files[0].sha256
     digests = {path.name: file.sha256 for path, file in zip(source.files, files, strict=True)}

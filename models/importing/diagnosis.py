@@ -11,7 +11,7 @@ from torch import Tensor
 from ..architectures.meta_init import on_meta
 from ..architectures.registry import classifier_layers, create_model
 from ..errors import CheckpointError, quoted
-from .families import Family, shown_args
+from .families import CheckpointFamily, shown_args
 
 _SHOWN = 3
 _MAX_KEY = 120
@@ -59,7 +59,7 @@ class Misfit:
         )
         return misfit if misfit.missing or misfit.unexpected or misfit.reshaped else None
 
-    def error(self, source: str, arch: str, family: Family, hint: str) -> CheckpointError:
+    def error(self, source: str, arch: str, family: CheckpointFamily, hint: str) -> CheckpointError:
         """An error whose message is one line that ends in the hint; its details have a few more."""
         problems = [f"first missing {self.missing[0]}"] if self.missing else []
         problems += [f"first unexpected {quoted(self.unexpected[0])}"] if self.unexpected else []
@@ -70,14 +70,14 @@ class Misfit:
         )
         return CheckpointError(message, self._details(arch, family))
 
-    def _verdict(self, arch: str, family: Family) -> str:
+    def _verdict(self, arch: str, family: CheckpointFamily) -> str:
         if self.common and not (self.unexpected or self.reshaped or family.name == "vitdet"):
             return f"a part of {arch}: what it holds fits, the rest is missing"
         if family.fits(arch) or (family.name != "vitdet" and not family.candidates and 2 * self.common > self.expected):
             return f"does not fit {arch}, though it looks like it"
         return f"this looks like {family.looks_like}; you asked for {arch}"
 
-    def _details(self, arch: str, family: Family) -> tuple[str, ...]:
+    def _details(self, arch: str, family: CheckpointFamily) -> tuple[str, ...]:
         lines = []
         titled = (("missing", self.missing), ("unexpected", self.unexpected), ("other shape", self.reshaped))
         for title, keys in titled:

@@ -39,7 +39,7 @@ _FLYS = re.compile(r"\.(blkdiag[12]|lr_weight[12]|sparse\.weight|w[12]_bfly|[qkv
 
 
 @dataclass(frozen=True)
-class Family:
+class CheckpointFamily:
     """What a state dict looks like.
 
     Args:
@@ -79,7 +79,7 @@ def _t2t_key(key: str) -> str:
     return "tokens_to_token." + key.removeprefix(part) if key.startswith(part) else key
 
 
-def detect_family(state: Mapping[str, Tensor]) -> Family:
+def detect_family(state: Mapping[str, Tensor]) -> CheckpointFamily:
     """Recognise a state dict that is unwrapped and without prefixes."""
     state, _ = original_keys(state)
     for detect in (_vitae, _t2t, _mixer, _vitdet, _vit):
@@ -87,37 +87,37 @@ def detect_family(state: Mapping[str, Tensor]) -> Family:
         if family is not None:
             return family
     first = next(iter(state), "nothing")
-    return Family("unknown", f"no family milkweed knows (its first key is {first!r})")
+    return CheckpointFamily("unknown", f"no family milkweed knows (its first key is {first!r})")
 
 
-def _vitae(state: Mapping[str, Tensor]) -> Family | None:
+def _vitae(state: Mapping[str, Tensor]) -> CheckpointFamily | None:
     depths = _stage_depths(state)
     if not depths or not any(re.match(r"layers\.0\.RC\.PRM\.", key) for key in state):
         return None
     width = _width(state, "head.weight") or 0
     if len(depths) == 4:
         name = _VITAE_V2.get((width, depths))
-        return Family("vitaev2", name or f"a ViTAEv2 of depths {depths}, width {width}", _built(name))
+        return CheckpointFamily("vitaev2", name or f"a ViTAEv2 of depths {depths}, width {width}", _built(name))
     found = tuple(
         name
         for name, args in VITAE_VARIANTS.items()
         if tuple(args["depths"]) == depths and args["token_dims"][-1] == width
     )
     looks_like = found[0] if found else f"a ViTAE v1 of depths {depths}, width {width}: vitae_basic with arch_args"
-    return Family("vitae", looks_like, found)
+    return CheckpointFamily("vitae", looks_like, found)
 
 
-def _t2t(state: Mapping[str, Tensor]) -> Family | None:
+def _t2t(state: Mapping[str, Tensor]) -> CheckpointFamily | None:
     if not any(key.startswith("tokens_to_token.attention1.") for key in state):
         return None
     size = _T2T.get((_width(state, "blocks.0.attn.proj.weight") or 0, _depth(state)))
     kind = "t_" if "tokens_to_token.attention1.attn.qkv.weight" in state else ""
     name = f"t2t_vit_{kind}{size}" if size else None
     found = _built(name)
-    return Family("t2t_vit", found[0] if found else f"a T2T-ViT of depth {_depth(state)}", found)
+    return CheckpointFamily("t2t_vit", found[0] if found else f"a T2T-ViT of depth {_depth(state)}", found)
 
 
-def _mixer(state: Mapping[str, Tensor]) -> Family | None:
+def _mixer(state: Mapping[str, Tensor]) -> CheckpointFamily | None:
     if not any(".mlp_tokens." in key for key in state):
         return None
     width, patch = _width(state, "blocks.0.norm1.weight"), _patch(state, "stem.proj.weight")
@@ -125,18 +125,18 @@ def _mixer(state: Mapping[str, Tensor]) -> Family | None:
     found = _built(f"{size}{patch}_224" if size else None)
     preprocess = {**IMAGENET_PREPROCESS, "crop_pct": 0.875} if _is_flys(state) else {}
     looks_like = found[0] if found else f"an MLP-Mixer of depth {_depth(state)}, patch {patch}"
-    return Family("mixer", looks_like, found, preprocess=preprocess if found else {})
+    return CheckpointFamily("mixer", looks_like, found, preprocess=preprocess if found else {})
 
 
-def _vitdet(state: Mapping[str, Tensor]) -> Family | None:
+def _vitdet(state: Mapping[str, Tensor]) -> CheckpointFamily | None:
     """Detection and pose models: `blocks.*` with relative positions or a convolution branch, or a whole detector."""
     parts = r"(\w+\.)*(neck|fpn|rpn\w*|(roi|bbox|mask|keypoint|decode|auxiliary)_heads?|\w*simfp_\d+|bbox_embed)\."
     signs = (parts, r"(backbone\.)?blocks\.\d+\.(attn\.rel_pos_|PCM\.)")
     sign = next((key for key in state if any(re.match(pattern, key) for pattern in signs)), None)
-    return Family("vitdet", f"a detection, segmentation or pose model (it has {sign!r})") if sign else None
+    return CheckpointFamily("vitdet", f"a detection, segmentation or pose model (it has {sign!r})") if sign else None
 
 
-def _vit(state: Mapping[str, Tensor]) -> Family | None:
+def _vit(state: Mapping[str, Tensor]) -> CheckpointFamily | None:
     if "patch_embed.proj.weight" not in state or not any(key.startswith("blocks.0.attn.") for key in state):
         return None
     width, depth = _width(state, "blocks.0.norm1.weight") or 0, _depth(state)
@@ -147,7 +147,7 @@ def _vit(state: Mapping[str, Tensor]) -> Family | None:
     if (width, depth) == (768, 8):
         found = _built_by_timm(f"vit_small_patch{patch}_{image}")
         looks_like = f"{found[0] if found else 'a ViT'} as it was in timm until 2021 and is in HazyResearch/fly"
-        return Family("vit", f"{looks_like}: 768 wide, 8 deep", found, {**_OLD_SMALL, **args}, IMAGENET_PREPROCESS)
+        return CheckpointFamily("vit", f"{looks_like}: 768 wide, 8 deep", found, {**_OLD_SMALL, **args}, IMAGENET_PREPROCESS)
     size = _VIT.get((width, depth))
     distilled = "_distilled" if "dist_token" in state else ""
     stems = [f"{prefix}_{size}{distilled}_patch{patch}_" for prefix in prefixes]
@@ -157,7 +157,7 @@ def _vit(state: Mapping[str, Tensor]) -> Family | None:
     if near is not None and (shown := shown_args(state)):
         looks_like = f"{near} with --arch-args '{json.dumps(shown)}'"
     preprocess = {**IMAGENET_PREPROCESS, "size": image} if _is_flys(state) else {}
-    return Family(name, " or ".join(found) or looks_like, found, args, preprocess)
+    return CheckpointFamily(name, " or ".join(found) or looks_like, found, args, preprocess)
 
 
 def _attention_args(state: Mapping[str, Tensor]) -> dict[str, Any]:

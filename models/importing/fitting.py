@@ -13,7 +13,7 @@ from ..errors import CheckpointError
 from ..layers.layer_spec import LayerSpec
 from ..layers.select import replace_linears
 from .diagnosis import Misfit, arguments_hint, classes_hint
-from .families import Family, detect_family
+from .families import CheckpointFamily, detect_family
 from .foreign_layers import LAYOUT, native_layers
 from .layer_specs import layer_specs_in, spec_notes
 from .renaming import UNUSED, behind, best_prefix, model_state
@@ -87,7 +87,7 @@ def fit_checkpoint(
         hint = arguments_hint(arch, state, {"num_classes": classes, **arch_args})
         shown = looks if looks.name == "vitdet" else family
         if detect_family(model.state_dict()).name == "vitdet":  # relative positions are this architecture's own
-            shown = Family("unknown", "another model")
+            shown = CheckpointFamily("unknown", "another model")
         raise misfit.error(source, arch, shown, hint)
     state, dtypes = _as_expected(source, model, state)
     model.load_state_dict(state, strict=True, assign=True)
@@ -98,14 +98,14 @@ def fit_checkpoint(
     return Fitted(model.eval(), arch, {"num_classes": classes, **arch_args}, specs, preprocess, tuple(notes))
 
 
-def _named_candidate(family: Family, named: object) -> str | None:
+def _named_candidate(family: CheckpointFamily, named: object) -> str | None:
     """The architecture that the file names, where its keys fit several or none that is recognised."""
     if not isinstance(named, str) or len(family.candidates) == 1 or not is_model(named):
         return None
     return named if not family.candidates or family.fits(named) else None
 
 
-def _only_candidate(source: str, family: Family) -> str:
+def _only_candidate(source: str, family: CheckpointFamily) -> str:
     if len(family.candidates) == 1 or (family.candidates and family.preprocess):
         return family.candidates[0]
     if family.candidates:

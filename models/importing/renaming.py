@@ -13,10 +13,10 @@ from .families import original_keys
 UNUSED = ("num_batches_tracked", "n_averaged", "relative_position_index", "_coords_table", "attn_mask", "mask_token")
 """Ends of keys that no answer depends on: counters, tables that are computed again, the token of masked training."""
 
-State = dict[str, Tensor]
+StateDict = dict[str, Tensor]
 
 
-def best_prefix(source: str, state: Mapping[str, Tensor], score: Callable[[State], int]) -> str:
+def best_prefix(source: str, state: Mapping[str, Tensor], score: Callable[[StateDict], int]) -> str:
     """The prefix behind which most of the model lies, by a score; "" where none is better. Two may not be equal."""
     counts = Counter(prefix for key in state for prefix in accumulate(f"{part}." for part in key.split(".")[:-1]))
     likely = ["", *(prefix for prefix, count in counts.items() if 4 * count >= len(state))]
@@ -29,16 +29,16 @@ def best_prefix(source: str, state: Mapping[str, Tensor], score: Callable[[State
     return best[0]
 
 
-def behind(state: Mapping[str, Tensor], prefix: str) -> State:
+def behind(state: Mapping[str, Tensor], prefix: str) -> StateDict:
     """The tensors whose keys begin with the prefix, without it."""
     return {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
 
 
-def model_state(source: str, arch: str, model: nn.Module, state: Mapping[str, Tensor]) -> tuple[State, list[str], str]:
+def model_state(source: str, arch: str, model: nn.Module, state: Mapping[str, Tensor]) -> tuple[StateDict, list[str], str]:
     """The tensors under the keys of an architecture's model, notes for a person on what was renamed, and the prefix."""
     expected = model.state_dict()
 
-    def score(part: State) -> int:
+    def score(part: StateDict) -> int:
         common = len(_renamed(arch, model, part)[0].keys() & expected.keys())
         return common if 2 * common >= len(expected) else 0
 
@@ -54,7 +54,7 @@ def model_state(source: str, arch: str, model: nn.Module, state: Mapping[str, Te
     return result, notes, prefix
 
 
-def _renamed(arch: str, model: nn.Module, state: State) -> tuple[State, list[str]]:
+def _renamed(arch: str, model: nn.Module, state: StateDict) -> tuple[StateDict, list[str]]:
     """The state under the keys of the model, as far as fly's or timm's conversion of an original code makes them so."""
     own, notes = original_keys(state)
     convert, expected = timm_key_filter(arch), model.state_dict()

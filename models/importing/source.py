@@ -15,7 +15,7 @@ _MAX_SHARDS = 1000
 
 
 @dataclass(frozen=True)
-class Source:
+class CheckpointSource:
     """The files of a checkpoint.
 
     Args:
@@ -31,7 +31,7 @@ class Source:
     card: Path | None = None
 
 
-def find_source(path: Path) -> Source:
+def find_source(path: Path) -> CheckpointSource:
     """Find the files to read at `path`.
 
     Raises:
@@ -40,7 +40,7 @@ def find_source(path: Path) -> Source:
     if path.name.endswith(INDEX):
         return _sharded(path, "shards")
     if not path.is_dir():
-        return Source((path,))
+        return CheckpointSource((path,))
     if (path / "latest").is_file() or _rank_files(path):
         return _deepspeed(path)
     found = next((path / name for name in _HUGGING_FACE if (path / name).is_file()), None)
@@ -52,8 +52,8 @@ def find_source(path: Path) -> Source:
     if card.is_file() and _is_bundle(card):
         raise CheckpointError(f"checkpoint {path}: is a bundle of milkweed already")
     layout = "Hugging Face folder"
-    source = _sharded(found, layout) if found.name.endswith(INDEX) else Source((found,), layout)
-    return Source(source.files, layout, source.shards, card if card.is_file() else None)
+    source = _sharded(found, layout) if found.name.endswith(INDEX) else CheckpointSource((found,), layout)
+    return CheckpointSource(source.files, layout, source.shards, card if card.is_file() else None)
 
 
 def _is_bundle(card: Path) -> bool:
@@ -61,7 +61,7 @@ def _is_bundle(card: Path) -> bool:
     return isinstance(document, dict) and {"format", "arch", "structure"} <= document.keys()
 
 
-def _sharded(index: Path, layout: str) -> Source:
+def _sharded(index: Path, layout: str) -> CheckpointSource:
     document = read_json(index)
     shards = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(shards, dict) or not shards:
@@ -73,10 +73,10 @@ def _sharded(index: Path, layout: str) -> Source:
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise CheckpointError(f"{index}: {len(missing)} of {len(names)} shards are not beside it, first {missing[0]}")
-    return Source(tuple(index.parent / name for name in names), layout, shards)
+    return CheckpointSource(tuple(index.parent / name for name in names), layout, shards)
 
 
-def _deepspeed(path: Path) -> Source:
+def _deepspeed(path: Path) -> CheckpointSource:
     folder = path
     if (path / "latest").is_file():
         with open(path / "latest", "rb") as file:
@@ -94,7 +94,7 @@ def _deepspeed(path: Path) -> Source:
         )
     if ranks != [_DEEPSPEED]:
         raise CheckpointError(f"checkpoint {folder}: the model is split over {len(ranks)} devices: merge it first")
-    return Source((folder / _DEEPSPEED,), "DeepSpeed folder")
+    return CheckpointSource((folder / _DEEPSPEED,), "DeepSpeed folder")
 
 
 def _rank_files(folder: Path) -> list[str]:

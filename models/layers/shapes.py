@@ -210,7 +210,7 @@ def check_rank(in_features: int, out_features: int, rank: int | None, kind: str,
 
 
 @dataclass(frozen=True)
-class Kind:
+class StructureKind:
     """A kind of structured layer.
 
     Args:
@@ -227,9 +227,9 @@ class Kind:
 
 _PIXELFLY = ("rank", "block_size", "butterfly_size", "n_factors", "gating", "global_size")
 
-KINDS: Mapping[str, Kind] = {
-    "monarch": Kind("Monarch", ("nblocks", "rank"), monarch_weights),
-    "lowrank": Kind("low-rank", ("rank",), lowrank_weights),
-    "blockdiag": Kind("block-diagonal", ("nblocks", "shuffle"), blockdiag_weights),
-    "pixelfly": Kind("Pixelfly", _PIXELFLY, pixelfly_weights),
+KINDS: Mapping[str, StructureKind] = {
+    "monarch": StructureKind("Monarch", ("nblocks", "rank"), monarch_weights),
+    "lowrank": StructureKind("low-rank", ("rank",), lowrank_weights),
+    "blockdiag": StructureKind("block-diagonal", ("nblocks", "shuffle"), blockdiag_weights),
+    "pixelfly": StructureKind("Pixelfly", _PIXELFLY, pixelfly_weights),
 }

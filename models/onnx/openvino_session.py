@@ -27,7 +27,7 @@ class OpenVinoSession(GraphSession):
 
     Args:
         graph: an ONNX file or its bytes, or OpenVINO's own .xml.
-        lanes: calls at a time; one more waits for another's end.
+        streams: calls at a time; one more waits for another's end.
         threads: threads of one call.
         batch: number of images of every call; None takes any.
         dtype: one of PRECISIONS; bfloat16 needs a CPU that computes in it.
@@ -44,7 +44,7 @@ class OpenVinoSession(GraphSession):
         self,
         graph: Path | bytes,
         *,
-        lanes: int = 1,
+        streams: int = 1,
         threads: int = 1,
         batch: int | None = None,
         dtype: str = "float32",
@@ -55,12 +55,12 @@ class OpenVinoSession(GraphSession):
             model = core.read_model(graph)
             if batch is not None:
                 model.reshape([batch, *list(model.input().partial_shape)[1:]])
-            options = _options(lanes, threads, dtype) | _cache_option(cache, dtype)
+            options = _options(streams, threads, dtype) | _cache_option(cache, dtype)
             self._model = core.compile_model(model, "CPU", options)
         except Exception as error:  # openvino raises RuntimeError and whatever its bindings make of C++'s exceptions
             raise ExportError(f"OpenVINO cannot load the model: {first_line(error)}") from error
         self._requests = threading.local()  # a request is for one call at a time
-        self.computes_elsewhere = lanes > 1
+        self.computes_elsewhere = streams > 1
 
     def _compute(self, images: Any) -> Any:
         if not hasattr(self._requests, "mine"):
@@ -95,10 +95,10 @@ def user_cache() -> Path | None:
     return None if tuned is None else tuned.parent / "openvino"
 
 
-def _options(lanes: int, threads: int, dtype: str) -> dict[str, Any]:
+def _options(streams: int, threads: int, dtype: str) -> dict[str, Any]:
     return {
-        "NUM_STREAMS": lanes,
-        "INFERENCE_NUM_THREADS": lanes * threads,
+        "NUM_STREAMS": streams,
+        "INFERENCE_NUM_THREADS": streams * threads,
         "INFERENCE_PRECISION_HINT": PRECISIONS[dtype],
         "ENABLE_CPU_PINNING": False,  # pinned threads of several models would share cores while others are idle
     }

@@ -18,7 +18,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from ..bundle.graph import Graph
+from ..bundle.graph import OnnxGraph
 from ..bundle.graph_record import GraphRecord
 from ..bundle.onnx_header import read_header
 from ..errors import ExportError
@@ -57,7 +57,7 @@ class QuantizeSettings:
             raise ValueError(f"{self.images} images: quantisation needs at least {MIN_IMAGES}")
 
 
-def quantized_graph(source: Path, images: Tensor, settings: QuantizeSettings | None = None) -> Graph:
+def quantized_graph(source: Path, images: Tensor, settings: QuantizeSettings | None = None) -> OnnxGraph:
     """Quantise an exported graph in a process of its own; the same graph and images give the same bytes.
 
     Args:
@@ -88,7 +88,7 @@ def quantized_graph(source: Path, images: Tensor, settings: QuantizeSettings | N
         "versions": found.pop("versions"),
     }
     backends = tuple(found.pop("backends"))
-    return Graph(data, GraphRecord(precision="int8", backends=backends, quantisation=said, **found))
+    return OnnxGraph(data, GraphRecord(precision="int8", backends=backends, quantisation=said, **found))
 
 
 def int8_instructions() -> str | None:

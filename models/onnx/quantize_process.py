@@ -25,7 +25,7 @@ from .telemetry import without_telemetry
 BATCH_SIZE = 8
 """Images of one batch. A layer's range is the mean of the batches' ranges; single images give narrower ones, which
 clip more: KL .0042 to .0047, where batches of eight have .0039 to .0043, in less time (DeiT-Tiny, fitted to 32 to 250
-photographs, judged on 250 others)."""
+photographs, evaluated on 250 others)."""
 
 OFF = -1
 """NNCF's alpha of a SmoothQuant that is switched off."""

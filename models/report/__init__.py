@@ -1,6 +1,6 @@
 """Reports what a run of `compress` or `train` did, found and cost, for a person and for programs.
 
-A name's module is imported when the name is first used: a server reads fronts alone.
+A name's module is imported when the name is first used: a server reads frontiers alone.
 """
 
 from importlib import import_module
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .charts import plot_report as plot_report
-    from .document import Candidate as Candidate
+    from .document import CurvePoint as CurvePoint
     from .document import DataUse as DataUse
     from .document import LayerRow as LayerRow
     from .document import Measured as Measured
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "charts": ("plot_report",),
-    "document": ("Candidate", "DataUse", "LayerRow", "Measured", "Role", "RunReport", "Skipped", "Totals"),
+    "document": ("CurvePoint", "DataUse", "LayerRow", "Measured", "Role", "RunReport", "Skipped", "Totals"),
     "files": ("check_report_packages", "read_report", "write_report"),
     "frontier": ("Frontier",),
     "frontier_chart": ("plot_frontier",),

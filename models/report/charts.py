@@ -6,7 +6,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from .document import Candidate, RunReport
+from .document import CurvePoint, RunReport
 from .drawing import INK, MUTED, PAGE, PAPER, PICTURE, SERIES, add_tooltip, figure, save_picture, style, to_svg
 from .terms import candidate_text, structure_text, three_digits
 
@@ -59,19 +59,19 @@ def draw_report(report: RunReport) -> Any:
     return drawn
 
 
-def measures(curve: Sequence[Candidate]) -> list[str]:
+def measures(curve: Sequence[CurvePoint]) -> list[str]:
     """The figures that candidates are compared by: top1, or agreement where that is missing; and kl."""
     quality = next((name for name in ("top1", "agreement") if measured(curve, name)), None)
     return [name for name in (quality, "kl") if name is not None and measured(curve, name)]
 
 
-def measured(curve: Sequence[Candidate], name: str) -> list[tuple[Candidate, float]]:
+def measured(curve: Sequence[CurvePoint], name: str) -> list[tuple[CurvePoint, float]]:
     """The candidates that have this figure, with it."""
     found = ((candidate, getattr(candidate, name)) for candidate in curve)
     return [(candidate, value) for candidate, value in found if value is not None]
 
 
-def best_at_size(curve: Sequence[Candidate], name: str) -> list[Candidate]:
+def best_at_size(curve: Sequence[CurvePoint], name: str) -> list[CurvePoint]:
     """The candidates that no other of their size or less equals, from small to large."""
     sign = -1 if name == "kl" else 1
     found = [(candidate.share, sign * value, candidate) for candidate, value in measured(curve, name)]

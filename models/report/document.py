@@ -98,7 +98,7 @@ class LayerRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class CurvePoint:
     """One compressed model that was tried.
 
     Args:
@@ -134,7 +134,7 @@ class RunReport:
         totals_before, totals_after: costs of the dense model and of the written one.
         layers: every linear layer, in the model's order.
         curve: every candidate that was tried.
-        history: of recovery or training: `step`, `phase` (a name), `loss`, further floats; `kl` or `top1` where it
+        history: of distillation or training: `step`, `phase` (a name), `loss`, further floats; `kl` or `top1` where it
             was evaluated on held-out images.
         frontier: of a search, every model that was measured.
         warnings: sentences for a person.
@@ -157,7 +157,7 @@ class RunReport:
     totals_before: Totals | None = None
     totals_after: Totals | None = None
     layers: tuple[LayerRow, ...] = ()
-    curve: tuple[Candidate, ...] = ()
+    curve: tuple[CurvePoint, ...] = ()
     history: tuple[Mapping[str, float | int | str | None], ...] = ()
     frontier: Frontier | None = None
     warnings: tuple[str, ...] = ()

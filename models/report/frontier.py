@@ -12,7 +12,7 @@ SEARCH = "search"
 
 
 @dataclass(frozen=True)
-class Interval:
+class ConfidenceInterval:
     """A mean over images, and the ends of its 95 % bootstrap interval."""
 
     value: float
@@ -22,7 +22,7 @@ class Interval:
     def __str__(self) -> str:
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
-    def overlaps(self, other: "Interval") -> bool:
+    def overlaps(self, other: "ConfidenceInterval") -> bool:
         """Whether some value lies in both."""
         return self.low <= other.high and other.low <= self.high
 
@@ -40,17 +40,17 @@ class Quality:
     """
 
     images: int
-    kl: Interval
-    agreement: Interval
-    top1: Interval | None = None
+    kl: ConfidenceInterval
+    agreement: ConfidenceInterval
+    top1: ConfidenceInterval | None = None
     top1_of_dense: float | None = None
 
     @property
-    def change(self) -> Interval:
+    def change(self) -> ConfidenceInterval:
         """The change of top-1 in points; without labels the most that can be lost, every answer that is another."""
         if self.top1 is not None:
             return self.top1
-        return Interval(*(end - 100 for end in (self.agreement.value, self.agreement.low, self.agreement.high)))
+        return ConfidenceInterval(*(end - 100 for end in (self.agreement.value, self.agreement.low, self.agreement.high)))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -60,12 +60,12 @@ class Quality:
     def from_dict(cls, values: Mapping[str, Any]) -> "Quality":
         """Read what `to_dict` wrote."""
         kl, agreement, top1 = (values[name] for name in ("kl", "agreement", "top1"))
-        change = None if top1 is None else Interval(**top1)
-        return cls(values["images"], Interval(**kl), Interval(**agreement), change, values["top1_of_dense"])
+        change = None if top1 is None else ConfidenceInterval(**top1)
+        return cls(values["images"], ConfidenceInterval(**kl), ConfidenceInterval(**agreement), change, values["top1_of_dense"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class FrontierModel:
     """A model that a search measured.
 
     Args:
@@ -89,8 +89,8 @@ class Tried:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseTime:
-    """The dense model in float32, in the backend that it is fastest in; `ms` as in `Tried`."""
+class DenseLatency:
+    """The dense model in float32, in the backend that it is fastest in; `ms` as in `FrontierModel`."""
 
     computed_by: str
     ms: Mapping[int, float]
@@ -102,7 +102,7 @@ class Frontier:
 
     Args:
         models: everything that was measured, the fastest first.
-        images: the number of those that judged.
+        images: the number of held-out images.
         notes: what happened on the way.
         measured_on: the processor and its cores; empty where that is not on record.
 
@@ -112,8 +112,8 @@ class Frontier:
 
     __pydantic_config__: ClassVar = {"strict": True, "allow_inf_nan": False}
 
-    models: tuple[Tried, ...]
-    dense: DenseTime
+    models: tuple[FrontierModel, ...]
+    dense: DenseLatency
     images: int
     notes: tuple[str, ...] = ()
     measured_on: str = ""
@@ -129,11 +129,11 @@ class Frontier:
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """The batch sizes; the first one decides what is on the front."""
+        """The batch sizes; the first one decides what is on the Pareto frontier."""
         return tuple(self.dense.ms)
 
     @property
-    def peer(self) -> Tried | None:
+    def peer(self) -> FrontierModel | None:
         """The fastest dense model in bfloat16 by another backend than milkweed's; None where none was measured."""
         peers = (one for one in self.models if one.name == "dense" and one.computed_by.endswith("bfloat16"))
         return min(
@@ -143,7 +143,7 @@ class Frontier:
         )
 
     @property
-    def chosen(self) -> Tried:
+    def chosen(self) -> FrontierModel:
         """The model that was written."""
         return next(model for model in self.models if model.chosen)
 
@@ -173,7 +173,7 @@ class Frontier:
         raise ValueError(f"search{where}: {first['msg']}")
 
 
-class Timed(Protocol):
+class HasLatency(Protocol):
     """What has milliseconds an image by batch size, and a quality."""
 
     @property
@@ -183,12 +183,12 @@ class Timed(Protocol):
     def quality(self) -> Quality: ...
 
 
-Model = TypeVar("Model", bound=Timed)
+Ranked = TypeVar("Ranked", bound=HasLatency)
 
 
-def front(models: Sequence[Model], batch: int) -> list[Model]:
+def pareto_frontier(models: Sequence[Ranked], batch: int) -> list[Ranked]:
     """Return the models that no other one beats in both milliseconds and KL, the fastest first."""
-    kept: list[Model] = []
+    kept: list[Ranked] = []
     for model in sorted(models, key=lambda one: (one.ms[batch], one.quality.kl.value)):
         if not kept or model.quality.kl.value < kept[-1].quality.kl.value:
             kept.append(model)

@@ -1,6 +1,6 @@
 """Draws a search's frontier, closeness to the dense model against milliseconds, a panel for each batch size.
 
-Upwards is KL to the dense model, by which the search chooses, so that the front is a line that only rises. The axis has
+Upwards is KL to the dense model, by which the search chooses, so that the pareto_frontier is a line that only rises. The axis has
 its square root: a logarithm would have no place for the dense model, whose KL is 0. The server's page draws the same.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .drawing import INK, MUTED, PAGE, PAPER, PICTURE, SERIES, add_tooltip, figure, save_picture, style, to_svg
-from .frontier import Frontier, Tried, front
+from .frontier import Frontier, FrontierModel, pareto_frontier
 from .terms import counted, percent, points, size, three_digits
 
 TITLE_WIDTH = 92
@@ -63,14 +63,14 @@ def frontier_charts(frontier: Frontier) -> list[str]:
 
 
 def draw_batch(axis: Any, frontier: Frontier, batch: int, chosen: str = "chosen") -> None:
-    """Draw every model with its interval, join those of the front, and name the dense and the chosen one.
+    """Draw every model with its interval, join those of the pareto_frontier, and name the dense and the chosen one.
 
     Args:
         chosen: what the chosen one is called.
     """
-    ahead = front(frontier.models, batch)
+    ahead = pareto_frontier(frontier.models, batch)
     line = [(model.ms[batch], model.quality.kl.value) for model in ahead]
-    axis.plot(*zip(*line, strict=True), color=SERIES[0], lw=1.6, zorder=2, label="front")
+    axis.plot(*zip(*line, strict=True), color=SERIES[0], lw=1.6, zorder=2, label="pareto_frontier")
     axis.plot([], [], "|", ms=12, color=SERIES[0], alpha=0.55, label="95 %")
     for model in frontier.models:
         _draw_model(axis, model, batch, model in ahead)
@@ -87,7 +87,7 @@ def draw_batch(axis: Any, frontier: Frontier, batch: int, chosen: str = "chosen"
     axis.legend(once.values(), once.keys(), loc="lower right")
 
 
-def tried_text(model: Tried, batch: int) -> str:
+def tried_text(model: FrontierModel, batch: int) -> str:
     """One model in a line."""
     quality = model.quality
     parts = [f"{model.name} ({model.computed_by}): {three_digits(model.ms[batch])} ms", f"{model.speedup:.2f}×"]
@@ -97,8 +97,8 @@ def tried_text(model: Tried, batch: int) -> str:
     return ", ".join([*parts, size(model.bytes)])
 
 
-def _draw_model(axis: Any, model: Tried, batch: int, ahead: bool) -> None:
-    """Draw a dot and the bar of its interval, faint where the model is not on the front."""
+def _draw_model(axis: Any, model: FrontierModel, batch: int, ahead: bool) -> None:
+    """Draw a dot and the bar of its interval, faint where the model is not on the pareto_frontier."""
     found, ms = model.quality.kl, model.ms[batch]
     if model.chosen:
         look = {"ms": 11, "color": SERIES[1], "mec": PAPER, "mew": 2, "zorder": 5}
@@ -142,7 +142,7 @@ def _square(root: Any) -> Any:
 
 
 def _name_chosen(axis: Any, frontier: Frontier, batch: int, name: str) -> None:
-    """Name the chosen model above its bar, to the left, where no model of the front can be; or right of its dot."""
+    """Name the chosen model above its bar, to the left, where no model of the pareto_frontier can be; or right of its dot."""
     chosen, found = frontier.chosen, frontier.chosen.quality.kl
     ms, room = chosen.ms[batch], LABEL_PX / axis.figure.bbox.width * axis.get_xlim()[1]
     text = f"{name}\n{three_digits(ms)} ms, {frontier.dense.ms[batch] / ms:.1f}×"

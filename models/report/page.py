@@ -9,7 +9,7 @@ from . import terms
 from .charts import page_charts
 from .document import RunReport
 from .drawing import require
-from .frontier import Frontier, Interval
+from .frontier import Frontier, ConfidenceInterval
 from .frontier_chart import frontier_charts
 from .terms import compact, optional, percent, points, sampling_error, size, three_digits
 from .verdict import verdict
@@ -66,7 +66,7 @@ _TABLES = {
 
 
 @dataclass(frozen=True)
-class Tile:
+class FigureTile:
     """One figure of the whole model.
 
     Args:
@@ -130,11 +130,11 @@ def _models(frontier: Frontier) -> list[list[str]]:
     return rows
 
 
-def _interval(found: Interval, spell: Callable[[float], str]) -> str:
+def _interval(found: ConfidenceInterval, spell: Callable[[float], str]) -> str:
     return f"{spell(found.value)} [{spell(found.low)}, {spell(found.high)}]"
 
 
-def _quality_tiles(report: RunReport) -> Iterator[Tile]:
+def _quality_tiles(report: RunReport) -> Iterator[FigureTile]:
     before, after = report.before, report.after
     if after is None:
         return
@@ -145,15 +145,15 @@ def _quality_tiles(report: RunReport) -> Iterator[Tile]:
             error = terms.chance(now, after.images)
             changed = f" (± {change[1]:.1f})" if change and attribute == "top1" else ""
             note = error if was is None else f"{terms.points(now - was)} points{changed}; {error}"
-            yield Tile(name, percent(now), "" if was is None else percent(was), note)
+            yield FigureTile(name, percent(now), "" if was is None else percent(was), note)
     if after.agreement is not None:
         error = f"± {sampling_error(after.agreement, after.images):.1f}"
-        yield Tile("Agreement", percent(after.agreement), note=f"same answer as the dense model, {error}")
+        yield FigureTile("Agreement", percent(after.agreement), note=f"same answer as the dense model, {error}")
     if after.kl is not None:
-        yield Tile("KL", optional(after.kl), note="from the dense model's probabilities, nats; 0 is equal")
+        yield FigureTile("KL", optional(after.kl), note="from the dense model's probabilities, nats; 0 is equal")
 
 
-def _cost_tiles(report: RunReport) -> Iterator[Tile]:
+def _cost_tiles(report: RunReport) -> Iterator[FigureTile]:
     kinds: list[tuple[str, str, Callable[[float], str]]] = [
         ("Parameters", "parameters", compact),
         ("MACs an image", "macs", compact),
@@ -163,9 +163,9 @@ def _cost_tiles(report: RunReport) -> Iterator[Tile]:
     for name, attribute, spell in kinds:
         was, now = (getattr(totals, attribute, None) for totals in (report.totals_before, report.totals_after))
         if now is not None and was and was != now:
-            yield Tile(name, spell(now), spell(was), f"{terms.share(now, was)} of dense", now / was)
+            yield FigureTile(name, spell(now), spell(was), f"{terms.share(now, was)} of dense", now / was)
         elif now is not None:
-            yield Tile(name, spell(now))
+            yield FigureTile(name, spell(now))
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -17,7 +17,7 @@ def layer_rows(model: nn.Module, size: int, notes: Mapping[str, Mapping[str, Any
 
     Args:
         size: side of the model's images, px.
-        notes: by layer, what the model does not tell: `reason`, `error`, `sensitivity`.
+        notes: by layer, what the model does not say: `reason`, `error`, `sensitivity`.
     """
     rows = []
     for account in layer_accounts(model, size):

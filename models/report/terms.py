@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import hypot, sqrt
 
-from .document import Candidate, LayerRow, Measured
+from .document import CurvePoint, LayerRow, Measured
 
 MISSING = "–"
 """Is written where nothing was measured."""
@@ -81,7 +81,7 @@ def before_arrow(before: str, after: str) -> str:
     return number if number and after.endswith(f" {unit}") else before
 
 
-def candidate_text(candidate: Candidate) -> str:
+def candidate_text(candidate: CurvePoint) -> str:
     """One candidate in a line."""
     parts = [f"{candidate.label}: {compact(candidate.parameters)} parameters ({percent(100 * candidate.share)})"]
     if candidate.top1 is not None:

@@ -1,4 +1,4 @@
-"""Says what came of a run, in words that need no knowledge of compression."""
+"""Describes the result of a run, in words that need no knowledge of compression."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ GOOD_POINTS, FAIR_POINTS = 1.0, 5.0
 GOOD_AGREEMENT, FAIR_AGREEMENT = 98.0, 90.0
 """The limits without labels: percent of answers that equal the dense model's."""
 
-JUDGES_CHOSE = (
-    "the judging images chose among the models: figures on them are a little better than on others; measure with "
+SEARCH_CHOSE = (
+    "the held-out images chose among the models: figures on them are a little better than on others; measure with "
     "images of your own (milkweed evaluate)"
 )
 
@@ -40,14 +40,14 @@ def verdict(report: RunReport) -> Verdict:
 
 
 def doubts(frontier: Frontier) -> list[str]:
-    """Say what so many images cannot tell."""
+    """The warnings about differences that so many images cannot show."""
     chosen, images = frontier.chosen.quality, counted(frontier.images, "image")
     labelled, change = chosen.top1 is not None, chosen.change
-    found = [JUDGES_CHOSE]
+    found = [SEARCH_CHOSE]
     if change.value < -(FAIR_POINTS if labelled else 100 - FAIR_AGREEMENT):
         lost = f"{-change.value:.1f}"
         what = f"is {lost} points less accurate than" if labelled else f"differs on {lost} % of images from"
-        found.insert(0, f"what keeps the promise {what} the dense model: ask for less before it serves anyone")
+        found.insert(0, f"what meets the target {what} the dense model: ask for less before it serves anyone")
     if chosen.agreement.low >= 100:
         found.append(
             f"{images} all got the dense model's answer, so that the interval has no width: up to "
@@ -63,7 +63,7 @@ def doubts(frontier: Frontier) -> list[str]:
     alike = sum(model.quality.change.overlaps(change) for model in others)
     if alike:
         found.append(
-            f"{images} cannot tell the chosen model from {alike} of the {len(others)} others on the front by how many "
+            f"{images} cannot distinguish the chosen model from {alike} of the {len(others)} others on the Pareto frontier by how many "
             f"answers are {'right' if labelled else 'the same'}: their intervals overlap; KL, which needs fewer, puts "
             "them in order"
         )
@@ -134,16 +134,16 @@ def _quality(report: RunReport) -> str:
     if after.top1 is None:
         if after.agreement is None:
             return ""
-        told = f"It gives the original's answer on {percent(after.agreement)} of {counted(after.images, 'image')}"
-        return f"{told} (± {sampling_error(after.agreement, after.images):.1f})."
-    told = f"It is right on {percent(after.top1)} of {counted(after.images, 'image')}"
+        sentence = f"It gives the original's answer on {percent(after.agreement)} of {counted(after.images, 'image')}"
+        return f"{sentence} (± {sampling_error(after.agreement, after.images):.1f})."
+    sentence = f"It is right on {percent(after.top1)} of {counted(after.images, 'image')}"
     if before is not None and before.top1 is not None:
         what = "where the original is right on" if report.kind == "compress" else "where it began with"
-        told = f"{told}, {what} {percent(before.top1)}"
+        sentence = f"{sentence}, {what} {percent(before.top1)}"
     change = accuracy_change(before, after)
     if change is None:
-        return f"{told}, ± {sampling_error(after.top1, after.images):.1f} points by chance of the sample."
+        return f"{sentence}, ± {sampling_error(after.top1, after.images):.1f} points by chance of the sample."
     found, error = change
     if abs(found) <= 2 * error:
-        return f"{told}: a difference that so many images cannot tell from chance (± {error:.1f} points)."
-    return f"{told}: {abs(found):.1f} points {'less' if found < 0 else 'more'} (± {error:.1f})."
+        return f"{sentence}: a difference that so many images cannot distinguish from chance (± {error:.1f} points)."
+    return f"{sentence}: {abs(found):.1f} points {'less' if found < 0 else 'more'} (± {error:.1f})."

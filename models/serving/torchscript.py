@@ -1,8 +1,8 @@
 """Runs a model's forward as a TorchScript graph: the same operations and the same bits, without Python between them.
 
-Python gives its lock back and takes it again at every operation: the lanes of a small model, the event loop and the
+Python gives its lock back and takes it again at every operation: the threads of a small model, the event loop and the
 decoders then wait for each other more than they work. A TorchScript graph takes the lock not at all. It holds for one
-input shape, which is all that lanes on a CPU have.
+input shape, which is all that forwards on a CPU have.
 
 TorchScript never frees a graph. So one graph is kept for each kind of model, without weights, and every model of that
 kind runs a copy of it with its own: to load a model again costs no more memory.
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 logger = logging.getLogger("milkweed.traced")
 
-Forward = Callable[[Tensor], Tensor]
+ForwardFunction = Callable[[Tensor], Tensor]
 
 OPTIMISED_AT = 3
 """The first call that runs the final graph: the first call profiles it, the second rewrites it."""
@@ -44,7 +44,7 @@ class TorchScriptForward:
 
     def __init__(self, model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
         self.reason: str | None = None
-        self._forward: Forward = model
+        self._forward: ForwardFunction = model
         try:
             self._forward = torchscript_forward(model, shape, dtype)
         except TorchScriptError as error:
@@ -60,7 +60,7 @@ class TorchScriptForward:
         return self._forward(images)
 
 
-def torchscript_forward(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Forward:
+def torchscript_forward(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> ForwardFunction:
     """The TorchScript graph of a model in evaluation mode, for inputs of one shape and type; called in inference mode.
 
     It shares the model's parameters and buffers, and may be called by several threads at a time.
@@ -107,11 +107,11 @@ def _record(model: nn.Module, example: Tensor) -> Any:
     return script
 
 
-def _with_tensors(script: Any, model: nn.Module) -> Forward:
+def _with_tensors(script: Any, model: nn.Module) -> ForwardFunction:
     """A copy of the graph with the model's tensors."""
     own = copy.deepcopy(script)
     _assign(own, model, lambda tensor: tensor)
-    return cast(Forward, own)
+    return cast(ForwardFunction, own)
 
 
 def _assign(script: Any, model: nn.Module, chosen: Callable[[Tensor], Tensor]) -> None:
@@ -123,7 +123,7 @@ def _assign(script: Any, model: nn.Module, chosen: Callable[[Tensor], Tensor]) -
                 part.setattr(name, chosen(tensor))
 
 
-def _gives(forward: Forward, examples: list[Tensor], expected: list[Tensor]) -> bool:
+def _gives(forward: ForwardFunction, examples: list[Tensor], expected: list[Tensor]) -> bool:
     """Whether the final graph computes the expected bits."""
     try:
         for _ in range(OPTIMISED_AT - 1):

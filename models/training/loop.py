@@ -13,8 +13,8 @@ from ..progress import SILENT, Progress
 from .objective import Objective
 from .optimizer import learning_rate
 from .processes import Processes
-from .recipe import Recipe
-from .run import Best, Row, Run
+from .recipe import TrainingRecipe
+from .run import Best, HistoryRow, TrainingRun
 from .source import BatchSource
 from .state import Saved, StateFolder, TrainingError, check_fingerprint
 
@@ -52,8 +52,8 @@ class TrainResult:
     """
 
     model: nn.Module
-    history: tuple[Row, ...]
-    best: Row | None
+    history: tuple[HistoryRow, ...]
+    best: HistoryRow | None
     finished: bool
     resumed_at: int | None
     seconds: float
@@ -85,7 +85,7 @@ class Trainer:
     model: nn.Module
     objective: Objective
     source: BatchSource
-    recipe: Recipe
+    recipe: TrainingRecipe
     _: KW_ONLY
     state: Path | None = None
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Trainer:
             raise ValueError(f"patience {self.patience}: nothing is monitored")
         if (self.monitor is not None and self.evaluate is None) or (self.keep_states_at and self.keep_in is None):
             raise ValueError("monitor needs evaluate, and keep_states_at needs keep_in")
-        self._run = Run(self.model, self.recipe, self.processes)
+        self._run = TrainingRun(self.model, self.recipe, self.processes)
         self._folder = None if self.state is None else StateFolder(self.state)
         self._decided = {**self.fingerprint, "recipe": dict(self.recipe.to_dict()), "steps": self.source.steps}
 
@@ -160,7 +160,7 @@ class Trainer:
         alone = self.processes.count == 1
         return self._run.step % LOOK_STEPS == 0 or (alone and self._seconds_since_save() >= self.save_every_seconds)
 
-    def _add_row(self, row: Row, evaluate: bool) -> None:
+    def _add_row(self, row: HistoryRow, evaluate: bool) -> None:
         if evaluate and self.evaluate is not None:
             model = self._run.answering()
             figures: Mapping[str, float] = {}
@@ -174,7 +174,7 @@ class Trainer:
         self._run.history.append(row)
         self.progress.row(row)
 
-    def _choose(self, monitor: str, row: Row) -> None:
+    def _choose(self, monitor: str, row: HistoryRow) -> None:
         """Keep the model of `row` if it is the best so far."""
         run, value = self._run, float(row[monitor])
         better = run.best is None or (value > run.best.value if monitor in HIGHER_IS_BETTER else value < run.best.value)

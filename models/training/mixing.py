@@ -28,7 +28,7 @@ def mix(images: Tensor, mixup: float, cutmix: float) -> Mixed:
     """Mix by torch's generator of the CPU; with both alphas 0 nothing is drawn and the images stay as they are.
 
     Args:
-        mixup, cutmix: as in `Recipe`.
+        mixup, cutmix: as in `TrainingRecipe`.
     """
     count = images.shape[0]
     if mixup <= 0 and cutmix <= 0:

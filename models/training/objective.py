@@ -1,4 +1,4 @@
-"""Defines the losses that training makes smaller, and the accuracy that tells what came of it."""
+"""Defines the losses that training makes smaller, and the accuracy that is measured after it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .mixing import Mixed, mix
-from .recipe import Recipe
-from .source import Batch
+from .recipe import TrainingRecipe
+from .source import TrainingBatch
 
 Objective = Callable[[nn.Module, Tensor, Tensor | None], Tensor]
 """(model, images (B, 3, H, W), targets int64 (B,) or None) -> loss (). Random choices come from torch's generator,
@@ -20,7 +20,7 @@ which is seeded before each step."""
 class Classification:
     """Cross entropy with label smoothing on mixed images."""
 
-    recipe: Recipe
+    recipe: TrainingRecipe
 
     def __call__(self, model: nn.Module, images: Tensor, targets: Tensor | None) -> Tensor:
         if targets is None:
@@ -36,19 +36,19 @@ class Distillation:
     Args:
         teacher: a model in eval mode, on the images' device.
         temperature: softens both; the KL is scaled by its square, which keeps the gradients' size.
-        hard_share: weight of the cross entropy, 0..1; the KL has the rest, and all where classes are not known.
+        label_weight: weight of the cross entropy, 0..1; the KL has the rest, and all where classes are not known.
     """
 
     teacher: nn.Module
-    recipe: Recipe
+    recipe: TrainingRecipe
     temperature: float = 1.0
-    hard_share: float = 0.0
+    label_weight: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise ValueError(f"temperature {self.temperature} must be above 0")
-        if not 0 <= self.hard_share <= 1:
-            raise ValueError(f"hard_share {self.hard_share} must be 0 to 1")
+        if not 0 <= self.label_weight <= 1:
+            raise ValueError(f"label_weight {self.label_weight} must be 0 to 1")
 
     def __call__(self, model: nn.Module, images: Tensor, targets: Tensor | None) -> Tensor:
         mixed = mix(images, self.recipe.mixup, self.recipe.cutmix)
@@ -59,10 +59,10 @@ class Distillation:
     def loss(self, logits: Tensor, wanted: Tensor, mixed: Mixed, targets: Tensor | None) -> Tensor:
         """The loss of a model's answers to mixed images, given the teacher's."""
         soft = distillation_loss(logits, wanted, self.temperature)
-        if targets is None or self.hard_share == 0:
+        if targets is None or self.label_weight == 0:
             return soft
         hard = cross_entropy(logits, targets, mixed, self.recipe.label_smoothing)
-        return (1 - self.hard_share) * soft + self.hard_share * hard
+        return (1 - self.label_weight) * soft + self.label_weight * hard
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, mixed: Mixed, label_smoothing: float) -> Tensor:
@@ -87,7 +87,7 @@ def distillation_loss(logits: Tensor, wanted: Tensor, temperature: float = 1.0) 
 
 
 @torch.inference_mode()
-def accuracy(model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+def accuracy(model: nn.Module, batches: Iterable[TrainingBatch]) -> dict[str, float]:
     """Top-1, top-5 (with more than 5 classes) in percent, mean cross entropy in nats (`held_out_loss`), in float32.
 
     Args:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from ..layers.structured import StructuredLinear
-from .recipe import Recipe
+from .recipe import TrainingRecipe
 
 RATE = "rate"
 """The member of a parameter group that holds its learning rate relative to the recipe's."""
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, recipe: TrainingRecipe) -> torch.optim.AdamW:
     """AdamW over the parameters that want gradients.
 
     Raises:
@@ -26,7 +26,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)
 
 
-def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, recipe: TrainingRecipe) -> list[dict[str, Any]]:
     """Groups of equal decay and rate, in the model's order.
 
     Vectors do not decay. With `structured_lr` each factor of a structured layer has the rate of BTT for Adam
@@ -42,7 +42,7 @@ def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     return [{"params": params, "weight_decay": decay, RATE: rate} for (decay, rate), params in groups.items()]
 
 
-def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
+def learning_rate(recipe: TrainingRecipe, step: int, steps_per_epoch: int) -> float:
     """The recipe's rate at step `step` (from 0): a linear warm-up, then a cosine.
 
     The w steps of the warm-up have lr/w, 2 lr/w, ..., lr; the cosine would reach `final_lr` at the step after the last.

@@ -1,4 +1,4 @@
-"""Defines Recipe: all that decides a training run's result beside the model, the data and the objective."""
+"""Defines TrainingRecipe: all that decides a training run's result beside the model, the data and the objective."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ AMP = ("none", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class TrainingRecipe:
     """How a model is trained: AdamW with a linear warm-up and a cosine to `final_lr`.
 
     Args:

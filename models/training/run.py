@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..compress.densification import densify_layers
+from ..compress.to_dense import model_to_dense
 from .average import Ema
 from .objective import Objective
 from .optimizer import load_moments, make_optimizer, moments, set_rate
 from .processes import Processes
-from .recipe import Recipe
+from .recipe import TrainingRecipe
 from .source import seed_of
 from .state import TrainingError
 
-Row = dict[str, Any]
+HistoryRow = dict[str, Any]
 """A row of a run's history: `step`, `phase`, `epoch`, and the figures of that step."""
 
 _AMP = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -30,12 +30,12 @@ class Best:
     """The best model that an evaluation has found: its figure, row and weights, and the evaluations since."""
 
     value: float
-    row: Row
+    row: HistoryRow
     tensors: dict[str, Tensor]
     since: int = 0
 
 
-class Run:
+class TrainingRun:
     """A model in training.
 
     Args:
@@ -43,12 +43,12 @@ class Run:
         processes: the processes that share the run; each has the same model.
     """
 
-    def __init__(self, model: nn.Module, recipe: Recipe, processes: Processes) -> None:
+    def __init__(self, model: nn.Module, recipe: TrainingRecipe, processes: Processes) -> None:
         self.recipe, self.processes = recipe, processes
         self.device = next(model.parameters()).device
         self.step = 0
         self.seconds = 0.0
-        self.history: list[Row] = []
+        self.history: list[HistoryRow] = []
         self.best: Best | None = None
         self.transformed = False
         self.loss_sum, self.loss_count = 0.0, 0
@@ -149,7 +149,7 @@ class Run:
         self._load_moments(_of_parameters(saved, dict(self.model.named_parameters())))
         self.transformed, self.best = True, None
 
-    def progress(self) -> Row:
+    def progress(self) -> HistoryRow:
         """The plain data of a saved state."""
         best = self.best
         return {
@@ -219,7 +219,7 @@ class Run:
         return {parameter: name for name, parameter in self.model.named_parameters()}
 
 
-def densified(model: nn.Module) -> nn.Module:
+def as_dense(model: nn.Module) -> nn.Module:
     """Replace every structured layer of `model` by the dense one that computes the same, in place; returns the model.
 
     Training sparse and then going on dense is S2D. Source: Monarch (arXiv 2204.00595), section 4.2, reverse
@@ -228,7 +228,7 @@ def densified(model: nn.Module) -> nn.Module:
     Raises:
         ValueError: a layer that no dense layer can stand for (a gated Pixelfly).
     """
-    densify_layers(model)
+    model_to_dense(model)
     return model
 
 

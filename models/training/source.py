@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-Batch = tuple[Tensor, Tensor | None]
+TrainingBatch = tuple[Tensor, Tensor | None]
 """Normalised images (B, 3, H, W) and their classes, int64 (B,), or None."""
 
 
@@ -28,7 +28,7 @@ class BatchSource(Protocol):
     def steps(self) -> int:
         """Batches in an epoch."""
 
-    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+    def batches(self, epoch: int, start: int) -> Iterator[TrainingBatch]:
         """The batches of `epoch` from its step `start` on."""
 
 
@@ -55,7 +55,7 @@ class TensorSource:
     def steps(self) -> int:
         return max(1, len(self.images) // self.batch_size)
 
-    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+    def batches(self, epoch: int, start: int) -> Iterator[TrainingBatch]:
         generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
         order = torch.randperm(len(self.images), generator=generator)
         for step in range(start, self.steps):

@@ -89,7 +89,7 @@ class StateFolder:
             raise TrainingError(f"state {self.path}: {document['tensors']}: {error}") from error
         if found.sha256 != document["sha256"]:
             raise TrainingError(f"state {self.path}: {document['tensors']} is not the file that was saved")
-        return Saved(document["fingerprint"], document["progress"], found.tensors)
+        return Saved(_renamed(document["fingerprint"]), document["progress"], found.tensors)
 
     def remove(self) -> None:
         """Remove the state, and the folder where nothing else lies in it."""
@@ -135,6 +135,15 @@ def check_fingerprint(path: Path, saved: Mapping[str, Any], wanted: Mapping[str,
                 f"state {path} is of another run: its {name} is {old}, here it is {new}; "
                 "repeat the command that began it, or remove the folder to begin anew"
             )
+
+
+def _renamed(fingerprint: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fingerprint under today's names: `label_weight` of a plan was `hard_share`."""
+    plan = fingerprint.get("plan")
+    if not isinstance(plan, dict) or "hard_share" not in plan:
+        return fingerprint
+    names = {"hard_share": "label_weight"}
+    return {**fingerprint, "plan": {names.get(name, name): value for name, value in plan.items()}}
 
 
 def _check(path: Path, document: Any) -> None:

@@ -54,7 +54,7 @@ class Model:
 
     Args:
         default: whether it answers requests that name no model.
-        about: all that the server tells about it (`/v1/models`).
+        about: all that the server says about it (`/v1/models`).
     """
 
     name: str
@@ -82,7 +82,7 @@ def read_answers(content: bytes, headers: Mapping[str, str], status: int, images
             "stages": {name: float(ms) for name, ms in _STAGE.findall(headers.get("server-timing", ""))},
         }
         results = enumerate(document["results"])
-        # With several images a message names the image by its number; here the answer's place tells it.
+        # With several images a message names the image by its number; here the answer's place does.
         answers = [_answer(result, about, f"image {place}: " if images > 1 else "") for place, result in results]
     except (KeyError, TypeError, ValueError, AttributeError):
         raise _not_ours(status) from None

@@ -13,8 +13,8 @@ import httpx
 
 from .answers import Answer, Model, read_answers, read_error, read_models
 from .errors import TOO_MUCH, DeadlineExceeded, ImageRefused, MilkweedError, NoAnswer, refuse_pickle
-from .images import Encoded, Image, encode, encoded, in_batches, is_one
-from .requests import MOST_TIMEOUT_MS, AskOptions, ClassifyParams, Priority, base_url, body_of, key_headers
+from .images import EncodedImage, Image, encode, encoded, in_batches, is_one
+from .requests import MOST_TIMEOUT_MS, ClassifyOptions, CallParams, Priority, base_url, body_of, key_headers
 
 TIMEOUT_SECONDS = 60.0
 CONNECT_SECONDS = 10.0
@@ -71,7 +71,7 @@ class AsyncClient:
         self._connect = partial(
             httpx.AsyncClient,
             headers=key_headers(api_key),
-            # The request as a whole has a deadline, which tells more than one for each read and write.
+            # The request as a whole has a deadline, which says more than one for each read and write.
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=concurrency),
             verify=verify,
@@ -99,13 +99,13 @@ class AsyncClient:
 
     @overload
     async def classify(  # type: ignore[overload-overlap]  # text is a path, not several
-        self, images: Image, **options: Unpack[AskOptions]
+        self, images: Image, **options: Unpack[ClassifyOptions]
     ) -> Answer: ...
 
     @overload
-    async def classify(self, images: Iterable[Image], **options: Unpack[AskOptions]) -> list[Answer]: ...
+    async def classify(self, images: Iterable[Image], **options: Unpack[ClassifyOptions]) -> list[Answer]: ...
 
-    async def classify(self, images: Image | Iterable[Image], **options: Unpack[AskOptions]) -> Answer | list[Answer]:
+    async def classify(self, images: Image | Iterable[Image], **options: Unpack[ClassifyOptions]) -> Answer | list[Answer]:
         """Classify one image, or each of several.
 
         Args:
@@ -124,12 +124,12 @@ class AsyncClient:
         params = self.params(**options)
         if not is_one(images):
             return [answer async for answer in self._stream(cast("Iterable[Image]", images), params)]
-        (answer,) = await self.ask([await asyncio.to_thread(encode, images)], params)
+        (answer,) = await self.classify_batch([await asyncio.to_thread(encode, images)], params)
         if answer.error is not None:
             raise answer.error
         return answer
 
-    def stream(self, images: Iterable[Image], **options: Unpack[AskOptions]) -> AsyncIterator[Answer]:
+    def stream(self, images: Iterable[Image], **options: Unpack[ClassifyOptions]) -> AsyncIterator[Answer]:
         """Classify any number of images; the answers come one by one, in order. See `classify`.
 
         `images` is read as far ahead as `concurrency` requests need, on another thread, since files may be slow.
@@ -157,11 +157,11 @@ class AsyncClient:
         top_k: int | None = None,
         timeout: float | None = None,
         priority: Priority | None = None,
-    ) -> ClassifyParams:
+    ) -> CallParams:
         """Check the arguments of a call and return them as one object."""
-        return ClassifyParams(model, top_k, priority, self.timeout if timeout is None else timeout)
+        return CallParams(model, top_k, priority, self.timeout if timeout is None else timeout)
 
-    async def ask(self, images: Sequence[Encoded], params: ClassifyParams) -> list[Answer]:
+    async def classify_batch(self, images: Sequence[EncodedImage], params: CallParams) -> list[Answer]:
         """Classify the images of one request; a request that is too large is sent in halves.
 
         Raises:
@@ -171,7 +171,7 @@ class AsyncClient:
         answers = iter(await self._post(sent, params) if sent else [])
         return [next(answers) if isinstance(image, bytes) else Answer(error=image) for image in images]
 
-    async def _post(self, images: Sequence[bytes], params: ClassifyParams) -> list[Answer]:
+    async def _post(self, images: Sequence[bytes], params: CallParams) -> list[Answer]:
         body, content_type = body_of(images)
         headers = {"Content-Type": content_type, **params.headers}
         response = await self._send(
@@ -187,24 +187,24 @@ class AsyncClient:
         half = len(images) // 2
         return [*await self._post(images[:half], params), *await self._post(images[half:], params)]
 
-    async def _stream(self, images: Iterable[Image], params: ClassifyParams) -> AsyncIterator[Answer]:
+    async def _stream(self, images: Iterable[Image], params: CallParams) -> AsyncIterator[Answer]:
         batches = in_batches(encoded(images), self.batch_size, BATCH_BYTES)
-        asking: deque[asyncio.Task[list[Answer]]] = deque()
+        pending: deque[asyncio.Task[list[Answer]]] = deque()
         try:
             more = True
-            while more or asking:
+            while more or pending:
                 batch = await asyncio.to_thread(next, batches, None) if more else None
                 more = batch is not None
                 if batch is not None:
-                    asking.append(asyncio.create_task(self.ask(batch, params)))
-                while asking and (not more or asking[0].done() or len(asking) >= self.concurrency):
-                    for answer in await asking[0]:
+                    pending.append(asyncio.create_task(self.classify_batch(batch, params)))
+                while pending and (not more or pending[0].done() or len(pending) >= self.concurrency):
+                    for answer in await pending[0]:
                         yield answer
-                    asking.popleft()
+                    pending.popleft()
         finally:
-            for task in asking:
+            for task in pending:
                 task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await asyncio.gather(*pending, return_exceptions=True)
 
     async def _send(
         self,
@@ -225,11 +225,11 @@ class AsyncClient:
         deadline, tries, refused = loop.time() + seconds, 0, ""
         while True:
             left = max(0.0, deadline - loop.time())
-            told = {"X-Request-Timeout-Ms": str(int(min(max(1.0, left * 1e3), MOST_TIMEOUT_MS)))}
+            deadline_header = {"X-Request-Timeout-Ms": str(int(min(max(1.0, left * 1e3), MOST_TIMEOUT_MS)))}
             try:
                 async with asyncio.timeout(left):
                     response = await http.request(
-                        method, self.url + path, params=params, content=body, headers={**(headers or {}), **told}
+                        method, self.url + path, params=params, content=body, headers={**(headers or {}), **deadline_header}
                     )
                 if response.status_code not in _REFUSED:
                     return response

@@ -48,7 +48,7 @@ class Array(Protocol):
 Image = bytes | bytearray | memoryview | str | os.PathLike[str] | Readable | Picture | Array
 """One image: encoded bytes, the path of a file, an open file, or pixels as Pillow or numpy have them."""
 
-Encoded = bytes | MilkweedError
+EncodedImage = bytes | MilkweedError
 """The encoded bytes of an image, or why it has none."""
 
 _NPY_BYTES = 16 << 20
@@ -93,7 +93,7 @@ def encode(image: Image) -> bytes:
     )
 
 
-def encoded(images: Iterable[Image]) -> Iterator[Encoded]:
+def encoded(images: Iterable[Image]) -> Iterator[EncodedImage]:
     """Encode each image; one that cannot be read gives its error."""
     for image in images:
         try:
@@ -102,9 +102,9 @@ def encoded(images: Iterable[Image]) -> Iterator[Encoded]:
             yield error
 
 
-def in_batches(images: Iterable[Encoded], most: int, most_bytes: int) -> Iterator[list[Encoded]]:
+def in_batches(images: Iterable[EncodedImage], most: int, most_bytes: int) -> Iterator[list[EncodedImage]]:
     """Group images into lists of at most `most` images, and of little more than `most_bytes` bytes."""
-    batch: list[Encoded] = []
+    batch: list[EncodedImage] = []
     held = 0
     for image in images:
         batch.append(image)

@@ -16,7 +16,7 @@ MOST_TIMEOUT_MS = 300_000
 """The longest timeout that a server may be told of; it refuses a longer one (`max_timeout_ms`)."""
 
 
-class AskOptions(TypedDict, total=False):
+class ClassifyOptions(TypedDict, total=False):
     """The options of a call; `AsyncClient.classify` explains them."""
 
     model: str | None
@@ -26,7 +26,7 @@ class AskOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class ClassifyParams:
+class CallParams:
     """How images are to be classified; None leaves a parameter to the server."""
 
     model: str | None

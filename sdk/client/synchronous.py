@@ -13,7 +13,7 @@ from .answers import Answer, Model
 from .asynchronous import BATCH_BYTES, CLOSED, TIMEOUT_SECONDS, AsyncClient
 from .errors import check_process, refuse_pickle
 from .images import Image, encode, encoded, in_batches, is_one
-from .requests import AskOptions, ClassifyParams
+from .requests import ClassifyOptions, CallParams
 
 T = TypeVar("T")
 
@@ -95,23 +95,23 @@ class Client:
 
     @overload
     def classify(  # type: ignore[overload-overlap]  # text is a path, not several
-        self, images: Image, **options: Unpack[AskOptions]
+        self, images: Image, **options: Unpack[ClassifyOptions]
     ) -> Answer: ...
 
     @overload
-    def classify(self, images: Iterable[Image], **options: Unpack[AskOptions]) -> list[Answer]: ...
+    def classify(self, images: Iterable[Image], **options: Unpack[ClassifyOptions]) -> list[Answer]: ...
 
-    def classify(self, images: Image | Iterable[Image], **options: Unpack[AskOptions]) -> Answer | list[Answer]:
+    def classify(self, images: Image | Iterable[Image], **options: Unpack[ClassifyOptions]) -> Answer | list[Answer]:
         """Classify one image, or each of several: see `AsyncClient.classify`."""
         params = self._client.params(**options)
         if not is_one(images):
             return list(self._stream(cast("Iterable[Image]", images), params))
-        (answer,) = self._run(self._client.ask([encode(images)], params))
+        (answer,) = self._run(self._client.classify_batch([encode(images)], params))
         if answer.error is not None:
             raise answer.error
         return answer
 
-    def stream(self, images: Iterable[Image], **options: Unpack[AskOptions]) -> Iterator[Answer]:
+    def stream(self, images: Iterable[Image], **options: Unpack[ClassifyOptions]) -> Iterator[Answer]:
         """Classify any number of images; the answers come one by one, in order. See `AsyncClient.classify`.
 
         `images` is read as far ahead as `concurrency` requests need, on the calling thread.
@@ -126,29 +126,29 @@ class Client:
         """Ask once whether the server is there and takes requests."""
         return self._run(self._client.ready())
 
-    def _stream(self, images: Iterable[Image], params: ClassifyParams) -> Iterator[Answer]:
-        asking: deque[Future[list[Answer]]] = deque()
+    def _stream(self, images: Iterable[Image], params: CallParams) -> Iterator[Answer]:
+        pending: deque[Future[list[Answer]]] = deque()
         pid = os.getpid()
         try:
             for batch in in_batches(encoded(images), self._client.batch_size, BATCH_BYTES):
-                asking.append(self._begin(self._client.ask(batch, params)))
+                pending.append(self._begin(self._client.classify_batch(batch, params)))
                 check_process(pid, "this stream")
-                while asking and (asking[0].done() or len(asking) >= self._client.concurrency):
-                    yield from self._wait(asking[0])
-                    asking.popleft()
-            while asking:
-                yield from self._wait(asking[0])
-                asking.popleft()
+                while pending and (pending[0].done() or len(pending) >= self._client.concurrency):
+                    yield from self._wait(pending[0])
+                    pending.popleft()
+            while pending:
+                yield from self._wait(pending[0])
+                pending.popleft()
         finally:
-            for future in asking:
+            for future in pending:
                 future.cancel()
 
     async def _end(self) -> None:
-        """Cancel every task, so that threads that still wait are told, and close the client."""
-        asked = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in asked:
+        """Cancel every task, so that threads that still wait end, and close the client."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.close()
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:

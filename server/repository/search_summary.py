@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from ...models.report.frontier import Frontier, Interval, front
+from ...models.report.frontier import Frontier, ConfidenceInterval, pareto_frontier
 
 logger = logging.getLogger("milkweed.opening")
 
@@ -23,7 +23,7 @@ def search_summary(name: str, metrics: Mapping[str, Any]) -> dict[str, Any] | No
     if found is None:
         return None
     batch = 1 if 1 in found.batches else found.batches[0]
-    ahead = front(found.models, batch)
+    ahead = pareto_frontier(found.models, batch)
     return {
         "batch": batch,
         "images": found.images,
@@ -46,7 +46,7 @@ def search_summary(name: str, metrics: Mapping[str, Any]) -> dict[str, Any] | No
     }
 
 
-def _interval(found: Interval) -> list[float]:
+def _interval(found: ConfidenceInterval) -> list[float]:
     """The value and both ends."""
     return [_short(found.value), _short(found.low), _short(found.high)]
 

@@ -21,7 +21,7 @@ from milkweed.bench.frontier.rivals import Rival, merge_tokens, remove_units, wh
 from milkweed.bench.frontier.show import draw, print_document
 from milkweed.jobs.search import timing
 from milkweed.jobs.search.job import SearchJob
-from milkweed.jobs.search.subject import Subject
+from milkweed.jobs.search.baseline import Baseline
 from milkweed.models import BundleConfig, create_model, load_bundle, save_bundle
 from milkweed.models.architectures.token_blocks import apply_token_plan
 from milkweed.models.bundle.labels import default_labels
@@ -64,12 +64,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def subject(place: Path) -> Subject:
-    return Subject(SearchJob(source=place / "dense", out=place / "out", images=place / "photos"), SILENT)
+def subject(place: Path) -> Baseline:
+    return Baseline(SearchJob(source=place / "dense", out=place / "out", images=place / "photos"), SILENT)
 
 
 @pytest.fixture(scope="module")
-def exported(place: Path, subject: Subject) -> Path:
+def exported(place: Path, subject: Baseline) -> Path:
     write_verified(subject.fresh_model(), place / "dense.onnx", 32)
     return place / "dense.onnx"
 
@@ -94,9 +94,9 @@ def run(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str,
     return measured
 
 
-def divergence(subject: Subject, model: nn.Module) -> float:
+def divergence(subject: Baseline, model: nn.Module) -> float:
     with torch.inference_mode():
-        p, q = (m(subject.judge.pixels).double().softmax(-1) for m in (subject.model, model))
+        p, q = (m(subject.held_out.pixels).double().softmax(-1) for m in (subject.model, model))
     return float((p * (p / q).log()).sum(-1).mean())
 
 
@@ -108,7 +108,7 @@ def answers(model: nn.Module, images: Tensor) -> Tensor:
 @pytest.mark.slow
 def test_rows_say_what_the_models_do(
     place: Path,
-    subject: Subject,
+    subject: Baseline,
     run: Callable[..., dict[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -154,9 +154,9 @@ def test_rows_say_what_the_models_do(
 @pytest.mark.usefixtures("dense_alone")
 @pytest.mark.slow
 def test_every_second_photograph_judges_or_the_others_do(
-    subject: Subject, run: Callable[..., dict[str, Any]], place: Path, tmp_path: Path
+    subject: Baseline, run: Callable[..., dict[str, Any]], place: Path, tmp_path: Path
 ) -> None:
-    for exchange, images in ((False, subject.judge), (True, subject.fit)):
+    for exchange, images in ((False, subject.held_out), (True, subject.calibration)):
         document = run([], tmp_path / f"{exchange}.json", exchange=exchange)
         found = document["rows"][0]["quality"]
         assert images.targets is not None
@@ -171,7 +171,7 @@ def test_every_second_photograph_judges_or_the_others_do(
 @pytest.mark.usefixtures("dense_alone")
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    def interrupt(_: Subject) -> nn.Module:
+    def interrupt(_: Baseline) -> nn.Module:
         raise KeyboardInterrupt
 
     out = tmp_path / "f.json"
@@ -181,7 +181,7 @@ def test_an_interrupted_run_goes_on(run: Callable[..., dict[str, Any]], tmp_path
     assert not kept["finished"]
     assert {row["name"] for row in kept["rows"]} == {"dense"}
 
-    def refuse(_: Subject) -> nn.Module:
+    def refuse(_: Baseline) -> nn.Module:
         raise ValueError("has no rule\nfor it")
 
     whole = run([Rival("odd", "a paper", model=refuse)], out)
@@ -191,19 +191,19 @@ def test_an_interrupted_run_goes_on(run: Callable[..., dict[str, Any]], tmp_path
     assert run([], out)["rows"] != kept["rows"]  # what is finished is measured again
 
 
-def test_merging_of_the_paper_takes_as_many_tokens_in_every_block(subject: Subject) -> None:
+def test_merging_of_the_paper_takes_as_many_tokens_in_every_block(subject: Baseline) -> None:
     model, seen = merge_tokens(subject, 3), list[int]()
     for block in model.get_submodule("blocks"):
         block.register_forward_hook(lambda _, __, out: seen.append(out[0].shape[1]))
-    answers(model, subject.judge.pixels[:2])
+    answers(model, subject.held_out.pixels[:2])
     assert seen == [14, 11, 8]  # of 16 patches and the class token
 
 
-def test_low_rank_layers_are_nearest_on_the_dense_models_inputs(subject: Subject) -> None:
+def test_low_rank_layers_are_nearest_on_the_dense_models_inputs(subject: Baseline) -> None:
     seen: list[Tensor] = []
     dense = subject.fresh_model()
     dense.get_submodule("blocks.2.mlp.fc1").register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
-    answers(dense, subject.fit.pixels)
+    answers(dense, subject.calibration.pixels)
     x, weight = seen[0].flatten(0, 1).double(), dense.state_dict()["blocks.2.mlp.fc1.weight"].double()
     layer: Any = whitened_svd(subject, 0.5).get_submodule("blocks.2.mlp.fc1")
     assert layer.rank == 32 * 128 // 2 // (32 + 128)

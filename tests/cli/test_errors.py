@@ -97,7 +97,7 @@ def test_import_refuses_a_checkpoint_of_another_architecture(
         (("classify", "a.png", "--url", "ftp://x"), "--url ftp://x: must be http://HOST[:PORT] or https://..."),
         (
             ("classify", "a.png", "--url", "http://x", "--device", "cpu"),
-            "--url asks a server: --device does not go with it",
+            "--url has a server classify: --device does not go with it",
         ),
     ],
 )

@@ -8,7 +8,7 @@ import milkweed as sdk
 from milkweed.cli.doctor.plan import plan_findings
 from milkweed.inference import backend
 from milkweed.models import read_config
-from milkweed.models.bundle.graph import Graph
+from milkweed.models.bundle.graph import OnnxGraph
 from milkweed.models.bundle.onnx_header import read_header
 from milkweed.server.config.settings import Settings
 from milkweed.server.config.sources import origins
@@ -17,7 +17,7 @@ from ..support.command import Milkweed, Refused
 
 
 def test_inspect_shows_what_config_and_graph_say(
-    milkweed: Milkweed, graph_alone: Path, graph_and_weights: Path, colour_bundle: Path, colour_graph: Graph
+    milkweed: Milkweed, graph_alone: Path, graph_and_weights: Path, colour_bundle: Path, colour_graph: OnnxGraph
 ) -> None:
     alone, both, plain = (
         milkweed("inspect", each, "--json").ok(quiet=True).document

@@ -60,10 +60,10 @@ SESSIONS = {
         file, threads=plan.lanes * (plan.threads - 1) + 1, batch=plan.micro_batch
     ),
     "openvino": lambda file, plan: OpenVinoSession(
-        file, lanes=plan.lanes, threads=plan.threads, batch=plan.micro_batch
+        file, streams=plan.lanes, threads=plan.threads, batch=plan.micro_batch
     ),
     "openvino bfloat16": lambda file, plan: OpenVinoSession(
-        file, lanes=plan.lanes, threads=plan.threads, batch=plan.micro_batch, dtype="bfloat16"
+        file, streams=plan.lanes, threads=plan.threads, batch=plan.micro_batch, dtype="bfloat16"
     ),
 }
 

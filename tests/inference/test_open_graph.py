@@ -20,7 +20,7 @@ from milkweed.inference.device import Device
 from milkweed.models import read_config
 from milkweed.models.bundle import bundle as bundles
 from milkweed.models.bundle.golden import softmax
-from milkweed.models.bundle.graph import Graph, load_graph
+from milkweed.models.bundle.graph import OnnxGraph, load_graph
 from milkweed.models.bundle.onnx_header import read_header
 from milkweed.models.errors import BundleError
 from milkweed.models.onnx.openvino_session import OpenVinoSession
@@ -56,7 +56,7 @@ def _nothing_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_served_answers_are_those_of_the_runtime_on_the_same_bytes(
-    name: Backend, graph_alone: Path, colour_graph: Graph, monkeypatch: pytest.MonkeyPatch
+    name: Backend, graph_alone: Path, colour_graph: OnnxGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unread(path: Path) -> None:
         pytest.fail("weights are read")

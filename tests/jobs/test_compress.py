@@ -1,4 +1,4 @@
-"""Tests compression with a recovery: what it writes, an interrupted run, and what it refuses before any work."""
+"""Tests compression with a distillation: what it writes, an interrupted run, and what it refuses before any work."""
 
 import errno
 import json
@@ -18,11 +18,11 @@ from milkweed.loaders.dataset.augmentation import Augmentation
 from milkweed.models import load_bundle, read_config
 from milkweed.models.compress import CompressRequest
 from milkweed.models.progress import Progress
-from milkweed.models.recovery import RecoveryPlan
+from milkweed.models.distillation import DistillationPlan
 from milkweed.models.report import read_report
 from milkweed.models.training import TrainingError
 
-PLAN = RecoveryPlan(epochs=3, batch_size=4, lr=3e-4, ema_decay=None, amp="none", mixup=0.0, evaluate_every=1)
+PLAN = DistillationPlan(epochs=3, batch_size=4, lr=3e-4, ema_decay=None, amp="none", mixup=0.0, evaluate_every=1)
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path, colour_bundle: Path, loose_photos: Path) -> CompressJob:
-    """A block's MLP and qkv to an eighth of their weights, recovered on 28 of 37 images."""
+    """A block's MLP and qkv to an eighth of their weights, distilled on 28 of 37 images."""
     return CompressJob(
         source=colour_bundle,
         out=tmp_path / "out",
@@ -48,7 +48,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_recovery_learns_from_the_dense_model(run: CompressJob, tmp_path: Path, loose_photos: Path) -> None:
+def test_a_distillation_learns_from_the_dense_model(run: CompressJob, tmp_path: Path, loose_photos: Path) -> None:
     said: list[str] = []
     rows: list[Any] = []
     done = compress(run, Progress(row=rows.append, note=said.append))
@@ -61,16 +61,16 @@ def test_a_recovery_learns_from_the_dense_model(run: CompressJob, tmp_path: Path
     assert before is not None
     assert after is not None
     assert (before.kl, before.images, after.images) == (pytest.approx(0, abs=1e-6), 8, 8)
-    unrecovered, written = report.curve
-    assert (unrecovered.label, written.label, written.chosen) == ("before recovery", "written", True)
-    assert unrecovered.kl is not None
+    undistilled, written = report.curve
+    assert (undistilled.label, written.label, written.chosen) == ("before recovery", "written", True)
+    assert undistilled.kl is not None
     assert after.kl == written.kl
     assert after.kl is not None
-    assert after.kl < 0.7 * unrecovered.kl
+    assert after.kl < 0.7 * undistilled.kl
     assert [row["epoch"] for row in rows] == [0, 1, 2, 3]
     assert [dict(row) for row in report.history] == [dict(row) for row in rows]
     assert [(use.role, use.images, len(use.skipped)) for use in report.data if use.role == "calibration"] == [
-        ("calibration", 28, 1)  # not the 8 that it is judged by
+        ("calibration", 28, 1)  # not the 8 that it is measured on
     ]
     assert sum(use.images for use in report.data[1:]) == 36
     assert [skipped.image for use in report.data[1:] for skipped in use.skipped] == ["07-cut.png"]
@@ -85,7 +85,7 @@ def test_a_recovery_learns_from_the_dense_model(run: CompressJob, tmp_path: Path
 
 
 class _Stop:
-    """Ends the run after so many rows of the recovery's history."""
+    """Ends the run after so many rows of the distillation's history."""
 
     def __init__(self, rows: int) -> None:
         self.left = rows
@@ -107,14 +107,14 @@ def test_an_interrupted_run_ends_where_it_would_have(run: CompressJob, tmp_path:
     assert parts.config.version == whole.config.version
     assert _bytes(run.out) == _bytes(tmp_path / "whole")
     assert f"going on with the unfinished run in {run.work}" in said
-    assert "the recovery went on where it was interrupted" in said
+    assert "the distillation went on where it was interrupted" in said
     assert names(tmp_path) == ["out", "whole"]
 
 
-def test_a_recovery_that_finds_nothing_better_says_so(run: CompressJob) -> None:
+def test_a_distillation_that_finds_nothing_better_says_so(run: CompressJob) -> None:
     harmful = replace(PLAN, epochs=1, lr=10.0, warmup=0.0)
     done = compress(replace(run, plan=harmful))
-    assert any(text.startswith("the recovery found nothing better") for text in done.report.warnings)
+    assert any(text.startswith("the distillation found nothing better") for text in done.report.warnings)
     before, written = done.report.curve
     assert written.kl == pytest.approx(before.kl, rel=1e-5)
 
@@ -191,7 +191,7 @@ def refused(tmp_path: Path) -> Callable[[CompressJob], str]:
 def test_classes_are_needed_where_they_count(
     run: CompressJob, refused: Callable[[CompressJob], str], loose_photos: Path, colour_photos: Path
 ) -> None:
-    hard = replace(PLAN, hard_share=0.5)
+    hard = replace(PLAN, label_weight=0.5)
     said = refused(replace(run, plan=hard))
     assert said.startswith(f"DATA {loose_photos}: 37 of 37 files fit none of the 3 labels: 00.png, ")
     done = compress(replace(run, plan=hard, recover=colour_photos))
@@ -199,7 +199,7 @@ def test_classes_are_needed_where_they_count(
     assert done.report.after.top1 is not None
 
 
-def test_too_few_images_to_recover_on_are_refused(
+def test_too_few_images_to_distill_on_are_refused(
     run: CompressJob, refused: Callable[[CompressJob], str], tmp_path: Path, loose_photos: Path
 ) -> None:
     few = tmp_path / "few"
@@ -207,7 +207,7 @@ def test_too_few_images_to_recover_on_are_refused(
     for path in sorted(loose_photos.iterdir())[:15]:
         os.link(path, few / path.name)
     said = refused(replace(run, recover=few, calibration=loose_photos))
-    assert said == f"DATA {few}: 15 images, a recovery needs at least 16"
+    assert said == f"DATA {few}: 15 images, a distillation needs at least 16"
     assert "no such folder" in refused(replace(run, recover=tmp_path / "nowhere"))
 
 
@@ -222,7 +222,7 @@ def test_images_none_of_which_can_be_read_are_refused(run: CompressJob, tmp_path
 
 
 def test_a_folder_by_another_spelling_is_the_same_folder(run: CompressJob, loose_photos: Path) -> None:
-    """Or a recovery would be judged by images that its start was fitted to."""
+    """Or a distillation would be measured on images that its start was fitted to."""
     config, spelled = read_config(run.source), loose_photos / ".." / loose_photos.name
     plain, other = (calibration_samples(run, folder, config) for folder in (loose_photos, spelled))
     assert [path.name for path, _ in other] == [path.name for path, _ in plain]
@@ -243,7 +243,7 @@ def test_calibration_images_are_evenly_spaced(run: CompressJob, loose_photos: Pa
 def test_a_full_disk_keeps_what_can_be_gone_on_with(
     run: CompressJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """While the recovery's state is written, and while OUT is: one line, no OUT; with room again it goes on."""
+    """While the distillation's state is written, and while OUT is: one line, no OUT; with room again it goes on."""
     whole = compress(replace(run, out=tmp_path / "whole"))
     module = {"state": "milkweed.models.training.state", "bundle": "milkweed.models.bundle.bundle"}[place]
     from milkweed.models.bundle.safetensors_file import write_tensors

@@ -12,7 +12,7 @@ from torch import nn
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.bundle.bundle import load_bundle, save_bundle
 from milkweed.models.bundle.golden import golden_images, recorded
-from milkweed.models.bundle.graph import Graph
+from milkweed.models.bundle.graph import OnnxGraph
 from milkweed.models.bundle.graph_record import GraphRecord
 from milkweed.models.bundle.onnx_header import read_header
 from milkweed.models.bundle.reading import read_config
@@ -76,7 +76,7 @@ class _Noise:
         return next(self._left, None)
 
 
-def int8_graph(bundle: Path, folder: Path, backends: tuple[str, ...] = ("onnxruntime", "openvino")) -> Graph:
+def int8_graph(bundle: Path, folder: Path, backends: tuple[str, ...] = ("onnxruntime", "openvino")) -> OnnxGraph:
     """The quantised graph of a bundle's model; its files are left in `folder`.
 
     Products of MLPs alone, in weights of 7 bits: every CPU adds those up to the same numbers, and noise says little
@@ -99,14 +99,14 @@ def int8_graph(bundle: Path, folder: Path, backends: tuple[str, ...] = ("onnxrun
     return recorded_graph((folder / "int8.onnx").read_bytes(), size, backends)
 
 
-def recorded_graph(data: bytes, size: int, backends: tuple[str, ...] = ("onnxruntime", "openvino")) -> Graph:
+def recorded_graph(data: bytes, size: int, backends: tuple[str, ...] = ("onnxruntime", "openvino")) -> OnnxGraph:
     """A graph and the record of it, with what ONNX Runtime answers."""
     golden = recorded(OnnxSession(data)(golden_images(size)))
     opset = max(read_header(data).opsets.values())
-    return Graph(data, GraphRecord(precision="int8", opset=opset, backends=backends, golden=golden))
+    return OnnxGraph(data, GraphRecord(precision="int8", opset=opset, backends=backends, golden=golden))
 
 
-def put_graph(source: Path, out: Path, graph: Graph, *, weights: bool) -> Path:
+def put_graph(source: Path, out: Path, graph: OnnxGraph, *, weights: bool) -> Path:
     """Write the bundle `source` with a graph, beside its weights or alone."""
     model, config = load_bundle(source)
     save_bundle(out, model if weights else None, config, graph=graph)
@@ -114,19 +114,19 @@ def put_graph(source: Path, out: Path, graph: Graph, *, weights: bool) -> Path:
 
 
 @pytest.fixture(scope="session")
-def colour_graph(colour_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Graph:
+def colour_graph(colour_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> OnnxGraph:
     """An int8 graph of the model of `colour_bundle`."""
     folder = once(tmp_path_factory, "int8", lambda made: int8_graph(colour_bundle, made))
     return recorded_graph((folder / "int8.onnx").read_bytes(), int(read_config(colour_bundle).preprocess["size"]))
 
 
 @pytest.fixture(scope="session")
-def graph_alone(colour_bundle: Path, colour_graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def graph_alone(colour_bundle: Path, colour_graph: OnnxGraph, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model of `colour_bundle` as an int8 graph, without weights; not to be changed."""
     return put_graph(colour_bundle, tmp_path_factory.mktemp("bundles") / "alone", colour_graph, weights=False)
 
 
 @pytest.fixture(scope="session")
-def graph_and_weights(colour_bundle: Path, colour_graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def graph_and_weights(colour_bundle: Path, colour_graph: OnnxGraph, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model of `colour_bundle` as an int8 graph beside its weights; not to be changed."""
     return put_graph(colour_bundle, tmp_path_factory.mktemp("bundles") / "both", colour_graph, weights=True)

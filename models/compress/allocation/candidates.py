@@ -35,7 +35,7 @@ ANCHOR_SWEEPS = 3
 
 
 @dataclass(frozen=True)
-class Candidate:
+class LayerCandidate:
     """One structure of a layer, with the expected tr((W-M) C (W-M)^T) / tr(W C W^T)."""
 
     structure: LayerSpec
@@ -44,18 +44,18 @@ class Candidate:
 
 def layer_candidates(
     weight: Tensor, inputs: InputStatistics, block_counts: Sequence[int] = BLOCK_COUNTS, *, bias: bool = True
-) -> tuple[Candidate, ...]:
+) -> tuple[LayerCandidate, ...]:
     """Every structure worth considering for the weight (out, in), smallest first.
 
     Block counts divide both widths, ranks are multiples of 8 (any rank, where the sub-blocks are too small for that),
     and there are fewer weights than dense. A structure that costs as much as one with less error is left out.
     """
     out_features, in_features = weight.shape
-    found: list[Candidate] = []
+    found: list[LayerCandidate] = []
     for nblocks in block_counts:
         structures = candidate_structures(in_features, out_features, nblocks, bias=bias)
         objectives = _objectives(weight, inputs, nblocks, structures) if structures else []
-        found += map(Candidate, structures, objectives)
+        found += map(LayerCandidate, structures, objectives)
     return frontier(found)
 
 
@@ -73,9 +73,9 @@ def candidate_structures(in_features: int, out_features: int, nblocks: int, *, b
     return found
 
 
-def frontier(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def frontier(candidates: Sequence[LayerCandidate]) -> tuple[LayerCandidate, ...]:
     """The candidates that no other beats in both weights and error, smallest first."""
-    best: list[Candidate] = []
+    best: list[LayerCandidate] = []
     for candidate in sorted(candidates, key=lambda c: (c.structure.weight_count, c.objective)):
         if not best or candidate.objective < best[-1].objective:
             best.append(candidate)

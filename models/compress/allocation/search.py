@@ -21,7 +21,7 @@ from ..projection.layer_fit import FitRequest, LayerFit, fit_layer, fit_layers
 from ..projection.parallel import each_on_one_thread
 from ..projection.statistics import InputStatistics
 from .budget import Option, allocate
-from .candidates import BLOCK_COUNTS, Candidate, layer_candidates
+from .candidates import BLOCK_COUNTS, LayerCandidate, layer_candidates
 from .costs import Cost
 from .slopes import Change, changed, slopes
 
@@ -47,19 +47,19 @@ LEAST_SENSITIVITY = 1e-4
 
 
 @dataclass(frozen=True)
-class Trial:
+class AllocationTrial:
     """One allocation that was measured.
 
     Args:
         structures: of the layers that changed.
         answers: log-probabilities (images, classes) of the model so made.
-        found: their divergence from the dense model's.
+        divergence: their divergence from the dense model's.
     """
 
     label: str
     structures: Mapping[str, LayerSpec]
     answers: Tensor
-    found: Divergence
+    divergence: Divergence
 
     @property
     def saved(self) -> int:
@@ -67,7 +67,7 @@ class Trial:
         return sum(layer.dense_weight_count - layer.weight_count for layer in self.structures.values())
 
 
-class Search:
+class AllocationSearch:
     """Searches structures for the linear layers of a model; the model is left as it was.
 
     Args:
@@ -118,7 +118,7 @@ class Search:
         """The least cost that the layers can have together."""
         return sum(min(option.cost for option in options) for options in self._options().values())
 
-    def run(self, budget: float, refinements: int) -> tuple[Trial, ...]:
+    def run(self, budget: float, refinements: int) -> tuple[AllocationTrial, ...]:
         """Allocate, measure, measure sensitivities in context, and allocate again; returns every trial, in order.
 
         The first trial gives all layers the same share, so that the best of all is never worse.
@@ -142,7 +142,7 @@ class Search:
             tried = self._weights
             if turn < refinements:
                 self._weigh_in_context(trial)
-            if best is None or trial.found.kl < best.found.kl:
+            if best is None or trial.divergence.kl < best.divergence.kl:
                 best, best_weights = trial, tried
             elif trial is not best:  # a step too far: go back half of it, with what it taught
                 self._weights = {name: (best_weights[name] * weight) ** 0.5 for name, weight in self._weights.items()}
@@ -171,14 +171,14 @@ class Search:
                 found[name] = best.value
         return found
 
-    def measure(self, label: str, structures: Mapping[str, LayerSpec]) -> Trial:
+    def measure(self, label: str, structures: Mapping[str, LayerSpec]) -> AllocationTrial:
         """The divergence of the model with these structures."""
         changes = {name: self._change(name, fit, 1.0) for name, fit in self.fits(structures).items()}
         parameters = changed(self.model, changes, dict.fromkeys(changes, 1.0))
-        found = answers(lambda images: functional_call(self.model, parameters, (images,)), self.batches)
-        told = divergence(self._reference, found)
-        self._progress.note(f"{label}: KL {told.kl:.3f}, {told.agreement:.1f} % agree on {told.images} held-out images")
-        return Trial(label, dict(structures), found, told)
+        outputs = answers(lambda images: functional_call(self.model, parameters, (images,)), self.batches)
+        change = divergence(self._reference, outputs)
+        self._progress.note(f"{label}: KL {change.kl:.3f}, {change.agreement:.1f} % agree on {change.images} held-out images")
+        return AllocationTrial(label, dict(structures), outputs, change)
 
     def fits(self, structures: Mapping[str, LayerSpec]) -> dict[str, LayerFit]:
         """The fitted layers; those fitted before are not fitted again."""
@@ -191,13 +191,13 @@ class Search:
         self._fits |= {(name, structures[name]): fit for name, fit in found.items()}
         return {name: self._fits[name, structure] for name, structure in structures.items()}
 
-    def _find_candidates(self, block_counts: Sequence[int]) -> dict[str, tuple[Candidate, ...]]:
-        def candidates(name: str) -> tuple[Candidate, ...]:
+    def _find_candidates(self, block_counts: Sequence[int]) -> dict[str, tuple[LayerCandidate, ...]]:
+        def candidates(name: str) -> tuple[LayerCandidate, ...]:
             linear, bias = self._linears[name], self._linears[name].bias is not None
             return layer_candidates(linear.weight.detach().cpu(), self._statistics[name], block_counts, bias=bias)
 
-        told = self._progress.of("finding candidates")
-        found = each_on_one_thread(candidates, list(self._linears), progress=told)
+        progress = self._progress.of("finding candidates")
+        found = each_on_one_thread(candidates, list(self._linears), progress=progress)
         return {name: candidates for name, candidates in zip(self._linears, found, strict=True) if candidates}
 
     def _request(self, name: str, structure: LayerSpec) -> FitRequest:
@@ -228,7 +228,7 @@ class Search:
                 options[name].append(Option(structure, self.cost(name, structure), damage))
         return options
 
-    def _weigh_in_context(self, trial: Trial) -> None:
+    def _weigh_in_context(self, trial: AllocationTrial) -> None:
         """Move each layer's sensitivity towards what it is inside the trial's model (geometric mean of the two)."""
         if trial.label not in self._contexts:
             self._contexts[trial.label] = self._sensitivities_in(trial)
@@ -239,7 +239,7 @@ class Search:
             for name, weight in self._weights.items()
         }
 
-    def _sensitivities_in(self, trial: Trial) -> dict[str, float]:
+    def _sensitivities_in(self, trial: AllocationTrial) -> dict[str, float]:
         """The sensitivity of every layer inside the trial's model.
 
         For a layer that changed it is the effect of a little more or less of its change, since shares move in small

@@ -18,7 +18,7 @@ from .statistics import InputStatistics, uncorrelated
 
 PIXELFLY_TURNS = 20
 
-State = dict[str, Tensor]
+LayerState = dict[str, Tensor]
 """The parameters of a layer by name, without its bias."""
 
 
@@ -133,17 +133,17 @@ def _dense(structure: LayerSpec, state: Mapping[str, Tensor]) -> Tensor:
     return layer.dense_weight().detach()
 
 
-def _monarch(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> State:
+def _monarch(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> LayerState:
     w1, w2 = monarch_factors(weight, inputs, structure.nblocks, structure.rank, ridge=ridge, sweeps=sweeps)
     return {"blkdiag1": w1, "blkdiag2": w2}
 
 
-def _lowrank(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> State:
+def _lowrank(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> LayerState:
     w1, w2 = monarch_factors(weight, inputs, 1, structure.rank, ridge=ridge)
     return {"lr_weight1": w1[0], "lr_weight2": w2[0]}
 
 
-def _blockdiag(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> State:
+def _blockdiag(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> LayerState:
     """Make each block the regression of its outputs on the inputs it sees, W_g C[:, chunk] C[chunk, chunk]^-1."""
     N, s, p = structure.weight_shapes()["weight"]
     rows, columns = structure.out_features, structure.in_features
@@ -162,7 +162,7 @@ def _blockdiag(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ri
     return {"weight": blocks}
 
 
-def _pixelfly(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> State:
+def _pixelfly(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> LayerState:
     """Fit in turns the low-rank part (whitened SVD) and the blocks (regression), each to what the other leaves.
 
     Either step is exact with the other part fixed, so none raises the error.
@@ -205,5 +205,5 @@ def _regressed(weight: Tensor, C: Tensor, layout: Tensor, side: int) -> Tensor:
     return found
 
 
-_Fit = Callable[[Tensor, InputStatistics, LayerSpec, float, int], State]
+_Fit = Callable[[Tensor, InputStatistics, LayerSpec, float, int], LayerState]
 _FITS: Mapping[str, _Fit] = {"monarch": _monarch, "lowrank": _lowrank, "blockdiag": _blockdiag, "pixelfly": _pixelfly}

@@ -23,7 +23,7 @@ from .tuning import Chosen, Tuning
 
 logger = logging.getLogger("milkweed.fused")
 
-Call = Callable[..., Tensor]
+PartCall = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Alternative:
     """
 
     name: str
-    call: Call
+    call: PartCall
     tensors: tuple[Tensor, ...] = ()
     build_id: str = ""
 

@@ -34,7 +34,7 @@ logger = logging.getLogger("milkweed.fused")
 
 Module = TypeVar("Module", bound=nn.Module)
 
-Run = tuple[Alternative, PlanReport, dict[str, str]]
+BucketPlan = tuple[Alternative, PlanReport, dict[str, str]]
 """How a part runs at one bucket: the way, its report, and the impls that refuse it with the reason."""
 
 
@@ -147,7 +147,7 @@ class _Fusing:
         norm = chains.mlp.operators[0]
         assert isinstance(norm, LayerNorm)
         part = AddNormPart(self._placed(AddNorm(norm)), self.kernels)
-        runs: list[Run] = []
+        runs: list[BucketPlan] = []
         for batch in () if self.kernels.refusal else self.batch_sizes:
             before, after = attention.ways[batch].call, mlp.ways[batch].call
             assert isinstance(before, CompiledChain)
@@ -168,7 +168,7 @@ class _Fusing:
         return FusedReduction(FusedPyramid(cell.PRM), cell.PCM, performer)
 
     def _chain(self, kind: str, chain: Chain, tokens: int) -> Bucketed:
-        def run_at(problem: Problem) -> Run:
+        def run_at(problem: Problem) -> BucketPlan:
             chosen = choose_chain(chain, problem, self.tuning)
             plan = chosen.way.plan
             if chosen.source == "measured":  # the first starts take long: say what they do
@@ -182,11 +182,11 @@ class _Fusing:
     def _part(self, part: Part, tokens: int) -> Bucketed:
         return self._bucketed(part.kind, part.describe(), tokens, lambda problem: self._choose(part, problem))
 
-    def _choose(self, part: Part, problem: Problem) -> Run:
+    def _choose(self, part: Part, problem: Problem) -> BucketPlan:
         chosen = choose(part, problem, self.tuning)
         return chosen.way, self._plan(problem, "", (chosen.way.name,), chosen), part.refused(problem)
 
-    def _bucketed(self, kind: str, shapes: str, tokens: int, run_at: Callable[[Problem], Run]) -> Bucketed:
+    def _bucketed(self, kind: str, shapes: str, tokens: int, run_at: Callable[[Problem], BucketPlan]) -> Bucketed:
         problems = [Problem(self.device, self.dtype, batch, tokens) for batch in self.batch_sizes]
         ways, plans, refused = zip(*map(run_at, problems), strict=True)
         self._count(PartReport(kind, shapes, tokens, 1, plans, _by_all(refused)))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Source = Literal["measured", "cached", "untuned"]
+PlanSource = Literal["measured", "cached", "untuned"]
 
 FALLBACK_KINDS = ("library", "block", "engine")
 """Kinds of fallback: no compiled kernels, a block runs its own forward, an impl gave wrong values."""
@@ -25,7 +25,7 @@ class PlanReport:
     cuts: str
     engines: tuple[str, ...]
     microseconds: float | None
-    source: Source
+    source: PlanSource
 
 
 @dataclass(frozen=True)

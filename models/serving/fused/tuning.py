@@ -16,7 +16,7 @@ from ....kernels.tuning.default_plan import untuned_chain
 from ....kernels.tuning.plan import every_span
 from ....kernels.tuning.timing import Measure
 from ....kernels.tuning.tuner import cached_chain, tune_chain
-from .report import Source
+from .report import PlanSource
 
 Way = TypeVar("Way")
 
@@ -50,7 +50,7 @@ class Chosen(Generic[Way]):
     """
 
     way: Way
-    source: Source
+    source: PlanSource
     seconds: float | None = None
     discarded: tuple[str, ...] = ()
 
@@ -96,7 +96,7 @@ def choose_chain(chain: Chain, problem: Problem, tuning: Tuning) -> Chosen[Compi
 def refusals(chain: Chain, problem: Problem, impls: Sequence[Impl]) -> dict[str, str]:
     """Why impls that are made for a segment of the chain run none of its segments, by impl."""
     segments = [chain.segment(span) for span in every_span(len(chain))]
-    told: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     runs: set[str] = set()
     for impl in impls:
         name = family(impl.name)
@@ -104,5 +104,5 @@ def refusals(chain: Chain, problem: Problem, impls: Sequence[Impl]) -> dict[str,
             if reason is None:
                 runs.add(name)
             elif reason != OTHER_KIND:
-                told.setdefault(name, reason)
-    return {name: reason for name, reason in told.items() if name not in runs}
+                reasons.setdefault(name, reason)
+    return {name: reason for name, reason in reasons.items() if name not in runs}

@@ -1,4 +1,4 @@
-"""Tests `milkweed compress` with images: calibration, budgets, recovery, skipped images, refusals, a killed run."""
+"""Tests `milkweed compress` with images: calibration, budgets, distillation, skipped images, refusals, a killed run."""
 
 import os
 from pathlib import Path
@@ -109,9 +109,10 @@ def test_wrong_options_are_refused(
         (("--calibration", "{out}"), "DATA {out}: no such folder"),
         (("--calibration", "{few}"), "DATA {few}: 10 of 10 images can be read, calibration needs at least 16"),
         (("--calibration", "{none}"), "DATA {none}: no images in it (1 other files)"),
-        (("--recover", "{few}"), "DATA {few}: 10 images, a recovery needs at least 16"),
-        (("--recover", "{loose}", "--hard-share", "0.5"), "DATA {loose}: 37 of 37 files fit none of the 3 labels: 00."),
-        (("--recover", "{loose}", "--hard-share", "2"), "hard_share 2.0 must be 0 to 1"),
+        (("--recover", "{few}"), "DATA {few}: 10 images, a distillation needs at least 16"),
+        (("--recover", "{loose}", "--label-weight", "0.5"), "DATA {loose}: 37 of 37 files fit none of the 3 labels: 00."),
+        (("--recover", "{loose}", "--label-weight", "2"), "label_weight 2.0 must be 0 to 1"),
+        (("--recover", "{loose}", "--hard-share", "0.5"), "--hard-share is now --label-weight"),
         (("--recover", "{loose}", "--recover-amp", "int8"), "amp 'int8' must be one of"),
     ],
 )

@@ -138,7 +138,7 @@ def test_other_commands_read_a_converted_bundle_and_write_float32(
 
 
 @pytest.mark.usefixtures("no_page")
-def test_a_recovered_model_is_measured_as_it_is_stored(
+def test_a_distilled_model_is_measured_as_it_is_stored(
     milkweed: Milkweed, colour_bundle: Path, colour_photos: Path, tmp_path: Path
 ) -> None:
     common = ("--layers", "mlp,qkv", "--rank", 1, "--recover", colour_photos, "--recover-batch-size", 4)
@@ -154,7 +154,7 @@ def test_a_recovered_model_is_measured_as_it_is_stored(
     config = read_config(tmp_path / "int8")
     assert config.metrics["storage"]["weights"] == "int8"
     assert config.provenance["commands"][-1]["arguments"]["storage"] == "int8"
-    # the recovery itself knew nothing of it
+    # the distillation itself knew nothing of it
     left, right = (load_bundle(tmp_path / name)[0].state_dict() for name in ("int8", "whole"))
     assert torch.equal(left["norm.weight"], right["norm.weight"])
     assert not torch.equal(left["head.weight"], right["head.weight"])

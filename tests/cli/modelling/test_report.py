@@ -11,7 +11,7 @@ import pytest
 
 from milkweed.cli.modelling.report import print_report
 from milkweed.models import read_config
-from milkweed.models.report import Candidate, DataUse, LayerRow, Measured, RunReport, Skipped, Totals
+from milkweed.models.report import CurvePoint, DataUse, LayerRow, Measured, RunReport, Skipped, Totals
 
 Milkweed = Callable[..., Any]
 ESCAPE = "\x1b[31mred\x1b[0m\nline"
@@ -58,7 +58,7 @@ def report() -> RunReport:
         totals_after=Totals(parameters=3_716_320, macs=818_000_000, bytes=14_865_280, latency_ms=13.0),
         layers=(row("a.fc1", "monarch", 768, 0.4), row("a.fc2", "monarch", 768, 0.2), row("head", "dense", 2048, None)),
         curve=tuple(
-            Candidate(label=f"try {k}", share=k / 4, parameters=k * 1000, top1=20.0 * k, chosen=k == 2)
+            CurvePoint(label=f"try {k}", share=k / 4, parameters=k * 1000, top1=20.0 * k, chosen=k == 2)
             for k in range(1, 5)
         ),
         history=tuple({"step": k, "loss": 8.0 - k} for k in range(8)),

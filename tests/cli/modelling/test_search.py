@@ -12,7 +12,7 @@ from ...support.command import Milkweed, Refused
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "BITS", ())
+    monkeypatch.setattr(search, "QUANTIZATIONS", ())
     monkeypatch.setattr(search, "mergings", lambda depth, token: [])
     monkeypatch.setattr(timing, "SECONDS", 0.01)
     monkeypatch.setattr(timing, "TURN_SECONDS", 0.001)
@@ -41,7 +41,7 @@ def test_options_of_one_form_are_refused_in_the_other(refused: Refused, tmp_path
     said = refused("compress", *paths, "--speedup", 2, code=2)
     assert "--speedup needs a search: give --images DIR" in said
     said = refused("compress", *paths, "--images", tmp_path, "--budget", 0.5, code=2)
-    assert "--budget is of the expert's form, not of a search" in said
+    assert "--budget is of manual mode, not of a search" in said
     said = refused("compress", *paths, "--images", tmp_path, "--speedup", 2, "--max-drop", 1, code=2)
     assert "speedup and drop: only one can be asked for" in said
     for option, value in (

@@ -148,7 +148,7 @@ def _held_out(report: Any, tmp_path: Path, config: Any) -> Any:
 def test_train_distils_from_a_teacher_with_a_new_head(train: Callable[..., Any], tmp_path: Path) -> None:
     assert train("teacher", "--epochs", 6).code == 0
     bundle = tmp_path / "teacher"
-    assert train("student", "--epochs", 2, "--distill", bundle, "--hard-share", 0).code == 0
+    assert train("student", "--epochs", 2, "--distill", bundle, "--label-weight", 0).code == 0
     # at a rate of almost nothing all that differs from the start is the head
     ran = train("again", "--from", bundle, "--new-head", "--epochs", 1, "--lr", 1e-12, "--weight-decay", 0)
     assert ran.code == 0, ran.err

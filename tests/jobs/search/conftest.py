@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from milkweed.jobs.search import runs, search, timing
-from milkweed.jobs.search.front import Target
+from milkweed.jobs.search import evaluator, search, timing
+from milkweed.jobs.search.selection import Target
 from milkweed.jobs.search.job import SearchJob
-from milkweed.jobs.search.levers import Bits
+from milkweed.jobs.search.recipe import QuantizationConfig
 from milkweed.loaders.dataset.evaluation import PreparedImages
 from milkweed.loaders.dataset.training import Sample
 from milkweed.loaders.preprocess.spec import PreprocessSpec
@@ -60,7 +60,7 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def exported_once() -> Iterator[None]:
     """A model that one search has exported is copied for the next: exports take most of a search's time."""
-    done, write = dict[Any, tuple[bytes, Verified]](), runs.write_verified
+    done, write = dict[Any, tuple[bytes, Verified]](), evaluator.write_verified
 
     def written(model: nn.Module, file: Path, size: int, dtype: str) -> Verified:
         state = b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())
@@ -72,7 +72,7 @@ def exported_once() -> Iterator[None]:
         return done[same][1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "write_verified", written)
+        patch.setattr(evaluator, "write_verified", written)
         yield
 
 
@@ -81,7 +81,7 @@ def quick(exported_once: None) -> Iterator[None]:
     """One schedule, one quantisation, short timings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "mergings", lambda depth, token: [TokenMerging(1, 1, 0.4, 0.1)])
-        patch.setattr(search, "BITS", (Bits(),))
+        patch.setattr(search, "QUANTIZATIONS", (QuantizationConfig(),))
         patch.setattr(search, "MOST_KL", 100.0)
         patch.setattr(timing, "SECONDS", 0.01)
         patch.setattr(timing, "TURN_SECONDS", 0.001)
@@ -91,12 +91,12 @@ def quick(exported_once: None) -> Iterator[None]:
 @pytest.fixture
 def job(vit: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SearchJob:
     """A search in torch, which needs no exports, without quantisation, which takes longest, and without training."""
-    monkeypatch.setattr(search, "BITS", ())
+    monkeypatch.setattr(search, "QUANTIZATIONS", ())
     out, anything = tmp_path / "out", Target(bytes=1 << 30)
     return SearchJob(source=vit, out=out, images=photos, target=anything, backends=("torch",), distil=False)
 
 
-def judging(photos: Path) -> torch.Tensor:
+def held_out_images(photos: Path) -> torch.Tensor:
     samples = [Sample(path, None) for path in sorted(photos.iterdir())][1::2]
     (images, _), *rest = PreparedImages(samples, PreprocessSpec.from_dict(PREPROCESS), COUNT)
     assert rest == []

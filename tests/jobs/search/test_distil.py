@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from milkweed.jobs.search import distil
-from milkweed.jobs.search.levers import Levers, Shares
+from milkweed.jobs.search.recipe import Recipe, WidthRatios
 from milkweed.loaders.dataset.training import Sample
 from milkweed.models import create_model
 from milkweed.models.architectures.token_blocks import apply_token_plan
@@ -36,9 +36,9 @@ def pictures(seed: int) -> np.ndarray[Any, Any]:
     return (rng.uniform(0, 255, (COUNT, 1, 1, 3)) + rng.normal(0, 40, (COUNT, 32, 32, 3))).clip(0, 255).astype(np.uint8)
 
 
-def damaged(dense: nn.Module, levers: Levers) -> nn.Module:
-    """The model of some levers, and its last MLP halved: merging alone costs a random model next to nothing."""
-    model = apply_token_plan(copy.deepcopy(dense), levers.tokens)
+def damaged(dense: nn.Module, recipe: Recipe) -> nn.Module:
+    """The model of a recipe, and its last MLP halved: merging alone costs a random model next to nothing."""
+    model = apply_token_plan(copy.deepcopy(dense), recipe.tokens)
     for name, parameter in model.named_parameters():
         if "blocks.3.mlp" in name:
             parameter.mul_(0.5)
@@ -46,16 +46,16 @@ def damaged(dense: nn.Module, levers: Levers) -> nn.Module:
 
 
 @pytest.fixture
-def runs(tmp_path: Path, one_thread: None) -> Lent:
+def evaluator(tmp_path: Path, one_thread: None) -> Lent:
     """Make what `distil` takes of a search, for a dense model; the same files at every call."""
     for number, pixels in enumerate(pictures(0)):
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
     samples = [Sample(tmp_path / f"{number}.png", None) for number in range(COUNT)]
 
     def make(dense: nn.Module, name: str = "weights") -> Any:
-        subject = SimpleNamespace(model=dense, config=SimpleNamespace(preprocess=PREPROCESS), samples=samples)
+        baseline = SimpleNamespace(model=dense, config=SimpleNamespace(preprocess=PREPROCESS), samples=samples)
         return SimpleNamespace(
-            subject=subject, model=lambda levers: damaged(dense, levers), weights_file=lambda _: tmp_path / f"{name}.pt"
+            baseline=baseline, model=lambda recipe: damaged(dense, recipe), weights_file=lambda _: tmp_path / f"{name}.pt"
         )
 
     return make
@@ -77,28 +77,28 @@ def dense_model(arch: str = "deit_tiny_patch16_224", **arguments: Any) -> nn.Mod
     return model
 
 
-def judging() -> tuple[Tensor, ...]:
+def held_out_images() -> tuple[Tensor, ...]:
     """Normalised images that are not among the files."""
     return tuple((torch.from_numpy(pictures(1)).permute(0, 3, 1, 2) / 127.5 - 1).split(16))
 
 
-def trained(runs: Any, levers: Levers) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = torch.load(runs.weights_file(levers), weights_only=True)
+def trained(evaluator: Any, recipe: Recipe) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = torch.load(evaluator.weights_file(recipe), weights_only=True)
     return weights
 
 
 @pytest.mark.parametrize("pool", ["token", "avg"])
-def test_the_answers_come_nearer_to_the_dense_models(runs: Lent, pool: str) -> None:
+def test_the_answers_come_nearer_to_the_dense_models(evaluator: Lent, pool: str) -> None:
     dense = dense_model(**VIT, global_pool=pool)
-    lent, levers = runs(dense), Levers(TokenPlan(MERGING, class_last=pool == "token"), distilled=True)
+    lent, recipe = evaluator(dense), Recipe(TokenPlan(MERGING, class_last=pool == "token"), distilled=True)
     steps: list[tuple[str, int, int]] = []
-    distil.distil(lent, levers, Progress(lambda *args: steps.append(args)))
-    model, images = lent.model(levers), judging()
+    distil.distil(lent, recipe, Progress(lambda *args: steps.append(args)))
+    model, images = lent.model(recipe), held_out_images()
     wanted = answers(dense, images)
     before = diverge(model, images, wanted).kl
-    model.load_state_dict(trained(lent, levers))
+    model.load_state_dict(trained(lent, recipe))
     assert diverge(model, images, wanted).kl < 0.5 * before
-    assert steps == [(f"training {levers.plain}", step, 30) for step in range(1, 31)]  # 15 passes of two batches
+    assert steps == [(f"training {recipe.plain}", step, 30) for step in range(1, 31)]  # 15 passes of two batches
     assert not any(parameter.requires_grad for parameter in dense.parameters())
 
 
@@ -110,39 +110,39 @@ def test_the_answers_come_nearer_to_the_dense_models(runs: Lent, pool: str) -> N
     ],
 )
 def test_what_lies_before_the_first_merge_stays(
-    runs: Lent, arch: str, arguments: dict[str, Any], start: int, behind: tuple[str, ...]
+    evaluator: Lent, arch: str, arguments: dict[str, Any], start: int, behind: tuple[str, ...]
 ) -> None:
     dense = dense_model(arch, **arguments)
-    lent, levers = runs(dense), Levers(TokenPlan(TokenMerging(start, 1, 0.4)), distilled=True)
-    distil.distil(lent, levers, Progress())
-    found, before = trained(lent, levers), damaged(dense, levers).state_dict()
+    lent, recipe = evaluator(dense), Recipe(TokenPlan(TokenMerging(start, 1, 0.4)), distilled=True)
+    distil.distil(lent, recipe, Progress())
+    found, before = trained(lent, recipe), damaged(dense, recipe).state_dict()
     moved = {name for name in found if not torch.equal(found[name], before[name])}
     assert moved == {name for name, _ in dense.named_parameters() if name.startswith(behind)}
 
 
-def test_all_blocks_of_a_narrower_model_are_trained(runs: Lent) -> None:
+def test_all_blocks_of_a_narrower_model_are_trained(evaluator: Lent) -> None:
     dense = dense_model(**VIT)
-    lent, levers = runs(dense), Levers(TokenPlan(class_last=True), widths=Shares(0.5, 1), distilled=True)
-    distil.distil(lent, levers, Progress())
-    found, before = trained(lent, levers), damaged(dense, levers).state_dict()
+    lent, recipe = evaluator(dense), Recipe(TokenPlan(class_last=True), widths=WidthRatios(0.5, 1), distilled=True)
+    distil.distil(lent, recipe, Progress())
+    found, before = trained(lent, recipe), damaged(dense, recipe).state_dict()
     assert not torch.equal(found["blocks.0.mlp.fc1.weight"], before["blocks.0.mlp.fc1.weight"])
 
 
-def test_a_killed_training_goes_on_to_the_same_weights(runs: Lent) -> None:
-    dense, levers = dense_model(**VIT), Levers(TokenPlan(MERGING, class_last=True), distilled=True)
-    whole, killed = runs(dense, "whole"), runs(dense, "killed")
-    distil.distil(whole, levers, Progress())
+def test_a_killed_training_goes_on_to_the_same_weights(evaluator: Lent) -> None:
+    dense, recipe = dense_model(**VIT), Recipe(TokenPlan(MERGING, class_last=True), distilled=True)
+    whole, killed = evaluator(dense, "whole"), evaluator(dense, "killed")
+    distil.distil(whole, recipe, Progress())
 
     def kill(_: str, done: int, total: int) -> None:
         if done == total // 2 + 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        distil.distil(killed, levers, Progress(kill))
-    assert not killed.weights_file(levers).exists()
+        distil.distil(killed, recipe, Progress(kill))
+    assert not killed.weights_file(recipe).exists()
     steps: list[int] = []
-    distil.distil(killed, levers, Progress(lambda _, done, __: steps.append(done)))
+    distil.distil(killed, recipe, Progress(lambda _, done, __: steps.append(done)))
     assert steps[0] > 10
-    one, other = trained(whole, levers), trained(killed, levers)
+    one, other = trained(whole, recipe), trained(killed, recipe)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -11,38 +11,38 @@ import torch
 from milkweed.inference import backend, device
 from milkweed.inference.open import open_model
 from milkweed.inference.options import InferenceOptions
-from milkweed.jobs.search import runs, search
+from milkweed.jobs.search import evaluator, search
 from milkweed.jobs.search.compress import compress
-from milkweed.jobs.search.front import Target
+from milkweed.jobs.search.selection import Target
 from milkweed.jobs.search.job import SearchJob
-from milkweed.jobs.search.levers import Bits
+from milkweed.jobs.search.recipe import QuantizationConfig
 from milkweed.models import load_bundle
 from milkweed.models.bundle.program_record import read_activations
 from milkweed.models.layers.token_plan import TokenMerging
 from milkweed.models.programs import stored
 from milkweed.models.programs.session import kernels_refusal
 
-from .conftest import divergence, judging
+from .conftest import divergence, held_out_images
 
 pytestmark = [
     pytest.mark.usefixtures("quick"),
     pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal())),
 ]
 
-PER_CHANNEL = Bits(per_channel=True)
+PER_CHANNEL = QuantizationConfig(per_channel=True)
 
 
 @pytest.fixture
 def ours(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> SearchJob:
     """A search in which our kernels are fastest, int8 before bfloat16."""
 
-    def timed(forwards: Sequence[runs.Run], batches: Sequence[int]) -> Any:
+    def timed(forwards: Sequence[evaluator.SearchCandidate], batches: Sequence[int]) -> Any:
         return {run: dict.fromkeys(batches, 3 - ("int8" in str(run)) - ("milkweed" in str(run))) for run in forwards}
 
-    monkeypatch.setattr(runs, "time_in_turns", timed)
+    monkeypatch.setattr(evaluator, "time_in_turns", timed)
     for module in (device, backend):
         monkeypatch.setattr(module, "computes_in_bfloat16", lambda _: True)
-    monkeypatch.setattr(search, "BITS", (PER_CHANNEL,))
+    monkeypatch.setattr(search, "QUANTIZATIONS", (PER_CHANNEL,))
     return replace(job, backends=("milkweed",), target=Target(drop=99))
 
 
@@ -61,7 +61,7 @@ def test_the_bundle_is_served_in_int8_as_it_was_measured(
     files = [weights, activations, ours.out / "program.safetensors"]
     assert chosen["bytes"] == pytest.approx(sum(file.stat().st_size for file in files), rel=0.2)
 
-    images, (dense, _) = judging(photos), load_bundle(vit)
+    images, (dense, _) = held_out_images(photos), load_bundle(vit)
     opened = open_model(ours.out, InferenceOptions(device="cpu")).pipeline
     forward = opened.forward_stage
     found = torch.from_numpy(forward.run(images).probabilities).log()
@@ -98,7 +98,7 @@ def test_other_numbers_are_to_be_had_by_name(ours: SearchJob) -> None:
 
 
 def test_bfloat16_by_our_kernels_is_kept_in_mind_too(ours: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "BITS", ())
+    monkeypatch.setattr(search, "QUANTIZATIONS", ())
     _, config = compress(ours)
     assert config.program is not None
     assert config.program.precision == "bfloat16"

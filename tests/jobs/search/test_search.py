@@ -12,18 +12,18 @@ import torch
 from milkweed.inference import backend, device
 from milkweed.inference.open import open_model
 from milkweed.inference.options import InferenceOptions
-from milkweed.jobs.search import distil, runs, search
+from milkweed.jobs.search import distil, evaluator, search
 from milkweed.jobs.search.compress import compress
-from milkweed.jobs.search.front import Target
+from milkweed.jobs.search.selection import Target
 from milkweed.jobs.search.job import SearchJob
-from milkweed.jobs.search.search import Found
+from milkweed.jobs.search.search import SearchResult
 from milkweed.models import BundleConfig, load_bundle
 from milkweed.models.bundle.graph import load_graph
 from milkweed.models.onnx.session import OnnxSession
 from milkweed.models.progress import Progress
 from milkweed.models.report import Frontier, read_report
 
-from .conftest import COUNT, divergence, judging
+from .conftest import COUNT, divergence, held_out_images
 
 pytest.importorskip("nncf", reason="the extra `quantize` is not installed")
 pytestmark = pytest.mark.usefixtures("quick")
@@ -35,10 +35,10 @@ class Killed(BaseException):
 
 @dataclass(frozen=True)
 class Searched:
-    """A search with all levers that was killed where each kind of step was first told."""
+    """A search with all kinds of recipe that was killed where each kind of step was first told."""
 
     out: Path
-    found: Found
+    found: SearchResult
     config: BundleConfig
     kills: Sequence[str]
     notes: Sequence[str]
@@ -50,7 +50,7 @@ def searched(vit: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) 
     out = tmp_path_factory.mktemp("searched") / "out"
     job = SearchJob(source=vit, out=out, images=photos, target=Target(bytes=95_000), distil=False)
     kills, notes, quantised = list[str](), list[str](), list[str]()
-    quantise = runs.quantized_graph
+    quantise = evaluator.quantized_graph
 
     def step(name: str, *_: int) -> None:
         if (kind := name.split()[0]) not in kills:
@@ -62,7 +62,7 @@ def searched(vit: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) 
         return quantise(source, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "quantized_graph", counted)
+        patch.setattr(evaluator, "quantized_graph", counted)
         while True:
             try:
                 found, config = compress(job, Progress(step=step, note=notes.append))
@@ -83,7 +83,7 @@ def test_the_bundle_is_what_the_record_says(searched: Searched, vit: Path, photo
     (chosen,) = (row for row in record["models"] if row["chosen"])
     assert "int8" in chosen["name"]
     assert chosen["quality"]["images"] == COUNT // 2
-    images = judging(photos)
+    images = held_out_images(photos)
     dense, _ = load_bundle(vit)
     with torch.inference_mode():
         again = divergence(dense(images), OnnxSession(graph.data)(images))
@@ -94,7 +94,7 @@ def test_the_bundle_is_what_the_record_says(searched: Searched, vit: Path, photo
     small = [row for row in record["models"] if row["bytes"] <= 95_000]
     assert chosen["quality"]["kl"]["value"] == min(row["quality"]["kl"]["value"] for row in small)
     assert not (out.parent / ".out.search").exists()
-    assert config.tokens == searched.found.chosen.levers.tokens
+    assert config.tokens == searched.found.chosen.recipe.tokens
     report = read_report(out)
     assert report is not None
     assert report.version == config.version
@@ -107,7 +107,7 @@ def test_the_bundle_is_what_the_record_says(searched: Searched, vit: Path, photo
     assert report.after.kl == chosen["quality"]["kl"]["value"]
     assert report.totals_after is not None
     assert (report.totals_after.bytes, report.totals_after.latency_ms) == (chosen["bytes"], chosen["ms"]["1"])
-    assert report.warnings[0].startswith("the judging images chose among the models")
+    assert report.warnings[0].startswith("the held-out images chose among the models")
     assert (out / "report.html").read_text().count("<svg") == 2
 
 
@@ -122,7 +122,7 @@ def test_a_search_killed_at_any_step_goes_on(searched: Searched) -> None:
 def test_a_model_that_merges_is_trained_and_measured_again(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distil, "STEPS", 2)
     monkeypatch.setattr(distil, "RATE", 1e-3)
-    monkeypatch.setattr(search, "front", lambda models, batch: models)  # times are noise here, and so is a front
+    monkeypatch.setattr(search, "pareto_frontier", lambda models, batch: models)  # times are noise here
     monkeypatch.setattr(search, "pick", lambda models, dense, target: models[-1])
     steps: list[str] = []
     _, config = compress(replace(job, distil=True), Progress(lambda step, *_: steps.append(step)))
@@ -142,12 +142,12 @@ def test_a_model_that_merges_is_trained_and_measured_again(job: SearchJob, monke
 def test_a_bundle_holds_the_float_graph_that_was_measured_and_the_weights_where_asked(
     fastest: str, job: SearchJob, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def timed(forwards: Sequence[runs.Run], batches: Sequence[int]) -> Any:
+    def timed(forwards: Sequence[evaluator.SearchCandidate], batches: Sequence[int]) -> Any:
         return {run: dict.fromkeys(batches, 1.0 if fastest in str(run) else 2.0) for run in forwards}
 
     for module in (device, backend):
         monkeypatch.setattr(module, "computes_in_bfloat16", lambda _: True)
-    monkeypatch.setattr(runs, "time_in_turns", timed)
+    monkeypatch.setattr(evaluator, "time_in_turns", timed)
     _, config = compress(replace(job, backends=("openvino",), keep_weights=True, target=Target(drop=99)))
     (chosen,) = (row for row in config.metrics["search"]["models"] if row["chosen"])
     graph, _ = load_graph(job.out)
@@ -160,7 +160,7 @@ def test_a_bundle_holds_the_float_graph_that_was_measured_and_the_weights_where_
     error = 1e-3 if fastest == "float32" else 0.2
     with torch.inference_mode():
         torch.testing.assert_close(
-            OnnxSession(graph.data)(judging(photos)), model(judging(photos)), rtol=error, atol=error
+            OnnxSession(graph.data)(held_out_images(photos)), model(held_out_images(photos)), rtol=error, atol=error
         )
     served = open_model(job.out, InferenceOptions(device="cpu", dtype=fastest, backend="openvino")).pipeline
     in_memory = weights * getattr(torch, fastest).itemsize

@@ -10,9 +10,9 @@ from milkweed.inference import backend, device
 from milkweed.jobs.dataset import DataError
 from milkweed.jobs.search import search
 from milkweed.jobs.search.compress import compress
-from milkweed.jobs.search.front import Target, TargetError
+from milkweed.jobs.search.selection import Target, TargetError
 from milkweed.jobs.search.job import SearchJob
-from milkweed.jobs.search.levers import Levers
+from milkweed.jobs.search.recipe import Recipe
 from milkweed.jobs.search.trials import TrialsError
 from milkweed.models import load_bundle
 from milkweed.models.layers.token_plan import TokenMerging
@@ -49,16 +49,16 @@ def test_levers_that_a_model_does_not_take_are_named(job: SearchJob, tmp_path: P
 
 
 def test_the_first_schedule_that_keeps_a_speed_is_bisected(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    def share(levers: Levers) -> float:
-        return 0.0 if levers.tokens.merging is None else levers.tokens.merging.share
+    def share(recipe: Recipe) -> float:
+        return 0.0 if recipe.tokens.merging is None else recipe.tokens.merging.share
 
     schedules = [TokenMerging(1, 1, k / 16, 0.1) for k in range(1, 9)]
     monkeypatch.setattr(search, "mergings", lambda depth, token: schedules)
-    monkeypatch.setattr(search.Search, "_kl", lambda self, levers: share(levers))
-    monkeypatch.setattr(search.Search, "_speedup", lambda self, levers: 1 + 10 * (share(levers) or 10))
-    monkeypatch.setattr(search.Search, "_wanted_speedup", lambda self: 1 + 10 * 5.5 / 16)
-    found, _ = compress(job)
-    tried = sorted({16 * share(run.levers) for run in found.models if share(run.levers)})
+    monkeypatch.setattr(search.Search, "_kl", lambda self, recipe: share(recipe))
+    monkeypatch.setattr(search.Search, "_speedup", lambda self, recipe: 1 + 10 * (share(recipe) or 10))
+    monkeypatch.setattr(search.Search, "_target_speedup", lambda self: 1 + 10 * 5.5 / 16)
+    result, _ = compress(job)
+    tried = sorted({16 * share(candidate.recipe) for candidate in result.models if share(candidate.recipe)})
     assert {5.0, 6.0} <= set(tried)  # the last that is too slow, and the first that is not
     assert len(tried) <= 4
 

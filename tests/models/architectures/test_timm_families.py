@@ -21,7 +21,7 @@ from milkweed.models.compress.projection.permutation import arrangeable_mlps
 from milkweed.models.layers.layer_spec import LayerSpec
 from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
 from milkweed.models.serving.prepare import PackedMlp, fold_batch_norms, prepare_for_inference
-from milkweed.models.training import densified
+from milkweed.models.training import as_dense
 
 from ..small_models import relative
 from ..tiny import config_of
@@ -102,7 +102,7 @@ def test_every_family_is_replaced_saved_served_and_made_dense(name: str, tmp_pat
         assert logits.shape == (2, 5)
         assert torch.equal(loaded(images), logits)
         assert relative(prepare_for_inference(loaded)(images), logits) < 1e-5
-        dense = densified(copy.deepcopy(model))
+        dense = as_dense(copy.deepcopy(model))
         assert relative(dense(images), logits) < 1e-5
         # The layers matter: other weights in one of them give another answer.
         first = next(module for name, module in model.named_modules() if name in specs)

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from milkweed.models import BundleConfig, load_bundle, read_config, save_bundle
 from milkweed.models.bundle.golden import TOLERANCES, check_golden
-from milkweed.models.bundle.graph import Graph, load_graph
+from milkweed.models.bundle.graph import OnnxGraph, load_graph
 from milkweed.models.bundle.graph_record import GraphRecord
 from milkweed.models.bundle.provenance import made_from
 from milkweed.models.errors import BundleError
@@ -40,9 +40,9 @@ def proto(size: int, classes: int, *, opset: int = 20, images: str = "images") -
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
 
 
-def graph_of(model: onnx.ModelProto, **changes: Any) -> Graph:
+def graph_of(model: onnx.ModelProto, **changes: Any) -> OnnxGraph:
     record = GraphRecord(precision="int8", opset=20, backends=("onnxruntime",), golden=GOLDEN)
-    return Graph(model.SerializeToString(), replace(record, **changes))
+    return OnnxGraph(model.SerializeToString(), replace(record, **changes))
 
 
 COUNTS = {"macs": 509264, "dense_values": 16479}
@@ -55,7 +55,7 @@ def config(tiny_bundle: Path) -> BundleConfig:
 
 
 @pytest.fixture
-def graph(config: BundleConfig) -> Graph:
+def graph(config: BundleConfig) -> OnnxGraph:
     changes = {"quantisation": {"images": 64}, "counts": COUNTS}
     return graph_of(proto(int(config.preprocess["size"]), config.num_classes), **changes)
 
@@ -67,7 +67,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def both(saved: Path, tmp_path: Path, tiny_bundle: Path, graph: Graph) -> Path:
+def both(saved: Path, tmp_path: Path, tiny_bundle: Path, graph: OnnxGraph) -> Path:
     if not (saved / "both").exists():
         model, config = load_bundle(tiny_bundle)
         save_bundle(saved / "both", model, config, graph=graph)
@@ -75,7 +75,7 @@ def both(saved: Path, tmp_path: Path, tiny_bundle: Path, graph: Graph) -> Path:
 
 
 @pytest.fixture
-def alone(saved: Path, tmp_path: Path, config: BundleConfig, graph: Graph) -> Path:
+def alone(saved: Path, tmp_path: Path, config: BundleConfig, graph: OnnxGraph) -> Path:
     if not (saved / "alone").exists():
         save_bundle(saved / "alone", None, config, graph=replace(graph, record=replace(graph.record, counts={})))
     return Path(shutil.copytree(saved / "alone", tmp_path / "alone"))
@@ -97,7 +97,7 @@ def replace_graph(bundle: Path, data: bytes) -> None:
     edit_config(bundle, lambda document: document["files"].update({"graph.onnx": digest}))
 
 
-def test_bundle_of_weights_and_graph_has_both(both: Path, graph: Graph, tiny_bundle: Path) -> None:
+def test_bundle_of_weights_and_graph_has_both(both: Path, graph: OnnxGraph, tiny_bundle: Path) -> None:
     model, config = load_bundle(both)
     wanted, plain = load_bundle(tiny_bundle)
     assert all(torch.equal(model.state_dict()[key], value) for key, value in wanted.state_dict().items())
@@ -123,7 +123,7 @@ def test_config_names_the_graph(alone: Path) -> None:
     }
 
 
-def test_bundle_of_a_graph_alone_has_no_weights_and_no_answers_of_torch(alone: Path, graph: Graph) -> None:
+def test_bundle_of_a_graph_alone_has_no_weights_and_no_answers_of_torch(alone: Path, graph: OnnxGraph) -> None:
     assert {each.name for each in alone.iterdir()} == {"config.json", "labels.json", "graph.onnx"}
     found, config = load_graph(alone)
     assert found == graph
@@ -145,7 +145,7 @@ def test_changed_model_does_not_take_the_graph_over(tmp_path: Path, both: Path) 
     assert set(saved.files) == {"labels.json", "model.safetensors"}
 
 
-def test_bundle_of_a_graph_alone_is_replaced_like_any_other(alone: Path, config: BundleConfig, graph: Graph) -> None:
+def test_bundle_of_a_graph_alone_is_replaced_like_any_other(alone: Path, config: BundleConfig, graph: OnnxGraph) -> None:
     with pytest.raises(BundleError, match="exists already"):
         save_bundle(alone, None, config, graph=graph)
     other = graph_of(proto(int(config.preprocess["size"]), config.num_classes), precision="float32")

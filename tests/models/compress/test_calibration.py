@@ -9,7 +9,7 @@ from milkweed.models.compress.calibration import (
     FEW_IMAGES,
     MIN_IMAGES,
     RIDGES,
-    Images,
+    CalibrationImages,
     calibrate,
     choose_ridge,
     held_out_error,
@@ -22,12 +22,12 @@ from ..conftest import statistics_of
 
 
 def numbered(count: int) -> Tensor:
-    """Images whose only value is their number."""
+    """CalibrationImages whose only value is their number."""
     return torch.arange(float(count)).view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
 
 
 def test_two_of_five_images_are_held_out_with_their_classes() -> None:
-    images = Images.split(numbered(83), torch.arange(83) % 7)
+    images = CalibrationImages.split(numbered(83), torch.arange(83) % 7)
     fitted, held_out = (torch.cat(part)[:, 0, 0, 0].int().tolist() for part in (images.fitted, images.held_out))
     assert held_out == [number for number in range(83) if number % 5 in (3, 4)]
     assert sorted([*fitted, *held_out]) == list(range(83))
@@ -35,16 +35,16 @@ def test_two_of_five_images_are_held_out_with_their_classes() -> None:
     assert images.held_out_targets.tolist() == [number % 7 for number in held_out]
     assert images.count == 83
     assert max(len(batch) for batch in images.fitted) == 32
-    assert Images.split(numbered(83)).held_out_targets is None
+    assert CalibrationImages.split(numbered(83)).held_out_targets is None
 
 
 def test_too_few_images_are_refused_and_few_are_warned_of() -> None:
     with pytest.raises(ValueError, match=f"{MIN_IMAGES - 1} calibration images: at least {MIN_IMAGES} are needed"):
-        Images.split(numbered(MIN_IMAGES - 1))
-    few = Images.split(numbered(MIN_IMAGES))
+        CalibrationImages.split(numbered(MIN_IMAGES - 1))
+    few = CalibrationImages.split(numbered(MIN_IMAGES))
     assert len(few.held_out[0]) == 6
     assert few.warnings() == ("16 calibration images are few: from 128 on, results are steadier",)
-    assert Images.split(numbered(FEW_IMAGES)).warnings() == ()
+    assert CalibrationImages.split(numbered(FEW_IMAGES)).warnings() == ()
 
 
 def net(bias: bool = True) -> nn.Module:
@@ -58,7 +58,7 @@ def pixels(count: int) -> Tensor:
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_statistics_are_weighted_ones_of_each_part_and_without_a_bias_about_zero(bias: bool) -> None:
-    model, images = net(bias), Images.split(pixels(60))
+    model, images = net(bias), CalibrationImages.split(pixels(60))
     told: list[tuple[int, int]] = []
     found = calibrate(model, ["1", "3"], images, lambda *done: told.append(done))
     for part, got, seed in ((images.fitted, found.fitted, 0), (images.held_out, found.held_out, 1)):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from milkweed.models import compress_model, create_model, densify_model, load_bundle
+from milkweed.models import compress_model, create_model, bundle_to_dense, load_bundle
 from milkweed.models.compress import CompressReport, CompressRequest
 from milkweed.models.compress.compression import NO_DATA
 from milkweed.models.errors import BundleError
@@ -137,4 +137,4 @@ def test_outputs_are_not_overwritten_unasked(tmp_path: Path, dense: Path) -> Non
 
 def test_densifying_a_dense_bundle_is_refused(tmp_path: Path, dense: Path) -> None:
     with pytest.raises(ValueError, match="every layer is dense already"):
-        densify_model(dense, tmp_path / "d")
+        bundle_to_dense(dense, tmp_path / "d")

@@ -112,10 +112,10 @@ def test_shares_are_multiples_of_eight_where_there_are_enough() -> None:
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ({"mlp": 0.0}, "share 0 of blocks.0.mlp must be above 0 and at most 1"),
-    ({"qk": 1.5}, "share 1.5 of blocks.0.attn must be above 0 and at most 1"),
-    ({"mlp": float("nan")}, "share nan of blocks.0.mlp must be above 0 and at most 1"),
-    ({"mlp": [0.5]}, "1 shares for 2 blocks"),
+    ({"mlp": 0.0}, "width ratio 0 of blocks.0.mlp must be above 0 and at most 1"),
+    ({"qk": 1.5}, "width ratio 1.5 of blocks.0.attn must be above 0 and at most 1"),
+    ({"mlp": float("nan")}, "width ratio nan of blocks.0.mlp must be above 0 and at most 1"),
+    ({"mlp": [0.5]}, "1 width ratios for 2 blocks"),
 ])  # fmt: skip
 def test_shares_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

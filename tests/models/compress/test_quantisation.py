@@ -13,7 +13,7 @@ from milkweed.models import compress_model, load_bundle, read_config
 from milkweed.models.bundle.storage import as_stored, storable_weights
 from milkweed.models.compress import CalibrationData, CompressRequest
 from milkweed.models.compress.conversion import convert_model
-from milkweed.models.compress.measured import Measuring, measured_change
+from milkweed.models.compress.evaluator import Evaluator, measured_change
 from milkweed.models.compress.quantisation import INT8_LIMIT, choose_storage, int8_errors
 from milkweed.models.divergence import answers, diverge
 from milkweed.models.layers.int8 import quantised
@@ -119,7 +119,7 @@ def test_the_change_in_batches_is_that_of_all(vit: nn.Module, uneven: nn.Module,
     other = as_stored(vit, dict.fromkeys(storable_weights(vit), "int8"))
     targets = answers(vit, [pictures]).argmax(-1)
     targets[::3] = (targets[::3] + 1) % 6
-    whole = Measuring.on(vit, [pictures], targets)
+    whole = Evaluator.on(vit, [pictures], targets)
     parts = ((pictures[places], targets[places]) for places in torch.arange(100).split(17))
     before, after = measured_change(vit, other, parts)
     for found, want in ((before, whole.before), (after, whole(other))):

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.models import create_model, densify_model, import_checkpoint, load_bundle, save_bundle
+from milkweed.models import create_model, bundle_to_dense, import_checkpoint, load_bundle, save_bundle
 from milkweed.models.accounting import dense_equivalent_bytes, dense_equivalent_parameters, layer_accounts, macs
-from milkweed.models.compress import densify_layer
+from milkweed.models.compress import to_dense
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing.layer_specs import layer_specs_in
 from milkweed.models.layers.layer_spec import KINDS
@@ -129,7 +129,7 @@ def test_a_block_sparse_layer_is_served_and_made_dense(tiny_vit: dict[str, Any],
     torch.testing.assert_close(served(images()), want, rtol=1e-4, atol=1e-5)
     if not options["rank"]:
         for name in layer_specs_of(model):
-            model.set_submodule(name, densify_layer(model.get_submodule(name)))
+            model.set_submodule(name, to_dense(model.get_submodule(name)))
         torch.testing.assert_close(model(images()), want, rtol=1e-4, atol=1e-5)
 
 
@@ -153,7 +153,7 @@ def test_densify_gives_the_dense_layers_that_compute_the_same(
 ) -> None:
     model = tiny(tiny_vit, kind, **({"gating": False} if kind == "pixelfly" else {}))
     saved = save_bundle(tmp_path / "b", model, config_of(model, ARCH, tiny_vit, 3))
-    report = densify_model(tmp_path / "b", tmp_path / "d")
+    report = bundle_to_dense(tmp_path / "b", tmp_path / "d")
     dense, config = load_bundle(tmp_path / "d")
     assert (config, config.structure) == (report.config, {})
     assert config.provenance["commands"][-1]["input_version"] == saved.version
@@ -168,7 +168,7 @@ def test_densify_names_the_layer_that_cannot_be_dense(tmp_path: Path, tiny_vit: 
     model = tiny(tiny_vit, "pixelfly")
     save_bundle(tmp_path / "b", model, config_of(model, ARCH, tiny_vit, 3))
     with pytest.raises(ValueError, match=r"layer blocks.0.mlp.fc1: a Pixelfly layer whose gate depends on the input"):
-        densify_model(tmp_path / "b", tmp_path / "d")
+        bundle_to_dense(tmp_path / "b", tmp_path / "d")
     assert not (tmp_path / "d").exists()
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models import create_model
-from milkweed.models.bundle.graph import Graph
+from milkweed.models.bundle.graph import OnnxGraph
 from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
 from milkweed.models.onnx.session import OnnxSession
 
@@ -38,11 +38,11 @@ def differences(model: nn.Module, file: Path, images: Tensor) -> list[float]:
         return [float((session(images[:n]) - model(images[:n])).abs().max()) for n in (1, 3, 8)]
 
 
-def proto_of(graph: Graph) -> Any:
+def proto_of(graph: OnnxGraph) -> Any:
     return onnx.load_from_string(graph.data)
 
 
-def float_inputs(graph: Graph) -> dict[str, bool]:
+def float_inputs(graph: OnnxGraph) -> dict[str, bool]:
     """For each product, whether its weight is read as it is, without DequantizeLinear."""
     made_by = {name: node.op_type for node in proto_of(graph).graph.node for name in node.output}
     products = [node for node in proto_of(graph).graph.node if node.op_type == "MatMul"]

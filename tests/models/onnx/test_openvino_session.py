@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from milkweed.models import export_bundle
-from milkweed.models.bundle.graph import Graph
+from milkweed.models.bundle.graph import OnnxGraph
 from milkweed.models.errors import ExportError
 from milkweed.models.onnx import openvino_session
 from milkweed.models.onnx.openvino_session import OpenVinoSession
@@ -28,7 +28,7 @@ calls = []
 names = {"socket.connect", "socket.getaddrinfo", "socket.sendto", "urllib.Request", "subprocess.Popen"}
 sys.addaudithook(lambda event, arguments: calls.append(event) if event in names else None)
 from milkweed.models.onnx.openvino_session import OpenVinoSession
-session = OpenVinoSession(Path(sys.argv[1]), lanes=2, batch=1)
+session = OpenVinoSession(Path(sys.argv[1]), streams=2, batch=1)
 logits = session(torch.zeros(1, 3, 16, 16))
 import nncf
 sent = nncf.telemetry.telemetry.send_event("x", "y", "z")
@@ -85,7 +85,7 @@ def test_a_signal_comes_after_a_session_has_gone(exported: Path) -> None:
 
 
 def test_several_threads_at_once_get_their_own_answers(exported: Path) -> None:
-    session = OpenVinoSession(exported, lanes=2, batch=1)
+    session = OpenVinoSession(exported, streams=2, batch=1)
     images = pixels(40)
     expected = OnnxSession(exported)(images)
     with ThreadPoolExecutor(4) as pool:
@@ -150,7 +150,7 @@ def test_a_model_that_was_compiled_for_another_number_type_is_not_taken_from_the
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 0.05), ("bfloat16", 0.2)])
 def test_a_quantised_graph_runs_and_answers_the_same_in_any_company(
-    dtype: str, limit: float, exported: Path, colour_graph: Graph, tmp_path: Path
+    dtype: str, limit: float, exported: Path, colour_graph: OnnxGraph, tmp_path: Path
 ) -> None:
     file, images = tmp_path / "int8.onnx", pixels(8)
     file.write_bytes(colour_graph.data)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from milkweed.models import ExportError
 from milkweed.models.bundle.golden import golden_images
-from milkweed.models.bundle.graph import Graph
+from milkweed.models.bundle.graph import OnnxGraph
 from milkweed.models.onnx import quantize as quantize_module
 from milkweed.models.onnx.quantize import (
     QuantizeSettings,
@@ -68,15 +68,15 @@ def mlp(tmp_path_factory: pytest.TempPathFactory, weights: tuple[Any, Any]) -> P
 
 
 @pytest.fixture(scope="module")
-def quantised(mlp: Path, images: Tensor) -> Graph:
+def quantised(mlp: Path, images: Tensor) -> OnnxGraph:
     return quantized_graph(mlp, images)
 
 
-def values_of(graph: Graph) -> dict[str, Any]:
+def values_of(graph: OnnxGraph) -> dict[str, Any]:
     return {each.name: numpy_helper.to_array(each) for each in proto_of(graph).graph.initializer}
 
 
-def test_weights_have_a_scale_for_each_output(quantised: Graph, weights: tuple[Any, Any]) -> None:
+def test_weights_have_a_scale_for_each_output(quantised: OnnxGraph, weights: tuple[Any, Any]) -> None:
     found = values_of(quantised)
     for name, weight in zip("wv", weights, strict=True):
         scale = numpy.abs(weight).max(0) / 127
@@ -87,7 +87,7 @@ def test_weights_have_a_scale_for_each_output(quantised: Graph, weights: tuple[A
 
 
 def test_activations_have_the_mean_range_of_the_batches(
-    quantised: Graph, images: Tensor, weights: tuple[Any, Any]
+    quantised: OnnxGraph, images: Tensor, weights: tuple[Any, Any]
 ) -> None:
     found, batches = values_of(quantised), images.split(BATCH_SIZE)
     low, high = (numpy.mean([float(each(batch)) for batch in batches]) for each in (torch.min, torch.max))
@@ -103,7 +103,7 @@ def test_activations_have_the_mean_range_of_the_batches(
     assert found["zero_point_h_1"].dtype == numpy.uint8
 
 
-def test_symmetric_activations_have_no_zero_points(mlp: Path, images: Tensor, quantised: Graph) -> None:
+def test_symmetric_activations_have_no_zero_points(mlp: Path, images: Tensor, quantised: OnnxGraph) -> None:
     found = values_of(quantized_graph(mlp, images, QuantizeSettings(symmetric=True)))
     assert values_of(quantised)["zero_point_images_1"]
     assert not any(found[name].any() for name in found if name.startswith("zero_point"))
@@ -111,7 +111,7 @@ def test_symmetric_activations_have_no_zero_points(mlp: Path, images: Tensor, qu
     assert found["scale_images_1"] == pytest.approx(high / 127, rel=0.01)
 
 
-def test_record_says_how_it_was_made(quantised: Graph) -> None:
+def test_record_says_how_it_was_made(quantised: OnnxGraph) -> None:
     record = quantised.record
     assert record.precision == "int8"
     assert record.opset == 20
@@ -132,11 +132,11 @@ def test_record_says_how_it_was_made(quantised: Graph) -> None:
     assert torch.allclose(torch.tensor(record.golden["probability"]), best.values, rtol=1e-6)
 
 
-def test_same_graph_and_images_give_the_same_bytes(mlp: Path, images: Tensor, quantised: Graph) -> None:
+def test_same_graph_and_images_give_the_same_bytes(mlp: Path, images: Tensor, quantised: OnnxGraph) -> None:
     assert quantized_graph(mlp, images) == quantised
 
 
-def test_graph_says_nothing_of_the_machine(quantised: Graph, tmp_path: Path) -> None:
+def test_graph_says_nothing_of_the_machine(quantised: OnnxGraph, tmp_path: Path) -> None:
     proto = proto_of(quantised)
     assert proto.producer_name == "milkweed"
     assert not proto.metadata_props
@@ -144,7 +144,7 @@ def test_graph_says_nothing_of_the_machine(quantised: Graph, tmp_path: Path) -> 
     assert sys.prefix.encode() not in quantised.data
 
 
-def test_layers_that_are_kept_stay_float(mlp: Path, images: Tensor, quantised: Graph, weights: tuple[Any, Any]) -> None:
+def test_layers_that_are_kept_stay_float(mlp: Path, images: Tensor, quantised: OnnxGraph, weights: tuple[Any, Any]) -> None:
     assert float_inputs(quantised) == {"mlp.fc1/MatMul": False, "mlp.fc2/MatMul": False}
     kept = quantized_graph(mlp, images, QuantizeSettings(keep_float=("*.fc1",)))
     assert float_inputs(kept) == {"mlp.fc1/MatMul": True, "mlp.fc2/MatMul": False}
@@ -162,7 +162,7 @@ def test_a_module_includes_the_layers_inside(mlp: Path) -> None:
 
 
 def test_smooth_quant_moves_outliers_of_activations_into_the_weights(
-    mlp: Path, images: Tensor, quantised: Graph
+    mlp: Path, images: Tensor, quantised: OnnxGraph
 ) -> None:
     """With it, the weights are no longer those of the model: NNCF multiplies them and divides the activations."""
     smooth = quantized_graph(mlp, images, QuantizeSettings(smooth_quant=0.5))
@@ -171,7 +171,7 @@ def test_smooth_quant_moves_outliers_of_activations_into_the_weights(
     assert [node.op_type for node in proto_of(smooth).graph.node].count("Mul") > 0
     reference = OnnxSession(mlp)(images)
 
-    def error(graph: Graph) -> float:
+    def error(graph: OnnxGraph) -> float:
         return float((OnnxSession(graph.data)(images) - reference).square().mean())
 
     assert error(smooth) < error(quantised)
@@ -197,7 +197,7 @@ def test_settings_outside_their_range_are_refused() -> None:
         QuantizeSettings(images=12)
 
 
-def test_what_the_process_cannot_do_is_one_line(mlp: Path, images: Tensor, quantised: Graph, tmp_path: Path) -> None:
+def test_what_the_process_cannot_do_is_one_line(mlp: Path, images: Tensor, quantised: OnnxGraph, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"^layers to keep in float: 'head' is no layer of the graph$"):
         quantized_graph(mlp, images, QuantizeSettings(keep_float=("head",)))
     (tmp_path / "int8.onnx").write_bytes(quantised.data)

@@ -13,7 +13,7 @@ from milkweed.loaders.dataset.training import Sample
 from milkweed.loaders.preprocess.spec import PreprocessSpec
 from milkweed.models import create_model, default_preprocess, load_bundle
 from milkweed.models.bundle.golden import check_golden, golden_images
-from milkweed.models.bundle.graph import Graph
+from milkweed.models.bundle.graph import OnnxGraph
 from milkweed.models.divergence import answers, divergence
 from milkweed.models.onnx.export import write_verified
 from milkweed.models.onnx.openvino_session import OpenVinoSession
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not (find_spec("nncf") and find_spec("openvino")
 ARCH = "deit_tiny_patch16_224"
 
 
-def quantised(model: nn.Module, size: int, folder: Path) -> Graph:
+def quantised(model: nn.Module, size: int, folder: Path) -> OnnxGraph:
     """Quantise a model; whoever opens its bytes gets its golden answers."""
     golden = torch.from_numpy(golden_images(size))
     write_verified(model, folder / "float.onnx", size)

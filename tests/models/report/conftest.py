@@ -5,7 +5,7 @@ from math import exp
 
 import pytest
 
-from milkweed.models.report import Candidate, DataUse, LayerRow, Measured, RunReport, Skipped, Totals, write_report
+from milkweed.models.report import CurvePoint, DataUse, LayerRow, Measured, RunReport, Skipped, Totals, write_report
 
 WIDTHS = {"attn.qkv": (192, 576), "attn.proj": (192, 192), "mlp.fc1": (192, 768), "mlp.fc2": (768, 192)}
 
@@ -36,9 +36,9 @@ def layer(block: int, part: str, rng: random.Random) -> LayerRow:
     )
 
 
-def candidate(number: int, rng: random.Random) -> Candidate:
+def candidate(number: int, rng: random.Random) -> CurvePoint:
     share = 0.3 + 0.7 * number / 30
-    return Candidate(
+    return CurvePoint(
         label=f"budget {share:.2f}",
         share=share,
         parameters=round(5.7e6 * share),
@@ -57,7 +57,7 @@ def step(number: int) -> dict[str, float | int | str | None]:
 
 @pytest.fixture(scope="session")
 def full() -> RunReport:
-    """48 layers, 30 candidates, two phases of recovery, images skipped."""
+    """48 layers, 30 candidates, two phases of distillation, images skipped."""
     rng = random.Random(0)
     return RunReport(
         kind="compress",

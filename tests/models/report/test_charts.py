@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from milkweed.models.report import Candidate, RunReport, plot_report
+from milkweed.models.report import CurvePoint, RunReport, plot_report
 from milkweed.models.report.charts import best_at_size, draw_history, draw_report, measured, page_charts
 from milkweed.models.report.drawing import PAGE, figure, style
 from milkweed.models.report.terms import candidate_text
@@ -56,7 +56,7 @@ def test_steps_go_on_through_the_phases(full: RunReport) -> None:
 
 @pytest.mark.parametrize("kl", [0.0, 0.3])
 def test_one_candidate_is_drawn_and_nothing_is_no_chart(bare: RunReport, kl: float) -> None:
-    one = Candidate(label="$a_b$ <&>", share=1.0, parameters=1, kl=kl, chosen=True)
+    one = CurvePoint(label="$a_b$ <&>", share=1.0, parameters=1, kl=kl, chosen=True)
     (svg,) = page_charts(replace(bare, curve=(one,)))["size"]
     text = f"$a_b$ &lt;&amp;&gt;: 1 parameters (100.0 %), KL {kl:.3f}"
     assert f"<title>{text}</title>" in svg
@@ -94,7 +94,7 @@ def test_best_at_size_is_what_nothing_as_small_matches(seed: int, name: str, sig
     rng = random.Random(seed)
     curve = [
         # Few values, so that sizes and figures coincide.
-        Candidate(
+        CurvePoint(
             label=str(number),
             share=rng.randint(1, 6) / 6,
             parameters=number,

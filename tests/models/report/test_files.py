@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from milkweed.models.report import (
-    Candidate,
+    CurvePoint,
     DataUse,
     Measured,
     RunReport,
@@ -70,7 +70,7 @@ def test_a_long_history_keeps_its_evaluations(bare: RunReport) -> None:
 def test_a_missing_package_is_named(bare: RunReport, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     check_report_packages()
     monkeypatch.setitem(sys.modules, package, None)
-    drawn = replace(bare, curve=(Candidate(label="a", share=0.5, parameters=1, kl=0.1),))
+    drawn = replace(bare, curve=(CurvePoint(label="a", share=0.5, parameters=1, kl=0.1),))
     for attempt in (check_report_packages, lambda: write_report(drawn)):
         with pytest.raises(ImportError, match=rf"package {package}: pip install 'milkweed\[train\]'"):
             attempt()

@@ -1,4 +1,4 @@
-"""A search's record is read and checked, drawn with its intervals, and shown on the page with what it cannot tell."""
+"""A search's record is read and checked, drawn with its intervals, and shown on the page with what it cannot show."""
 
 import re
 from dataclasses import replace
@@ -11,7 +11,7 @@ import pytest
 from milkweed.models.bundle.strict_json import parse_json
 from milkweed.models.report import Frontier, RunReport, Totals, plot_frontier, write_report
 from milkweed.models.report.drawing import style
-from milkweed.models.report.frontier import Interval, front
+from milkweed.models.report.frontier import ConfidenceInterval, pareto_frontier
 from milkweed.models.report.frontier_chart import draw_frontier, frontier_charts, ticks, tried_text
 from milkweed.models.report.verdict import doubts, verdict
 
@@ -29,7 +29,7 @@ def test_a_record_is_read_as_it_was_written(frontier: Frontier) -> None:
     assert [model.name for model in frontier.models] == [row[0] for row in MODELS]
     assert frontier.chosen.quality.top1_of_dense == 77.4
     assert [model.on_front for model in frontier.models] == [
-        model in front(frontier.models, 8) for model in frontier.models
+        model in pareto_frontier(frontier.models, 8) for model in frontier.models
     ]
 
 
@@ -141,30 +141,30 @@ def test_the_picture_is_the_same_bytes_each_time(frontier: Frontier, tmp_path: P
 
 def test_doubts_say_what_so_many_images_cannot_tell() -> None:
     chose, known, alike = doubts(Frontier.from_dict(record()))
-    assert chose.startswith("the judging images chose among the models")
+    assert chose.startswith("the held-out images chose among the models")
     assert known == (
         "by 500 images the chosen model's change of top-1 lies between −2.5 and +2.1 points (95 %): more would "
         "narrow it"
     )
-    assert alike.startswith("500 images cannot tell the chosen model from 7 of the 7 others on the front by how many ")
+    assert alike.startswith("500 images cannot distinguish the chosen model from 7 of the 7 others on the Pareto frontier by how many ")
     _, known, alike = doubts(Frontier.from_dict(record(labelled=False, images=50)))
     assert known == "by 50 images between 85.3 and 99.9 % of answers stay the same (95 %): more would narrow it"
-    assert "from 5 of the 7 others on the front by how many answers are the same" in alike
+    assert "from 5 of the 7 others on the Pareto frontier by how many answers are the same" in alike
 
 
 def test_a_promise_that_costs_the_model_its_use_is_told(frontier: Frontier) -> None:
     chosen = frontier.chosen
-    lost = replace(chosen.quality, top1=Interval(-53.2, -58.4, -47.6))
+    lost = replace(chosen.quality, top1=ConfidenceInterval(-53.2, -58.4, -47.6))
     told, *_ = doubts(replace(frontier, models=(replace(chosen, quality=lost),)))
-    assert told.startswith("what keeps the promise is 53.2 points less accurate than the dense model")
-    lost = replace(chosen.quality, top1=None, agreement=Interval(40.0, 30.0, 50.0))
+    assert told.startswith("what meets the target is 53.2 points less accurate than the dense model")
+    lost = replace(chosen.quality, top1=None, agreement=ConfidenceInterval(40.0, 30.0, 50.0))
     told, *_ = doubts(replace(frontier, models=(replace(chosen, quality=lost),)))
-    assert told.startswith("what keeps the promise differs on 60.0 % of images from the dense model")
+    assert told.startswith("what meets the target differs on 60.0 % of images from the dense model")
 
 
 def test_an_interval_without_width_is_no_certainty(frontier: Frontier) -> None:
     chosen = frontier.chosen
-    sure = replace(chosen, quality=replace(chosen.quality, agreement=Interval(100, 100, 100)))
+    sure = replace(chosen, quality=replace(chosen.quality, agreement=ConfidenceInterval(100, 100, 100)))
     _, said, *_ = doubts(replace(frontier, images=60, models=(sure,)))
     assert said.startswith("60 images all got the dense model's answer")
     assert "up to 5.0 % of others" in said

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from milkweed.models.report import Candidate, DataUse, Measured, RunReport, Skipped, Totals
+from milkweed.models.report import CurvePoint, DataUse, Measured, RunReport, Skipped, Totals
 from milkweed.models.report.page import MAX_SKIPPED, render_page
 
 NASTY = '<script>alert(1)</script><img src=x onerror="y">&amp;\'"{{ 7777*7 }}'
@@ -118,7 +118,7 @@ def test_text_from_outside_stays_text(full: RunReport) -> None:
         command=NASTY,
         warnings=(NASTY,),
         layers=(replace(full.layers[0], name=NASTY, reason=NASTY), replace(full.layers[1], name=NASTY, reason=NASTY)),
-        curve=(Candidate(label=NASTY, share=0.5, parameters=1, kl=0.1),),
+        curve=(CurvePoint(label=NASTY, share=0.5, parameters=1, kl=0.1),),
         history=({"step": 0, "phase": NASTY, "loss": 1.0}, {"step": 1, "phase": "b", "loss": 2.0}),
         data=(
             DataUse(role="training", folder=NASTY, images=1, skipped=(Skipped(image=NASTY, code="x", message=NASTY),)),

@@ -35,7 +35,7 @@ def test_levels(before: float | None, after: float | None, agreement: float | No
 
 def test_chance_is_named_where_it_explains_the_difference() -> None:
     few = verdict(compressed(80.0, 74.0, images=50)).sentence
-    assert few.endswith(": a difference that so many images cannot tell from chance (± 8.4 points).")
+    assert few.endswith(": a difference that so many images cannot distinguish from chance (± 8.4 points).")
     assert verdict(compressed(80.0, 74.0)).sentence == (
         "It is right on 74.0 % of 10,000 images, where the original is right on 80.0 %: 6.0 points less (± 0.6)."
     )

@@ -1,4 +1,4 @@
-"""Models that compute fewer tokens, served: as graphs, in lanes, in int8, beside fused blocks."""
+"""Models that compute fewer tokens, served: as graphs, in several threads, in int8, beside fused blocks."""
 
 from typing import Any
 

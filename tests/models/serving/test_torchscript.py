@@ -73,12 +73,12 @@ def test_threads_run_the_graph_at_the_same_time() -> None:
     forward = torchscript_forward(model, (3, 3, 32, 32))
     wrong: list[int] = []
 
-    def lane(seed: int) -> None:
+    def classify(seed: int) -> None:
         for turn in range(5):
             if not same(forward, model, images(seed=100 * seed + turn)):
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=lane, args=(seed,)) for seed in range(4)]
+    threads = [threading.Thread(target=classify, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -15,26 +15,26 @@ from milkweed.models.training import (
     Classification,
     Distillation,
     Ema,
-    Recipe,
+    TrainingRecipe,
     accuracy,
     cross_entropy,
-    densified,
+    as_dense,
     distillation_loss,
     learning_rate,
     mix,
     parameter_groups,
 )
 
-RECIPE = Recipe(epochs=3, batch_size=4, lr=0.4)
+RECIPE = TrainingRecipe(epochs=3, batch_size=4, lr=0.4)
 
 
 def test_learning_rate_warms_up_and_follows_a_cosine() -> None:
-    recipe = Recipe(epochs=4, batch_size=1, lr=1.0, final_lr=0.2, warmup_epochs=0.5)
+    recipe = TrainingRecipe(epochs=4, batch_size=1, lr=1.0, final_lr=0.2, warmup_epochs=0.5)
     rates = [learning_rate(recipe, step, 4) for step in range(16)]
     assert rates[:3] == [0.5, 1.0, 1.0]
     assert rates[9] == pytest.approx(0.6)  # half of the 14 steps after the warm-up
     assert rates[15] == pytest.approx(0.2 + 0.4 * (1 + math.cos(math.pi * 13 / 14)))
-    assert learning_rate(Recipe(epochs=1, batch_size=1, lr=1.0, warmup_epochs=1), 3, 4) == 1.0
+    assert learning_rate(TrainingRecipe(epochs=1, batch_size=1, lr=1.0, warmup_epochs=1), 3, 4) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_learning_rate_warms_up_and_follows_a_cosine() -> None:
 )
 def test_recipe_refuses(wrong: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Recipe(**{**vars(RECIPE), **wrong})
+        TrainingRecipe(**{**vars(RECIPE), **wrong})
 
 
 def test_vectors_do_not_decay_and_factors_have_the_rates_of_btt() -> None:
@@ -69,7 +69,7 @@ def test_vectors_do_not_decay_and_factors_have_the_rates_of_btt() -> None:
     names = {parameter: name for name, parameter in model.named_parameters()}
 
     def groups(**change: bool) -> dict[str, tuple[float, float]]:
-        recipe = Recipe(**{**vars(RECIPE), "weight_decay": 0.3, **change})
+        recipe = TrainingRecipe(**{**vars(RECIPE), "weight_decay": 0.3, **change})
         return {
             names[parameter]: (group["weight_decay"], group["rate"])
             for group in parameter_groups(model, recipe)
@@ -134,7 +134,7 @@ def test_distillation_is_kl_at_a_temperature_beside_cross_entropy() -> None:
     loss = distillation_loss(student(images), teacher(images), 2.0)
     assert loss.item() == pytest.approx(4 * kl, rel=1e-5)
     hard = float(-np.log(probabilities(student(images), 1.0)[np.arange(6), targets.numpy()]).mean())
-    objective = Distillation(teacher, RECIPE, temperature=2.0, hard_share=0.25)
+    objective = Distillation(teacher, RECIPE, temperature=2.0, label_weight=0.25)
     both, alone = objective(student, images, targets), objective(student, images, None)
     assert both.item() == pytest.approx(0.75 * 4 * kl + 0.25 * hard, rel=1e-5)
     assert alone.item() == pytest.approx(4 * kl, rel=1e-5)
@@ -164,11 +164,11 @@ def test_densified_computes_the_same_and_says_what_cannot_be() -> None:
     model = nn.Sequential(MonarchLinear(30, 20, nblocks=4), nn.GELU(), LowRankLinear(20, 10, rank=3))
     x = torch.randn(5, 30)
     wanted = model(x)
-    dense = densified(model)
+    dense = as_dense(model)
     assert [type(layer) for layer in dense] == [nn.Linear, nn.GELU, nn.Linear]
     torch.testing.assert_close(dense(x), wanted)
     with pytest.raises(ValueError, match=r"layer 0: .*Pixelfly"):
-        densified(nn.Sequential(PixelflyLinear(32, 32, rank=4, block_size=4, butterfly_size=8)))
+        as_dense(nn.Sequential(PixelflyLinear(32, 32, rank=4, block_size=4, butterfly_size=8)))
 
 
 def test_accuracy_counts() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from milkweed.models.training import Recipe, Start, StateFolder, TensorSource, Trainer, TrainingError
+from milkweed.models.training import TrainingRecipe, Start, StateFolder, TensorSource, Trainer, TrainingError
 from milkweed.models.training.loop import LOOK_STEPS
 
 from ...support.waiting import HANG_SECONDS
@@ -68,7 +68,7 @@ def test_a_state_of_another_run_is_refused_and_kept(tmp_path: Path) -> None:
     case.small_run(tmp_path, stop_after_epochs=1, fingerprint={"data": "a"})
     with pytest.raises(TrainingError, match="of another run: its data is 'a', here it is 'b'"):
         case.small_run(tmp_path, fingerprint={"data": "b"})
-    other = Recipe(**{**vars(case.RECIPE), "lr": 0.5})
+    other = TrainingRecipe(**{**vars(case.RECIPE), "lr": 0.5})
     with pytest.raises(TrainingError, match="of another run: its recipe"):
         case.small_run(tmp_path, fingerprint={"data": "a"}, recipe=other)
     assert case.small_run(tmp_path, fingerprint={"data": "a"}).resumed_at == 6
@@ -77,7 +77,7 @@ def test_a_state_of_another_run_is_refused_and_kept(tmp_path: Path) -> None:
 def test_the_steps_are_adamw_on_a_warmed_up_cosine() -> None:
     """Against a loop written out here, with torch's own optimizer and no autocast, average, mixing or state."""
     pixels, targets = case.images()
-    recipe = Recipe(epochs=2, batch_size=32, lr=0.01, warmup_epochs=1, clip_norm=0.5, weight_decay=0.1)
+    recipe = TrainingRecipe(epochs=2, batch_size=32, lr=0.01, warmup_epochs=1, clip_norm=0.5, weight_decay=0.1)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
     twin = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
@@ -165,7 +165,7 @@ def test_a_source_that_ends_early_is_an_error() -> None:
         def batches(self, epoch: int, start: int) -> Any:
             return iter([(pixels[:4], targets[:4])])
 
-    recipe = Recipe(epochs=1, batch_size=4)
+    recipe = TrainingRecipe(epochs=1, batch_size=4)
     trainer = Trainer(case.small_model(), lambda model, x, _: model(x).mean(), Short(), recipe)
     with pytest.raises(TrainingError, match="epoch 1 ended at step 1: the source says 3 steps"):
         trainer.train()
@@ -175,7 +175,7 @@ def test_frozen_parameters_stay_and_bfloat16_learns() -> None:
     model = case.small_model()
     model[1].blkdiag1.requires_grad_(False)
     frozen = model[1].blkdiag1.clone()
-    recipe = Recipe(**{**vars(case.RECIPE), "amp": "bfloat16", "mixup": 0.0, "cutmix": 0.0})
+    recipe = TrainingRecipe(**{**vars(case.RECIPE), "amp": "bfloat16", "mixup": 0.0, "cutmix": 0.0})
     result = case.small_run(None, model=model, recipe=recipe, transform=None)
     assert torch.equal(result.model.state_dict()["1.blkdiag1"], frozen)
     assert result.history[-1]["loss"] < result.history[0]["loss"] - 0.1

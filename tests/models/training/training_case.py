@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from milkweed.models.layers.monarch import MonarchLinear
 from milkweed.models.progress import Progress
-from milkweed.models.training import Classification, Recipe, TensorSource, Trainer, TrainResult, accuracy, densified
+from milkweed.models.training import Classification, TrainingRecipe, TensorSource, Trainer, TrainResult, accuracy, as_dense
 
-RECIPE = Recipe(epochs=6, batch_size=16, lr=1e-2, mixup=0.4, cutmix=1.0, ema_decay=0.9, warmup_epochs=0.5)
+RECIPE = TrainingRecipe(epochs=6, batch_size=16, lr=1e-2, mixup=0.4, cutmix=1.0, ema_decay=0.9, warmup_epochs=0.5)
 S2D_EPOCH = 4
 STEPS = 6
 
@@ -44,7 +44,7 @@ def small_run(state: Path | None = None, **how: Any) -> TrainResult:
     recipe = how.pop("recipe", RECIPE)
     arguments: dict[str, Any] = {
         "evaluate": lambda model: accuracy(model, [(pixels, targets)]),
-        "transform": (S2D_EPOCH, densified),
+        "transform": (S2D_EPOCH, as_dense),
         "save_every_seconds": 0.0,
         **how,
     }

@@ -10,10 +10,10 @@ from torch import nn
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.bundle.safetensors_file import write_tensors
 from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
-from milkweed.models.training import Classification, Processes, Recipe, TensorSource, Trainer, accuracy, densified
+from milkweed.models.training import Classification, Processes, TrainingRecipe, TensorSource, Trainer, accuracy, as_dense
 from milkweed.models.training.parallel import joined
 
-RECIPE = Recipe(epochs=4, batch_size=12, lr=1e-3, ema_decay=0.9, warmup_epochs=0.5, label_smoothing=0.1)
+RECIPE = TrainingRecipe(epochs=4, batch_size=12, lr=1e-3, ema_decay=0.9, warmup_epochs=0.5, label_smoothing=0.1)
 
 
 def start() -> nn.Module:
@@ -38,7 +38,7 @@ def train(processes: Processes, state: Path | None) -> nn.Module:
             state=state,
             evaluate=lambda model: accuracy(model, [(images, targets)]),
             monitor="held_out_loss",
-            transform=(3, densified),
+            transform=(3, as_dense),
             stop_after_epochs=last,
             processes=processes,
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from milkweed.models import read_config
-from milkweed.models.bundle.graph import Graph
+from milkweed.models.bundle.graph import OnnxGraph
 from milkweed.server.repository.store import scan
 
 from ...support.graphs import int8_graph, put_graph
@@ -23,12 +23,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def graph(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Graph:
+def graph(source: Path, tmp_path_factory: pytest.TempPathFactory) -> OnnxGraph:
     return int8_graph(source, tmp_path_factory.mktemp("int8"))
 
 
 async def test_a_graph_alone_is_served_beside_bundles_of_weights(
-    tmp_path: Path, put: Put, source: Path, graph: Graph
+    tmp_path: Path, put: Put, source: Path, graph: OnnxGraph
 ) -> None:
     plain = put("plain")
     alone = read_config(put_graph(source, tmp_path / "alone", graph, weights=False)).version
@@ -49,7 +49,7 @@ async def test_a_graph_alone_is_served_beside_bundles_of_weights(
 
 
 async def test_a_graph_takes_the_place_of_weights_and_a_wrong_one_does_not(
-    tmp_path: Path, put: Put, source: Path, graph: Graph
+    tmp_path: Path, put: Put, source: Path, graph: OnnxGraph
 ) -> None:
     put("a", seed=1)
     async with serving(tmp_path) as app:
@@ -59,7 +59,7 @@ async def test_a_graph_takes_the_place_of_weights_and_a_wrong_one_does_not(
         assert await app.version("a") == right
         golden = json.loads(json.dumps(graph.record.golden))
         golden["probability"][0][0] /= 8
-        wrong = Graph(graph.data, replace(graph.record, golden=golden))
+        wrong = OnnxGraph(graph.data, replace(graph.record, golden=golden))
         shutil.rmtree(tmp_path / "a")
         put_graph(source, tmp_path / "a", wrong, weights=True)
         [failed] = await app.service.poller.poll()
@@ -68,7 +68,7 @@ async def test_a_graph_takes_the_place_of_weights_and_a_wrong_one_does_not(
         assert await app.version("a") == right
 
 
-def test_a_graph_that_is_written_over_is_a_change(tmp_path: Path, source: Path, graph: Graph) -> None:
+def test_a_graph_that_is_written_over_is_a_change(tmp_path: Path, source: Path, graph: OnnxGraph) -> None:
     put_graph(source, tmp_path / "a", graph, weights=False)
     before = scan(tmp_path)
     assert scan(tmp_path) == before

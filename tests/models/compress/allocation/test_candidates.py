@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from milkweed.models.compress.allocation.candidates import (
-    Candidate,
+    LayerCandidate,
     candidate_structures,
     frontier,
     layer_candidates,
@@ -69,7 +69,7 @@ def test_other_errors_are_nearly_those_of_a_fit(inputs: Inputs, rows: int, colum
 
 def test_the_frontier_is_by_its_definition() -> None:
     chance = torch.randint(1, 12, (60, 2), generator=torch.Generator().manual_seed(0)).tolist()
-    candidates = [Candidate(LayerSpec("lowrank", 20, 30, rank=rank), float(error)) for rank, error in chance]
+    candidates = [LayerCandidate(LayerSpec("lowrank", 20, 30, rank=rank), float(error)) for rank, error in chance]
     found = frontier(candidates)
     pairs = {(candidate.structure.weight_count, candidate.objective) for candidate in candidates}
     kept = {

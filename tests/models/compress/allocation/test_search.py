@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.models.compress.allocation.search import Search
+from milkweed.models.compress.allocation.search import AllocationSearch
 from milkweed.models.compress.replacement import replace_layer
 from milkweed.models.divergence import answers, diverge
 from milkweed.models.layers.layer_spec import LayerSpec
@@ -51,9 +51,9 @@ def cost(name: str, structure: LayerSpec | None) -> float:
     return float(WIDTH * WIDTH if structure is None else structure.weight_count)
 
 
-def searching(model: nn.Module, batches: Sequence[Tensor], **options: object) -> Search:
+def searching(model: nn.Module, batches: Sequence[Tensor], **options: object) -> AllocationSearch:
     seen = collect_statistics(model, NAMES, batches[:2])
-    return Search(model, seen, batches[2:], cost, answers(model, batches[2:]), **options)  # type: ignore[arg-type]
+    return AllocationSearch(model, seen, batches[2:], cost, answers(model, batches[2:]), **options)  # type: ignore[arg-type]
 
 
 def test_the_layer_that_matters_stays_dense(model: nn.Module, batches: list[Tensor]) -> None:
@@ -67,7 +67,7 @@ def test_the_layer_that_matters_stays_dense(model: nn.Module, batches: list[Tens
         assert "layers.2" not in trial.structures
         assert set(trial.structures) == {"layers.0", "layers.1", "layers.3"}
     blind = searching(model, batches).run(0.55 * 4 * WIDTH**2, refinements=0)[-1]
-    assert min(trial.found.kl for trial in trials) < 0.2 * min(blind.found.kl, equal.found.kl)
+    assert min(trial.divergence.kl for trial in trials) < 0.2 * min(blind.divergence.kl, equal.divergence.kl)
 
 
 def test_trials_are_what_the_compressed_model_does(model: nn.Module, batches: list[Tensor]) -> None:
@@ -78,8 +78,8 @@ def test_trials_are_what_the_compressed_model_does(model: nn.Module, batches: li
         for name, fit in search.fits(trial.structures).items():
             replace_layer(compressed, name, fit)
         want = diverge(compressed, batches[2:], answers(model, batches[2:]))
-        assert trial.found.kl == pytest.approx(want.kl, rel=1e-3)
-        assert (trial.found.agreement, trial.found.images) == (want.agreement, 40)
+        assert trial.divergence.kl == pytest.approx(want.kl, rel=1e-3)
+        assert (trial.divergence.agreement, trial.divergence.images) == (want.agreement, 40)
 
 
 def test_the_model_is_left_bit_for_bit(model: nn.Module, batches: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Densifies a bundle: replaces structured layers by the dense layers that compute exactly the same (S2D)."""
+"""Makes a bundle dense: replaces structured layers by the dense layers that compute exactly the same (S2D)."""
 
 import copy
 import time
@@ -17,8 +17,8 @@ from ..progress import Count, ignore
 
 
 @dataclass(frozen=True)
-class DensifyReport:
-    """The result of `densify_model`."""
+class ToDenseReport:
+    """The result of `bundle_to_dense`."""
 
     config: BundleConfig
     layers: tuple[str, ...]
@@ -27,9 +27,9 @@ class DensifyReport:
     seconds: float
 
 
-def densify_model(
+def bundle_to_dense(
     source: str | Path, out: str | Path, *, overwrite: bool = False, progress: Count = ignore
-) -> DensifyReport:
+) -> ToDenseReport:
     """Read the bundle `source`, make every structured layer dense, write the bundle `out`.
 
     The products are computed in float64 and rounded once. Measured accuracy moves to the provenance.
@@ -42,7 +42,7 @@ def densify_model(
     model, config = load_bundle(source)
     before = sum(parameter.numel() for parameter in model.parameters())
     try:
-        names = densify_layers(model, progress)
+        names = model_to_dense(model, progress)
     except ValueError as error:
         raise ValueError(f"bundle {source}: {error}") from None
     if not names:
@@ -50,10 +50,10 @@ def densify_model(
     after = sum(parameter.numel() for parameter in model.parameters())
     config = made_from(config, "densify", {}, time.perf_counter() - start, structure={}, metrics={})
     saved = save_bundle(out, model, config, overwrite=overwrite)
-    return DensifyReport(saved, names, before, after, time.perf_counter() - start)
+    return ToDenseReport(saved, names, before, after, time.perf_counter() - start)
 
 
-def densify_layers(model: nn.Module, progress: Count = ignore) -> tuple[str, ...]:
+def model_to_dense(model: nn.Module, progress: Count = ignore) -> tuple[str, ...]:
     """Replace every structured layer of `model` by its dense one, in place; returns their names.
 
     Raises:
@@ -62,14 +62,14 @@ def densify_layers(model: nn.Module, progress: Count = ignore) -> tuple[str, ...
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, StructuredLinear)}
     for done, (name, layer) in enumerate(layers.items(), 1):
         try:
-            model.set_submodule(name, densify_layer(layer))
+            model.set_submodule(name, to_dense(layer))
         except ValueError as error:
             raise ValueError(f"layer {name}: {error}") from None
         progress(done, len(layers))
     return tuple(layers)
 
 
-def densify_layer(layer: StructuredLinear) -> nn.Linear:
+def to_dense(layer: StructuredLinear) -> nn.Linear:
     """The dense layer that computes what `layer` does, in its dtype, without its gradients' history.
 
     Raises:

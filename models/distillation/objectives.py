@@ -1,4 +1,4 @@
-"""Defines the losses of recovery: each block's distance to the dense one, then the whole model's."""
+"""Defines the losses of a distillation: each block's distance to the dense one, then the whole model's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..training import Distillation, Mixed, Recipe, mix
+from ..training import Distillation, Mixed, TrainingRecipe, mix
 from .blocks import feature_error, tapped
 
 
@@ -24,7 +24,7 @@ class BlockReconstruction:
 
     teacher: nn.Module
     blocks: Sequence[str]
-    recipe: Recipe
+    recipe: TrainingRecipe
 
     def __call__(self, model: nn.Module, images: Tensor, targets: Tensor | None) -> Tensor:
         _as_served(model)
@@ -56,7 +56,7 @@ class FeatureDistillation(Distillation):
 
 
 def _ask(
-    teacher: nn.Module, blocks: Sequence[str], images: Tensor, recipe: Recipe
+    teacher: nn.Module, blocks: Sequence[str], images: Tensor, recipe: TrainingRecipe
 ) -> tuple[Mixed, Mapping[str, Tensor], Tensor]:
     """Mixed images, and the teacher's features and logits for them."""
     mixed = mix(images, recipe.mixup, recipe.cutmix)

@@ -1,4 +1,4 @@
-"""The model that is searched for, the images that fit and that judge, and the dense model's answers to them."""
+"""The baseline of a search: the dense model, its calibration and held-out images, and its answers to the latter."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from .job import MIN_IMAGES, SearchJob
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageSet:
     """Normalised images (n, 3, H, W), their classes (n,) where they are known, and files that could not be read."""
 
     pixels: Tensor
@@ -37,13 +37,13 @@ class Images:
         return self.pixels.split(BATCH)
 
 
-class Subject:
-    """What a search works on.
+class Baseline:
+    """The dense model that a search starts from and compares with.
 
     Args:
-        samples: the files of the fitting images.
-        fit: images that calibrate and train.
-        judge: images that nothing was fitted to.
+        samples: the files of the calibration images.
+        calibration: images that calibrate and train.
+        held_out: images that nothing was fitted to.
 
     Raises:
         BundleError, DataError: a bundle or images that cannot be used.
@@ -54,7 +54,7 @@ class Subject:
         self.model, self.config = load_bundle(job.source)
         samples = spaced(folder_samples(job.images, self.config), job.max_images)
         self.samples = samples[::2]
-        self.fit, self.judge = _halves(job, samples, self.config, progress)
+        self.calibration, self.held_out = _halves(job, samples, self.config, progress)
 
     @property
     def size(self) -> int:
@@ -63,19 +63,19 @@ class Subject:
 
     @cached_property
     def dense(self) -> Tensor:
-        """The dense model's log-probabilities for the judging images.
+        """The dense model's log-probabilities for the held-out images.
 
         Raises:
             DataError: they are all the same, so that no other model could be told from it.
         """
-        found = answers(self.model, self.judge.batches)
-        if not torch.isfinite(found).all():
+        dense = answers(self.model, self.held_out.batches)
+        if not torch.isfinite(dense).all():
             raise DataError("the dense model's answers are not finite numbers: there is nothing to compare with")
-        if float((found - found[0]).abs().max()) < 1e-6:
+        if float((dense - dense[0]).abs().max()) < 1e-6:
             raise DataError(
-                f"the dense model's answers to {len(found)} images are all the same: give images that differ"
+                f"the dense model's answers to {len(dense)} images are all the same: give images that differ"
             )
-        return found
+        return dense
 
     def fresh_model(self) -> nn.Module:
         """Return a copy of the dense model."""
@@ -85,10 +85,10 @@ class Subject:
 
 def _halves(
     job: SearchJob, samples: Sequence[Sample], config: BundleConfig, progress: Progress
-) -> tuple[Images, Images]:
-    """Read the images; every second one fits, the others judge."""
+) -> tuple[ImageSet, ImageSet]:
+    """Read the images; every second one calibrates, the others are held out."""
     halves = []
-    for first, name in ((0, "fitting"), (1, "judging")):
+    for first, name in ((0, "calibration"), (1, "held-out")):
         prepared = PreparedImages(samples[first::2], PreprocessSpec.from_dict(config.preprocess), BATCH, cache_bytes=0)
         pixels, targets = [], []
         for images, classes in prepared:
@@ -100,5 +100,5 @@ def _halves(
     read = sum(len(images) for pixels, _, _ in halves for images in pixels)
     if read < MIN_IMAGES:
         raise DataError(f"DATA {job.images}: {read} of {len(samples)} images can be read, a search needs {MIN_IMAGES}")
-    fit, judge = (Images(torch.cat(p), torch.cat(t) if t else None, s) for p, t, s in halves)
-    return fit, judge
+    calibration, held_out = (ImageSet(torch.cat(p), torch.cat(t) if t else None, s) for p, t, s in halves)
+    return calibration, held_out

@@ -1,6 +1,6 @@
-"""A tiny model, dense and projected, with images to recover on; as a program: a recovery that kills itself.
+"""A tiny model, dense and projected, with images to train on; as a program: a distillation that kills itself.
 
-python recovery_case.py STATE PHASE STEP
+python distillation_case.py STATE PHASE STEP
 """
 
 import copy
@@ -18,11 +18,11 @@ from milkweed.models.architectures.registry import create_model
 from milkweed.models.compress import project_layer
 from milkweed.models.layers.select import layer_specs_for, select_linears
 from milkweed.models.progress import Progress
-from milkweed.models.recovery import RecoveryPlan, recover
+from milkweed.models.distillation import DistillationPlan, distill
 from milkweed.models.training import TensorSource
 
 VIT: dict[str, Any] = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 6}
-PLAN = RecoveryPlan(
+PLAN = DistillationPlan(
     epochs=3,
     block_epochs=2,
     batch_size=8,
@@ -77,7 +77,7 @@ def main(state: Path, phase: str, step: int) -> None:
         if (now, done) == (phase, step):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    recover(
+    distill(
         case.compressed,
         case.dense,
         case.source(),

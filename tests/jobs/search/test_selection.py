@@ -2,20 +2,20 @@
 
 import pytest
 
-from milkweed.jobs.search.front import Measured, Target, TargetError, pick, speedup
-from milkweed.models.report.frontier import Interval, Quality, front
+from milkweed.jobs.search.selection import MeasuredCandidate, Target, TargetError, pick, speedup
+from milkweed.models.report.frontier import ConfidenceInterval, Quality, pareto_frontier
 
 
-def model(name: str, ms: float, kl: float, low: float = 0.0, size: int = 100, alone: float | None = None) -> Measured:
-    change = Interval(low / 2, low, 0.0)
-    quality = Quality(250, Interval(kl, kl, kl), Interval(99, 98, 100), change, 81.0)
-    return Measured(name, quality, {8: ms, 1: ms if alone is None else alone}, size, "openvino int8")
+def model(name: str, ms: float, kl: float, low: float = 0.0, size: int = 100, alone: float | None = None) -> MeasuredCandidate:
+    change = ConfidenceInterval(low / 2, low, 0.0)
+    quality = Quality(250, ConfidenceInterval(kl, kl, kl), ConfidenceInterval(99, 98, 100), change, 81.0)
+    return MeasuredCandidate(name, quality, {8: ms, 1: ms if alone is None else alone}, size, "openvino int8")
 
 
 DENSE = model("dense", 24, 0.0, size=400)
 MODELS = [
     DENSE,
-    model("bits", 12, 0.005, -0.5),
+    model("int8", 12, 0.005, -0.5),
     model("tokens", 8, 0.03, -1.5, alone=10),
     model("more", 6, 0.08, -4, alone=9),
     model("beaten", 13, 0.02, -1.2),
@@ -23,20 +23,20 @@ MODELS = [
 ]
 
 
-def test_the_front_has_what_nothing_beats() -> None:
-    assert [one.name for one in front(MODELS, 8)] == ["more", "tokens", "bits", "dense"]
+def test_the_frontier_has_what_nothing_beats() -> None:
+    assert [one.name for one in pareto_frontier(MODELS, 8)] == ["more", "tokens", "int8", "dense"]
 
 
 @pytest.mark.parametrize(
     ("target", "name"),
     [
-        (Target(speedup=2), "bits"),
+        (Target(speedup=2), "int8"),
         (Target(speedup=2.3), "tokens"),  # its speedup is 2.4 at batch 1, 3 at batch 8
         (Target(ms=9), "more"),
-        (Target(drop=1), "bits"),
+        (Target(drop=1), "int8"),
         (Target(drop=2), "tokens"),
         (Target(drop=0.1), "dense"),
-        (Target(), "bits"),
+        (Target(), "int8"),
         (Target(bytes=100), "slow"),  # bytes alone may cost speed
     ],
 )
@@ -72,7 +72,7 @@ def test_a_target_that_cannot_be_met_says_what_can(target: Target, said: str) ->
 
 
 def test_a_loss_that_so_few_images_cannot_show_is_refused_with_what_they_show() -> None:
-    with pytest.raises(TargetError, match=r"at most 0.1 points cannot be shown by 250 images.*up to 0.50 points .bits"):
+    with pytest.raises(TargetError, match=r"at most 0.1 points cannot be shown by 250 images.*up to 0.50 points .int8"):
         pick(MODELS[1:3], DENSE, Target(drop=0.1))
 
 

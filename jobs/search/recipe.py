@@ -1,4 +1,4 @@
-"""Levers: what a search may do to a model, and the names that a person reads."""
+"""The recipes of a search: what it may do to a model, and the names that a person reads."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -6,7 +6,7 @@ from typing import Any
 
 from ...models.layers.token_plan import ALL_TOKENS, TokenMerging, TokenPlan
 
-SHARES, EVERY, PROTECT = (0.16, 0.22, 0.28, 0.34, 0.4), (2, 3, 4), 0.1
+MERGED_SHARES, EVERY, PROTECT = (0.16, 0.22, 0.28, 0.34, 0.4), (2, 3, 4), 0.1
 """Token schedules that are tried. Few large merges take less time than many small ones: at one image a time, merging in
 every block gained nothing. Keeping what the class token attends to took a third off the KL wherever it was measured."""
 
@@ -15,7 +15,7 @@ ENOUGH_KL = 0.02
 
 
 @dataclass(frozen=True)
-class Bits:
+class QuantizationConfig:
     """8-bit weights and activations.
 
     Args:
@@ -35,12 +35,17 @@ class Bits:
         return what if self.alpha is None else f"{what}, SmoothQuant {self.alpha:g}"
 
 
-BITS = (Bits(per_channel=True), Bits(), Bits(symmetric=True), Bits(0.5))
+QUANTIZATIONS = (
+    QuantizationConfig(per_channel=True),
+    QuantizationConfig(),
+    QuantizationConfig(symmetric=True),
+    QuantizationConfig(0.5),
+)
 """The quantisations in the order in which they are tried. DeiT-Tiny's KL was .005 without SmoothQuant, .018 with."""
 
 
 @dataclass(frozen=True)
-class Shares:
+class WidthRatios:
     """What narrower layers keep: of the MLPs' hidden units, and of the head dims of queries and keys."""
 
     mlp: float = 1.0
@@ -48,65 +53,65 @@ class Shares:
 
     def __str__(self) -> str:
         parts = {"queries and keys": self.qk, "hidden units": self.mlp}
-        return ", ".join(f"{100 * share:g} % of {name}" for name, share in parts.items() if share < 1)
+        return ", ".join(f"{100 * ratio:g} % of {name}" for name, ratio in parts.items() if ratio < 1)
 
 
-WHOLE = Shares()
+FULL_WIDTH = WidthRatios()
 
 
 @dataclass(frozen=True)
-class Levers:
+class Recipe:
     """What is done to a model.
 
     Args:
         tokens: which tokens it computes.
-        bits: how it is quantised; None where it is not.
+        quantization: how it is quantised; None where it is not.
         distilled: it was trained to answer as the dense model.
         widths: how narrow its layers are.
     """
 
     tokens: TokenPlan = ALL_TOKENS
-    bits: Bits | None = None
+    quantization: QuantizationConfig | None = None
     distilled: bool = False
-    widths: Shares = WHOLE
+    widths: WidthRatios = FULL_WIDTH
 
     def __str__(self) -> str:
         parts = ["class token last"] if self.tokens.class_last else []
         if (merging := self.tokens.merging) is not None:
             parts.append(merging_name(merging))
-        parts += [str(self.widths)] if self.widths != WHOLE else []
+        parts += [str(self.widths)] if self.widths != FULL_WIDTH else []
         parts += ["distilled"] if self.distilled else []
-        parts += [str(self.bits)] if self.bits else []
+        parts += [str(self.quantization)] if self.quantization else []
         return ", ".join(parts) or "dense"
 
     @property
-    def floating(self) -> "Levers":
+    def floating(self) -> "Recipe":
         """The same without the quantisation."""
-        return replace(self, bits=None)
+        return replace(self, quantization=None)
 
     @property
-    def plain(self) -> "Levers":
+    def plain(self) -> "Recipe":
         """The same, neither trained nor quantised."""
-        return Levers(self.tokens, widths=self.widths)
+        return Recipe(self.tokens, widths=self.widths)
 
     @property
     def file(self) -> str:
-        """A name for files that is different for different levers."""
+        """A name for files that is another for every recipe."""
         merging = self.tokens.merging
         parts = [f"m{merging.start}-{merging.every}-{merging.share:g}-{merging.protect:g}"] if merging else []
         parts += ["last"] if self.tokens.class_last else []
-        parts += [f"w{self.widths.mlp:g}-{self.widths.qk:g}"] if self.widths != WHOLE else []
+        parts += [f"w{self.widths.mlp:g}-{self.widths.qk:g}"] if self.widths != FULL_WIDTH else []
         parts += ["distilled"] if self.distilled else []
-        if self.bits:
-            form = "channels" if self.bits.per_channel else self.bits.alpha
-            parts += [f"int8-{form}" + ("-symmetric" if self.bits.symmetric else "")]
+        if self.quantization:
+            form = "channels" if self.quantization.per_channel else self.quantization.alpha
+            parts += [f"int8-{form}" + ("-symmetric" if self.quantization.symmetric else "")]
         return "_".join(parts) or "dense"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
         return {
             "tokens": self.tokens.to_dict(),
-            "bits": asdict(self.bits) if self.bits else None,
+            "bits": asdict(self.quantization) if self.quantization else None,
             "distilled": self.distilled,
             "widths": asdict(self.widths),
         }
@@ -123,5 +128,5 @@ def mergings(depth: int, class_token: bool) -> Iterator[TokenMerging]:
     """Yield the schedules that are tried: from a quarter and a third of the depth on, since early merges cost most."""
     for start in sorted({max(1, depth // 4), max(1, depth // 3)}):
         for every in EVERY:
-            for share in SHARES:
+            for share in MERGED_SHARES:
                 yield TokenMerging(start, every, share, PROTECT if class_token else 0.0)

@@ -14,17 +14,14 @@ from ..architectures.vitae.reduction import PerformerAttention
 from ..divergence import answers, diverge
 from ..layers.structured import StructuredLinear
 from ..progress import SILENT, Progress
-from ..training import Batch, BatchSource, Objective, Recipe, Trainer, TrainingError, TrainResult
+from ..training import BatchSource, HistoryRow, Objective, Trainer, TrainingBatch, TrainingError, TrainingRecipe, TrainResult
 from .blocks import block_names
 from .objectives import BlockReconstruction, FeatureDistillation
-from .plan import RecoveryPlan
-
-Row = dict[str, Any]
-
+from .plan import DistillationPlan
 
 @dataclass(frozen=True)
-class RecoveryResult:
-    """The result of a recovery.
+class DistillationResult:
+    """The result of a distillation.
 
     Args:
         model: the model that was given, with the best weights found, in eval mode.
@@ -36,7 +33,7 @@ class RecoveryResult:
     """
 
     model: nn.Module
-    history: tuple[Row, ...]
+    history: tuple[HistoryRow, ...]
     kl_before: float
     kl_after: float
     agreement_before: float
@@ -51,7 +48,7 @@ class _Phase:
 
     name: str
     objective: Objective
-    recipe: Recipe
+    recipe: TrainingRecipe
     first_epoch: int
 
 
@@ -66,22 +63,22 @@ class _Later:
     def steps(self) -> int:
         return self.source.steps
 
-    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+    def batches(self, epoch: int, start: int) -> Iterator[TrainingBatch]:
         return self.source.batches(self.first_epoch + epoch, start)
 
 
-def recover(
+def distill(
     model: nn.Module,
     teacher: nn.Module,
     source: BatchSource,
     *,
-    plan: RecoveryPlan,
+    plan: DistillationPlan,
     held_out: Sequence[Tensor],
     state: Path | None = None,
     fingerprint: Mapping[str, Any] | None = None,
     progress: Progress = SILENT,
     save_every_seconds: float = 60.0,
-) -> RecoveryResult:
+) -> DistillationResult:
     """Train the compressed `model` in place to answer as `teacher` does.
 
     Every candidate is judged by its KL on `held_out`, the untrained model among them: the result is never worse
@@ -90,7 +87,7 @@ def recover(
     Args:
         model: the compressed model in float32, on the device to train on.
         teacher: the dense model that it came from.
-        source: images of `plan.batch_size`; classes are used if `plan.hard_share` is above 0.
+        source: images of `plan.batch_size`; classes are used if `plan.label_weight` is above 0.
         held_out: batches of normalised images (B, 3, H, W) that are not trained on.
         state: folder for the run's state, to be removed by who saved the result; None saves nothing.
         fingerprint: plain JSON data that a saved state must agree with, beside the plan.
@@ -101,7 +98,7 @@ def recover(
         ValueError: nothing to train or to compare.
     """
     teacher = teacher.eval()
-    evaluate = _Judge.of(teacher, held_out)
+    evaluate = _Validation.of(teacher, held_out)
     results: list[TrainResult] = []
     with only_trained(model, plan.trained):
         for phase in _phases(model, teacher, plan):
@@ -127,16 +124,16 @@ def recover(
 
 
 @dataclass(frozen=True)
-class _Judge:
+class _Validation:
     """Measures a model on the held-out images."""
 
     batches: tuple[Tensor, ...]
     wanted: Tensor
 
     @classmethod
-    def of(cls, teacher: nn.Module, held_out: Sequence[Tensor]) -> "_Judge":
+    def of(cls, teacher: nn.Module, held_out: Sequence[Tensor]) -> "_Validation":
         if not sum(len(images) for images in held_out):
-            raise ValueError("held_out has no images: a recovery without them could not tell better from worse")
+            raise ValueError("held_out has no images: a distillation without them could not tell better from worse")
         device = next(teacher.parameters()).device
         batches = tuple(images.to(device) for images in held_out)
         wanted = answers(teacher, batches)
@@ -151,7 +148,7 @@ class _Judge:
         return {"kl": found.kl, "agreement": found.agreement}
 
 
-def _phases(model: nn.Module, teacher: nn.Module, plan: RecoveryPlan) -> list[_Phase]:
+def _phases(model: nn.Module, teacher: nn.Module, plan: DistillationPlan) -> list[_Phase]:
     blocks = block_names(model)
     phases = []
     if plan.block_epochs:
@@ -159,7 +156,7 @@ def _phases(model: nn.Module, teacher: nn.Module, plan: RecoveryPlan) -> list[_P
         phases.append(_Phase("blocks", BlockReconstruction(teacher, blocks, recipe), recipe, 0))
     if plan.epochs:
         recipe = plan.recipe(plan.epochs, plan.lr)
-        objective = FeatureDistillation(teacher, recipe, plan.temperature, plan.hard_share, blocks, plan.feature_weight)
+        objective = FeatureDistillation(teacher, recipe, plan.temperature, plan.label_weight, blocks, plan.feature_weight)
         phases.append(_Phase("distillation", objective, recipe, plan.block_epochs))
     return phases
 
@@ -185,10 +182,10 @@ def only_trained(model: nn.Module, trained: str) -> Iterator[None]:
             parameter.requires_grad_(before[name])
 
 
-def _result(model: nn.Module, results: Sequence[TrainResult]) -> RecoveryResult:
+def _result(model: nn.Module, results: Sequence[TrainResult]) -> DistillationResult:
     first, last = results[0].history[0], results[-1].best
     assert last is not None  # "kl" is monitored
-    return RecoveryResult(
+    return DistillationResult(
         model=model,
         history=tuple(row for result in results for row in result.history),
         kl_before=first["kl"],

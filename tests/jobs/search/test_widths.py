@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from milkweed.jobs.search.levers import WHOLE, Shares
-from milkweed.jobs.search.narrower import narrowed, smaller, widths_of
+from milkweed.jobs.search.recipe import FULL_WIDTH, WidthRatios
+from milkweed.jobs.search.widths import narrowed, smaller, widths_of
 from milkweed.models import create_model
 from milkweed.models.compress.narrow import narrow_model
 
@@ -24,14 +24,14 @@ def dense() -> torch.nn.Module:
 @pytest.mark.parametrize("weight_bytes", [1, 4])
 def test_as_many_hidden_units_are_kept_as_fit(weight_bytes: int) -> None:
     model = dense()
-    whole = sum(each.numel() for each in model.parameters())
+    whole = sum(weight.numel() for weight in model.parameters())
     for share in (0.1, 0.3, 0.5):
         over = int(share * UNITS)
-        found = smaller(model, weight_bytes * over, weight_bytes)
-        assert [each.qk for each in found] == [1.0, 0.75, 0.5]
-        for each in found:
-            widths = widths_of(model, each)
-            kept = sum(each.numel() for each in narrowed_parameters(widths))
+        choices = smaller(model, weight_bytes * over, weight_bytes)
+        assert [ratios.qk for ratios in choices] == [1.0, 0.75, 0.5]
+        for ratios in choices:
+            widths = widths_of(model, ratios)
+            kept = sum(weight.numel() for weight in narrowed_parameters(widths))
             assert over <= whole - kept <= over + 0.06 * UNITS  # widths are multiples of eight
 
 
@@ -40,20 +40,20 @@ def narrowed_parameters(widths: Mapping[str, int]) -> list[torch.nn.Parameter]:
 
 
 def test_narrower_queries_alone_are_taken_where_they_suffice() -> None:
-    assert smaller(dense(), PRODUCTS // 5, 1)[-1] == Shares(1.0, 0.75)
+    assert smaller(dense(), PRODUCTS // 5, 1)[-1] == WidthRatios(1.0, 0.75)
 
 
 def test_where_nothing_fits_the_narrowest_is_tried() -> None:
-    assert smaller(dense(), 2 * UNITS, 1) == [Shares(0.05, 0.5)]
-    assert widths_of(dense(), WHOLE) == {}
+    assert smaller(dense(), 2 * UNITS, 1) == [WidthRatios(0.05, 0.5)]
+    assert widths_of(dense(), FULL_WIDTH) == {}
 
 
 def test_what_was_fitted_is_read_again(tmp_path: Path) -> None:
     images = torch.randn(40, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    shares, file = Shares(0.5, 0.75), tmp_path / "w.pt"
-    first = narrowed(dense(), shares, [images], file)
-    wanted = narrow_model(dense(), widths_of(dense(), shares), [images])
-    again = narrowed(dense(), shares, [], file)
+    ratios, file = WidthRatios(0.5, 0.75), tmp_path / "w.pt"
+    first = narrowed(dense(), ratios, [images], file)
+    wanted = narrow_model(dense(), widths_of(dense(), ratios), [images])
+    again = narrowed(dense(), ratios, [], file)
     for model in (first, again):
         for key, value in model.state_dict().items():
             assert torch.equal(value, wanted.state_dict()[key])

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from ...models.architectures.widths import Widths, apply_widths, narrowable_widths
 from ...models.compress.narrow import narrow_model, widths_for
-from .levers import WHOLE, Shares
+from .recipe import FULL_WIDTH, WidthRatios
 
-QK_SHARES, LEAST = (1.0, 0.75, 0.5), 0.05
-"""Shares of queries and keys that are tried, and the least share of the hidden units. Queries and keys cost less KL
+QK_RATIOS, LEAST = (1.0, 0.75, 0.5), 0.05
+"""Width ratios of queries and keys that are tried, and the least one of the hidden units. Queries and keys cost less KL
 than hidden units. They are for bytes alone: in int8 narrower ones take about as long as whole ones."""
 
 
-def smaller(model: nn.Module, over: int, weight_bytes: int) -> list[Shares]:
-    """Find the most hidden units, for each share of queries and keys, with which a dense model takes `over` bytes less.
+def smaller(model: nn.Module, over: int, weight_bytes: int) -> list[WidthRatios]:
+    """Find the most hidden units, for each width of queries and keys, with which a dense model takes `over` bytes less.
 
     Args:
         weight_bytes: of one weight.
@@ -32,29 +32,29 @@ def smaller(model: nn.Module, over: int, weight_bytes: int) -> list[Shares]:
     units, products = _weights(model)
     if not units or not products:
         raise ValueError(f"{type(model).__name__} has no plain attention and MLPs")
-    found = []
-    for qk in QK_SHARES:
+    ratios = []
+    for qk in QK_RATIOS:
         missing = over / weight_bytes - (1 - qk) * products
-        share = min(1.0, int(100 * (1 - missing / units) - 1) / 100)  # one percent less, since widths are rounded
-        if share >= LEAST:
-            found.append(Shares(1.0 if missing <= 0 else share, qk))
+        mlp = min(1.0, int(100 * (1 - missing / units) - 1) / 100)  # one percent less, since widths are rounded
+        if mlp >= LEAST:
+            ratios.append(WidthRatios(1.0 if missing <= 0 else mlp, qk))
         if missing <= 0:
             break
-    return found or [Shares(LEAST, min(QK_SHARES))]
+    return ratios or [WidthRatios(LEAST, min(QK_RATIOS))]
 
 
-def widths_of(model: nn.Module, shares: Shares) -> Widths:
+def widths_of(model: nn.Module, ratios: WidthRatios) -> Widths:
     """The widths of the model's layers by name; ValueError where there are no rules for the model."""
-    return {} if shares == WHOLE else widths_for(model, mlp=shares.mlp, qk=shares.qk)
+    return {} if ratios == FULL_WIDTH else widths_for(model, mlp=ratios.mlp, qk=ratios.qk)
 
 
-def narrowed(model: nn.Module, shares: Shares, batches: Sequence[Tensor], file: Path) -> nn.Module:
+def narrowed(model: nn.Module, ratios: WidthRatios, batches: Sequence[Tensor], file: Path) -> nn.Module:
     """Make a dense model narrower, in place; its fitted weights are kept in a file.
 
     Raises:
         ValueError: as `narrow_model`.
     """
-    widths = widths_of(model, shares)
+    widths = widths_of(model, ratios)
     if file.exists():
         apply_widths(model, widths).load_state_dict(torch.load(file, weights_only=True))
         return model

@@ -1,18 +1,18 @@
-"""Defines RecoveryPlan: all that decides a recovery's result beside the models and the images."""
+"""Defines DistillationPlan: all that decides a distillation's result beside the models and the images."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import inf, isfinite
 from typing import Any
 
-from ..training import Recipe
+from ..training import TrainingRecipe
 from ..training.recipe import check_whole, check_within
 
 TRAINED = ("structured", "all")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecoveryPlan:
+class DistillationPlan:
     """Two phases of AdamW, each with its own warm-up and cosine. The defaults are measured (docs/compression.md).
 
     Args:
@@ -24,10 +24,10 @@ class RecoveryPlan:
         weight_decay: the decay of matrices.
         betas: AdamW's betas.
         clip_norm: largest norm of all gradients together; None does not clip.
-        temperature, feature_weight, hard_share: as in `FeatureDistillation`.
-        mixup, cutmix: as in `Recipe`.
+        temperature, feature_weight, label_weight: as in `FeatureDistillation`.
+        mixup, cutmix: as in `TrainingRecipe`.
         trained: `structured` trains the structured layers and all vectors (norms, biases); `all` everything.
-        structured_lr: BTT's rates for the factors, as in `Recipe`.
+        structured_lr: BTT's rates for the factors, as in `TrainingRecipe`.
         ema_decay: the decay of a running average of the weights, which is then evaluated and kept; None is off.
         amp: number type of autocast.
         evaluate_every: epochs between two evaluations on the held-out images.
@@ -46,7 +46,7 @@ class RecoveryPlan:
     clip_norm: float | None = 1.0
     temperature: float = 1.0
     feature_weight: float = 10.0
-    hard_share: float = 0.0
+    label_weight: float = 0.0
     mixup: float = 0.5
     cutmix: float = 1.0
     trained: str = "structured"
@@ -71,13 +71,13 @@ class RecoveryPlan:
         if not (isfinite(self.temperature) and self.temperature > 0):
             raise ValueError(f"temperature {self.temperature} must be a number above 0")
         check_within("feature_weight", self.feature_weight, 0, inf)
-        check_within("hard_share", self.hard_share, 0, 1)
+        check_within("label_weight", self.label_weight, 0, 1)
         self.recipe(max(self.epochs, 1), self.lr)  # it has the limits of all others
         self.recipe(max(self.block_epochs, 1), self.block_lr)
 
-    def recipe(self, epochs: int, lr: float) -> Recipe:
+    def recipe(self, epochs: int, lr: float) -> TrainingRecipe:
         """The recipe of a phase of so many epochs."""
-        return Recipe(
+        return TrainingRecipe(
             epochs=epochs,
             batch_size=self.batch_size,
             lr=lr,

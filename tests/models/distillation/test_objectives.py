@@ -1,4 +1,4 @@
-"""The objectives of a recovery against their definitions, block by block and number by number."""
+"""The objectives of a distillation against their definitions, block by block and number by number."""
 
 import copy
 from dataclasses import replace
@@ -13,13 +13,13 @@ from torch.nn import functional as F
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.architectures.token_blocks import apply_token_plan
 from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
-from milkweed.models.recovery import BlockReconstruction, FeatureDistillation, RecoveryPlan
-from milkweed.models.recovery.blocks import block_names, feature_error, tapped
+from milkweed.models.distillation import BlockReconstruction, FeatureDistillation, DistillationPlan
+from milkweed.models.distillation.blocks import block_names, feature_error, tapped
 from milkweed.models.training import mix
 
-from .recovery_case import Case
+from .distillation_case import Case
 
-RECIPE = RecoveryPlan(mixup=0.0, cutmix=0.0).recipe(1, 1e-3)
+RECIPE = DistillationPlan(mixup=0.0, cutmix=0.0).recipe(1, 1e-3)
 BLOCKS = ("blocks.0", "blocks.1")
 
 
@@ -84,7 +84,7 @@ def test_feature_distillation_adds_the_classes_and_the_features(case: Case) -> N
 
 
 def test_both_models_see_the_same_mixed_images(case: Case) -> None:
-    recipe = RecoveryPlan(mixup=0.5, cutmix=0.0).recipe(1, 1e-3)
+    recipe = DistillationPlan(mixup=0.5, cutmix=0.0).recipe(1, 1e-3)
     images = case.images[:4]
     with torch.no_grad():
         torch.manual_seed(11)

@@ -11,7 +11,7 @@ from ..report import Measured
 
 
 @dataclass(frozen=True)
-class Measuring:
+class Evaluator:
     """The dense model's answers on the held-out images, to compare with.
 
     Args:
@@ -25,7 +25,7 @@ class Measuring:
     reference: Tensor
 
     @classmethod
-    def on(cls, model: nn.Module, batches: Sequence[Tensor], targets: Tensor | None) -> "Measuring":
+    def on(cls, model: nn.Module, batches: Sequence[Tensor], targets: Tensor | None) -> "Evaluator":
         """Take `model`, which is dense, as the reference, on these images."""
         return cls(tuple(batches), targets, answers(model, batches))
 
@@ -68,5 +68,5 @@ def measured_change(
     found = [(answers(reference, [images]), answers(model, [images]), classes) for images, classes in batches]
     before, after = torch.cat([one[0] for one in found]), torch.cat([one[1] for one in found])
     known = [classes for _, _, classes in found if classes is not None]
-    measuring = Measuring((), torch.cat(known) if len(known) == len(found) else None, before)
-    return measuring.before, measuring.of_answers(after)
+    evaluator = Evaluator((), torch.cat(known) if len(known) == len(found) else None, before)
+    return evaluator.before, evaluator.of_answers(after)

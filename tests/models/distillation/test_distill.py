@@ -20,16 +20,16 @@ from milkweed.models.compress.narrow import narrow_model, widths_for
 from milkweed.models.layers.select import layer_specs_for, select_linears
 from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.progress import Progress
-from milkweed.models.recovery import RecoveryPlan, RecoveryResult, recover
-from milkweed.models.training import Batch, StateFolder, TensorSource, TrainingError
+from milkweed.models.distillation import DistillationPlan, DistillationResult, distill
+from milkweed.models.training import TrainingBatch, StateFolder, TensorSource, TrainingError
 
-from . import recovery_case
-from .recovery_case import PLAN, Case, make_case
+from . import distillation_case
+from .distillation_case import PLAN, Case, make_case
 
 
-def run(case: Case, plan: RecoveryPlan, **options: Any) -> RecoveryResult:
+def run(case: Case, plan: DistillationPlan, **options: Any) -> DistillationResult:
     source = options.pop("source", case.source())
-    return recover(case.compressed, case.dense, source, plan=plan, held_out=case.held_out, **options)
+    return distill(case.compressed, case.dense, source, plan=plan, held_out=case.held_out, **options)
 
 
 def kl(case: Case, model: nn.Module) -> float:
@@ -48,7 +48,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_recovery_brings_the_answers_back(case: Case) -> None:
+def test_distillation_brings_the_answers_back(case: Case) -> None:
     before, dense = weights(case.compressed), weights(case.dense)
     start = kl(case, case.compressed)
     result = run(case, replace(PLAN, epochs=12, block_epochs=4))
@@ -95,7 +95,7 @@ def test_history_tells_both_phases_and_the_best_is_kept(case: Case) -> None:
     assert result.kl_after == min(row["kl"] for row in rows)
 
 
-def test_a_harmful_recovery_ends_early_and_changes_nothing(case: Case) -> None:
+def test_a_harmful_distillation_ends_early_and_changes_nothing(case: Case) -> None:
     before = weights(case.compressed)
     plan = replace(PLAN, epochs=20, block_epochs=0, lr=3.0, warmup=0.0, ema_decay=None, patience=2)
     result = run(case, plan)
@@ -107,10 +107,10 @@ def test_a_harmful_recovery_ends_early_and_changes_nothing(case: Case) -> None:
 
 @pytest.mark.parametrize(("phase", "step"), [("blocks", 7), ("distillation", 8)])
 @pytest.mark.slow
-def test_a_killed_recovery_ends_where_an_uninterrupted_one_does(
+def test_a_killed_distillation_ends_where_an_uninterrupted_one_does(
     tmp_path: Path, case: Case, phase: str, step: int
 ) -> None:
-    command = [sys.executable, recovery_case.__file__, str(tmp_path / "state"), phase, str(step)]
+    command = [sys.executable, distillation_case.__file__, str(tmp_path / "state"), phase, str(step)]
     assert subprocess.run(command, check=False, timeout=600).returncode == -9
     whole = run(make_case(), PLAN)
     resumed = run(case, PLAN, state=tmp_path / "state")
@@ -133,7 +133,7 @@ class Watched:
     def steps(self) -> int:
         return self.source.steps
 
-    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+    def batches(self, epoch: int, start: int) -> Iterator[TrainingBatch]:
         self.asked.append(epoch)
         for images, targets in self.source.batches(epoch, start):
             yield images * (float("nan") if epoch == self.poisoned else 1.0), targets
@@ -185,10 +185,10 @@ def test_batch_statistics_and_random_features_stay(
         project_layer(compressed, name, layer)
     before = weights(compressed)
     images = torch.randn(12, 3, 32, 32)
-    plan = RecoveryPlan(
+    plan = DistillationPlan(
         epochs=2, block_epochs=1, batch_size=4, ema_decay=None, amp="bfloat16", patience=None, trained="all"
     )
-    result = recover(compressed, dense, TensorSource(images, None, 4), plan=plan, held_out=[images[:6] + 0.1])
+    result = distill(compressed, dense, TensorSource(images, None, 4), plan=plan, held_out=[images[:6] + 0.1])
     after = weights(result.model)
     statistics = [name for name in before if name.endswith(("running_mean", "running_var", "num_batches_tracked"))]
     assert statistics
@@ -198,9 +198,9 @@ def test_batch_statistics_and_random_features_stay(
     assert torch.equal(before["layers.0.RC.attn.w"], after["layers.0.RC.attn.w"])
 
 
-def test_a_recovery_without_anything_to_judge_by_is_refused(case: Case) -> None:
+def test_a_distillation_without_anything_to_judge_by_is_refused(case: Case) -> None:
     with pytest.raises(ValueError, match="held_out has no images"):
-        recover(case.compressed, case.dense, case.source(), plan=PLAN, held_out=[])
+        distill(case.compressed, case.dense, case.source(), plan=PLAN, held_out=[])
 
 
 @pytest.mark.parametrize(
@@ -213,21 +213,21 @@ def test_a_recovery_without_anything_to_judge_by_is_refused(case: Case) -> None:
         ({"trained": "some"}, "trained 'some' must be one of structured, all"),
         ({"temperature": 0.0}, "temperature 0.0 must be a number above 0"),
         ({"feature_weight": float("nan")}, "feature_weight nan must be a number from 0"),
-        ({"hard_share": 1.5}, "hard_share 1.5 must be 0 to 1"),
+        ({"label_weight": 1.5}, "label_weight 1.5 must be 0 to 1"),
         ({"block_lr": -1.0}, "lr -1.0 must be a number above 0"),
         ({"amp": "int8"}, "amp 'int8' must be one of"),
     ],
 )
 def test_a_plan_refuses_what_makes_no_sense(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RecoveryPlan(**values)
+        DistillationPlan(**values)
 
 
-def test_a_model_that_merges_tokens_recovers_what_it_lost(case: Case) -> None:
+def test_a_model_that_merges_tokens_learns_what_it_lost(case: Case) -> None:
     """Only tokens that are never merged are compared, and the logits."""
     plan = TokenPlan(TokenMerging(0, 1, 0.3), True)
     student = apply_token_plan(copy.deepcopy(case.dense), plan)
-    result = recover(student, case.dense, case.source(), plan=PLAN, held_out=case.held_out)
+    result = distill(student, case.dense, case.source(), plan=PLAN, held_out=case.held_out)
     assert 0 < result.kl_after < result.kl_before
     assert token_plan_of(result.model) == plan
 

@@ -1,8 +1,8 @@
-"""Fixtures of the recovery tests: one thread, and the tiny models."""
+"""Fixtures of the distillation tests: one thread, and the tiny models."""
 
 import pytest
 
-from .recovery_case import Case, make_case
+from .distillation_case import Case, make_case
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 from .blocks import block_names as block_names
 from .objectives import BlockReconstruction as BlockReconstruction
 from .objectives import FeatureDistillation as FeatureDistillation
-from .plan import RecoveryPlan as RecoveryPlan
-from .recovery import RecoveryResult as RecoveryResult
-from .recovery import only_trained as only_trained
-from .recovery import recover as recover
+from .plan import DistillationPlan as DistillationPlan
+from .distill import DistillationResult as DistillationResult
+from .distill import only_trained as only_trained
+from .distill import distill as distill

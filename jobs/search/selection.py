@@ -13,12 +13,12 @@ class TargetError(ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class MeasuredCandidate:
     """A model that was measured; each is only equal to itself.
 
     Args:
-        name: its levers in a few words.
-        quality: on the judging images.
+        name: its recipe in a few words.
+        quality: on the held-out images.
         ms: milliseconds an image by batch size, in the backend and precision that it is fastest in.
         bytes: of its bundle.
         how: backend and precision.
@@ -51,23 +51,23 @@ class Target:
     bytes: int | None = None
 
     def __post_init__(self) -> None:
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        if len(given) > 1:
-            raise ValueError(f"targets {' and '.join(given)}: only one can be asked for")
-        for name, value in given.items():
+        targets = {name: value for name, value in vars(self).items() if value is not None}
+        if len(targets) > 1:
+            raise ValueError(f"targets {' and '.join(targets)}: only one can be asked for")
+        for name, value in targets.items():
             if not 0 < value < inf:
                 raise ValueError(f"target {name} {value} must be a number above 0")
-        if not given:
+        if not targets:
             object.__setattr__(self, "drop", MAX_DROP)
 
 
 MAX_DROP = 1.0
 
 AS_FAST = 1.03
-"""Where a model is hardly slower than the fastest, noise would decide between them: the one with less KL is taken."""
+"""Where a model is hardly slower than the fastest, noise would decide between them: the one with less KL is chosen."""
 
 
-def pick(models: Sequence[Measured], dense: Measured, target: Target) -> Measured:
+def pick(models: Sequence[MeasuredCandidate], dense: MeasuredCandidate, target: Target) -> MeasuredCandidate:
     """Return the model that meets the target: with the least KL, or for `drop` one of the fastest.
 
     Raises:
@@ -91,55 +91,55 @@ def pick(models: Sequence[Measured], dense: Measured, target: Target) -> Measure
         kept = [one for one in faster if max(one.ms.values()) <= (target.ms or 0)]
         if not kept:
             raise TargetError(_no_speed(f"{target.ms:g} ms an image", faster, dense))
-    found = _nearest(kept)
-    assert found is not None
-    return found
+    nearest = _nearest(kept)
+    assert nearest is not None
+    return nearest
 
 
-def fastest(models: Sequence[Measured], dense: Measured) -> Measured:
+def fastest(models: Sequence[MeasuredCandidate], dense: MeasuredCandidate) -> MeasuredCandidate:
     """Return the model with the least KL among those that are about as fast as the fastest one."""
     most = max(speedup(one, dense) for one in models)
     return min((one for one in models if AS_FAST * speedup(one, dense) >= most), key=lambda one: one.quality.kl.value)
 
 
-def speedup(model: Measured, dense: Measured) -> float:
+def speedup(model: MeasuredCandidate, dense: MeasuredCandidate) -> float:
     """The speedup over the dense model, at the batch size where that is least."""
     return min(dense.ms[batch] / ms for batch, ms in model.ms.items())
 
 
-def _nearest(models: Sequence[Measured]) -> Measured | None:
+def _nearest(models: Sequence[MeasuredCandidate]) -> MeasuredCandidate | None:
     return min(models, key=lambda one: one.quality.kl.value, default=None)
 
 
-def _refuse(wanted: str, models: Sequence[Measured], size: Callable[[Measured], Any], unit: str) -> Measured:
+def _refuse(target: str, models: Sequence[MeasuredCandidate], size: Callable[[MeasuredCandidate], Any], unit: str) -> MeasuredCandidate:
     least = min(models, key=size)
     raise TargetError(
-        f"{wanted} cannot be reached: the least of {len(models)} models has {size(least):,} {unit} "
+        f"{target} cannot be reached: the least of {len(models)} models has {size(least):,} {unit} "
         f"({_described(least)})"
     )
 
 
-def _no_speed(wanted: str, models: Sequence[Measured], dense: Measured) -> str:
+def _no_speed(target: str, models: Sequence[MeasuredCandidate], dense: MeasuredCandidate) -> str:
     if not models:
-        return f"{wanted} cannot be reached: none of the models is faster than the dense one"
+        return f"{target} cannot be reached: none of the models is faster than the dense one"
     best = max(models, key=lambda one: speedup(one, dense))
     slowest = max(best.ms.values())
     return (
-        f"{wanted} cannot be reached: the fastest of {len(models)} models has a speedup of "
+        f"{target} cannot be reached: the fastest of {len(models)} models has a speedup of "
         f"{speedup(best, dense):.2f}, {slowest:.2f} ms an image ({_described(best)})"
     )
 
 
-def _no_drop(wanted: float, best: Measured | None) -> str:
+def _no_drop(most: float, best: MeasuredCandidate | None) -> str:
     if best is None:
-        return f"a loss of at most {wanted:g} points: none of the models is faster than the dense one"
+        return f"a loss of at most {most:g} points: none of the models is faster than the dense one"
     change = best.quality.change
     return (
-        f"a loss of at most {wanted:g} points cannot be shown by {best.quality.images} images: the surest model "
+        f"a loss of at most {most:g} points cannot be shown by {best.quality.images} images: the surest model "
         f"lost {-change.value:.2f} and, by the interval, up to {-change.low:.2f} points ({_described(best)}); "
         "more images may tell"
     )
 
 
-def _described(model: Measured) -> str:
+def _described(model: MeasuredCandidate) -> str:
     return f"{model.name}, {model.how}, KL {model.quality.kl.value:.4f}"

@@ -1,4 +1,4 @@
-"""`milkweed compress --images` and `milkweed inspect` print and draw the front that a search found."""
+"""`milkweed compress --images` and `milkweed inspect` print and draw the Pareto frontier of a search."""
 
 import json
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def searched(bundle: Path, tmp_path: Path) -> Callable[[Any], Path]:
     return make
 
 
-def test_inspect_prints_the_front(milkweed: Milkweed, searched: Callable[[Any], Path]) -> None:
+def test_inspect_prints_the_frontier(milkweed: Milkweed, searched: Callable[[Any], Path]) -> None:
     ran = milkweed("inspect", searched(record())).ok(quiet=True)
     lines = ran.out.splitlines()
     begin = lines.index("search")
@@ -43,7 +43,7 @@ def test_inspect_prints_the_front(milkweed: Milkweed, searched: Callable[[Any], 
     assert "ms at 8  ms at 1" in lines[begin + 5]
     assert others == "3 other models measured that a faster one beats (--json has all, --plot draws them)"
     assert len(shown) == sum(row[8] for row in MODELS)
-    assert not any(line.startswith("*") for line in shown)  # all of them are on the front
+    assert not any(line.startswith("*") for line in shown)  # all of them are on the Pareto frontier
     (chosen,) = (line for line in shown if line.startswith("-> "))
     name, *figures = chosen[3:].split("  openvino bfloat16 ")
     assert name.strip() == MODELS[3][0]
@@ -65,7 +65,7 @@ def test_inspect_prints_the_front(milkweed: Milkweed, searched: Callable[[Any], 
     assert milkweed("inspect", searched(record()), "--json").document["metrics"]["search"] == record()
 
 
-def test_inspect_draws_the_front(milkweed: Milkweed, searched: Callable[[Any], Path], tmp_path: Path) -> None:
+def test_inspect_draws_the_frontier(milkweed: Milkweed, searched: Callable[[Any], Path], tmp_path: Path) -> None:
     picture = tmp_path / "new" / "front.svg"
     ran = milkweed("inspect", searched(record()), "--plot", picture, "--json")
     assert (ran.code, ran.err) == (0, f"milkweed: wrote {picture}\n")
