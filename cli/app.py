@@ -32,8 +32,8 @@ def build_app(command: str = "") -> typer.Typer:
     return app
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(show: bool) -> None:
+    if show:
         typer.echo(f"milkweed {version('milkweed')}")
         raise typer.Exit
 

@@ -43,7 +43,7 @@ def named_bundles(arguments: list[str]) -> dict[str, Path]:
     """
     if not arguments:
         return {DEMO: demo_bundle()}
-    found: dict[str, Path] = {}
+    bundles: dict[str, Path] = {}
     for argument in arguments:
         name, path = _split(argument)
         if not _NAME.fullmatch(name):
@@ -52,12 +52,13 @@ def named_bundles(arguments: list[str]) -> dict[str, Path]:
                 "give one as NAME=BUNDLE",
                 WRONG_USAGE,
             )
-        if name in found:
+        if name in bundles:
             raise CommandError(
-                f"argument {argument!r}: {found[name]} is called {name!r} too; give another as NAME=BUNDLE", WRONG_USAGE
+                f"argument {argument!r}: {bundles[name]} is called {name!r} too; give another as NAME=BUNDLE",
+                WRONG_USAGE,
             )
-        found[name] = path
-    return found
+        bundles[name] = path
+    return bundles
 
 
 def check_free(out: Path, force: bool) -> None:

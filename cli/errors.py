@@ -63,8 +63,8 @@ def one_line(text: str) -> str:
 
 def details(error: Exception) -> tuple[str, ...]:
     """Return the further lines that some errors hold; --debug shows them."""
-    found = getattr(error, "details", ())
-    return tuple(one_line(line) for line in found) if isinstance(found, tuple) else ()
+    lines = getattr(error, "details", ())
+    return tuple(one_line(line) for line in lines) if isinstance(lines, tuple) else ()
 
 
 def _more(error: Exception) -> str:

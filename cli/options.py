@@ -83,7 +83,9 @@ def storage_option(help: str) -> Any:
     return typer.Option("--storage", metavar="TYPE", help=help, parser=parse)
 
 
-DeviceOption = Annotated[str | None, text_option("auto|cpu|cuda[:N]", "Where to compute; auto = a GPU if there is one.")]
+DeviceOption = Annotated[
+    str | None, text_option("auto|cpu|cuda[:N]", "Where to compute; auto = a GPU if there is one.")
+]
 Plot = Annotated[Path | None, text_option("FILE", "Draw the figures: FILE.svg or FILE.png (needs milkweed[train]).")]
 Int8Limit = Annotated[float | None, decimal_option("Error of a layer's outputs, as 0.02, up to which it becomes int8.")]
 Layers = Annotated[str, text_option("LIST", "Which layers: mlp, qkv, proj, names or patterns, with commas between.")]
@@ -111,8 +113,8 @@ def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., Non
 
     def decorate(function: Callable[[T], None]) -> Callable[..., None]:
         @wraps(function)
-        def command(**given: Any) -> None:
-            function(options(**given))
+        def command(**values: Any) -> None:
+            function(options(**values))
 
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return command
@@ -120,15 +122,15 @@ def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., Non
     return decorate
 
 
-def filled(kind: Callable[..., T], options: object, /, **own: Any) -> T:
+def filled(kind: Callable[..., T], options: object, /, **others: Any) -> T:
     """Make a dataclass of the options that are called like its fields; one that is None leaves the field's default.
 
     Args:
-        own: fields whose values are not simply an option's.
+        others: fields whose values are not simply an option's.
     """
-    names = {field.name for field in fields(kind)} - own.keys()  # type: ignore[arg-type]
-    given = {name: value for name, value in vars(options).items() if name in names and value is not None}
-    return kind(**given, **own)
+    names = {field.name for field in fields(kind)} - others.keys()  # type: ignore[arg-type]
+    values = {name: value for name, value in vars(options).items() if name in names and value is not None}
+    return kind(**values, **others)
 
 
 def split_list(text: str) -> list[str]:
@@ -147,11 +149,11 @@ def json_object(option: str, text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        found = parse_json(text.encode() if text.lstrip().startswith("{") else Path(text).read_bytes())
+        document = parse_json(text.encode() if text.lstrip().startswith("{") else Path(text).read_bytes())
     except OSError as error:
         raise CommandError(f"{option} {text}: no JSON object, and as a file: {error.strerror}", WRONG_USAGE) from None
     except ValueError as error:
         raise CommandError(f"{option} {text}: {error}", WRONG_USAGE) from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise CommandError(f"{option} {text}: must be a JSON object", WRONG_USAGE)
-    return found
+    return document

@@ -89,11 +89,11 @@ def storage_line(storage: Mapping[str, str]) -> str:
 
 def int8_lines(record: Mapping[str, Any]) -> dict[str, str]:
     """Describe int8 by a bundle's `metrics["storage"]`: how far it is off, and in which layers that was too far."""
-    found = record.get("int8")
-    if found is None:
+    int8 = record.get("int8")
+    if int8 is None:
         return {}
-    limit, kept = found["limit"], found["kept_bfloat16"]
-    off, tried = found["largest_error"], found["tried_on"]
+    limit, kept = int8["limit"], int8["kept_bfloat16"]
+    off, tried = int8["largest_error"], int8["tried_on"]
     lines = {} if off is None else {"int8": f"a layer's outputs are off by at most {off:.4f}, tried on {tried}"}
     if not kept:
         return lines

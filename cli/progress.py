@@ -76,14 +76,14 @@ def job_progress(
                 bar.close()
                 shown.clear()
 
-        yield Progress(step, lambda found: note(row(found)), lambda text: note(one_line(text)))
+        yield Progress(step, lambda figures: note(row(figures)), lambda text: note(one_line(text)))
 
 
 def epoch_line(row: Mapping[str, Any]) -> str:
     """Describe a row of a training's history for a person."""
     figures = [f"loss {row['loss']:.4f}"] if "loss" in row else []
     figures += [f"KL {row['kl']:.4f}, {row['agreement']:.1f} % agree"] if "kl" in row else []
-    return f"{row.get('phase', 'recovery')}: epoch {row['epoch']}, {', '.join(figures)}"
+    return f"{row.get('phase', 'distillation')}: epoch {row['epoch']}, {', '.join(figures)}"
 
 
 def _log_lines(what: str, unit: str) -> Update:

@@ -1,6 +1,7 @@
-"""Finds the images of a compression: to calibrate, to train a distillation on, and its held-out ones."""
+"""Finds and reads the images of a compression: to calibrate, to train a distillation on, and its held-out ones."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from ..loaders.dataset.evaluation import PreparedImages
 from ..loaders.dataset.training import Sample
+from ..loaders.errors import InputError
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import BundleConfig, read_config
 from ..models.compress import CalibrationData
@@ -23,6 +25,35 @@ HELD_OUT_FRACTION = 0.1
 MIN_HELD_OUT = 8
 
 
+@dataclass(frozen=True)
+class ImageSet:
+    """Normalised images (n, 3, H, W), their classes (n,) where they are known, and files that could not be read."""
+
+    pixels: Tensor
+    targets: Tensor | None
+    skipped: Mapping[Path, InputError]
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    @property
+    def batches(self) -> tuple[Tensor, ...]:
+        return self.pixels.split(BATCH)
+
+
+def read_images(samples: Sequence[Sample], config: BundleConfig, name: str, progress: Progress) -> ImageSet:
+    """Read images, prepared as for serving; notes those that cannot be read."""
+    prepared = PreparedImages(samples, PreprocessSpec.from_dict(config.preprocess), BATCH, cache_bytes=0)
+    batches, targets = list[Tensor](), list[Tensor]()
+    for images, classes in prepared:
+        batches.append(images)
+        targets += [] if classes is None else [classes]
+        progress.step(f"reading {name} images", sum(map(len, batches)), len(samples))
+    note_skipped(progress, prepared.skipped)
+    pixels = torch.cat(batches) if batches else torch.empty(0)
+    return ImageSet(pixels, torch.cat(targets) if targets else None, prepared.skipped)
+
+
 def calibration_data(job: CompressJob, progress: Progress) -> CalibrationData | None:
     """Read evenly spaced images of the calibration folder, prepared as for serving."""
     folder = job.calibration_folder
@@ -30,22 +61,14 @@ def calibration_data(job: CompressJob, progress: Progress) -> CalibrationData | 
         return None
     config = read_config(job.source)
     samples = calibration_samples(job, folder, config)
-    prepared = PreparedImages(samples, PreprocessSpec.from_dict(config.preprocess), BATCH, cache_bytes=0)
-    pixels: list[Tensor] = []
-    targets: list[Tensor] = []
-    for images, classes in prepared:
-        pixels.append(images)
-        if classes is not None:
-            targets.append(classes)
-        progress.step("reading calibration images", sum(map(len, pixels)), len(samples))
-    use = data_use("calibration", folder, len(samples) - len(prepared.skipped), prepared.skipped)
-    note_skipped(progress, prepared.skipped)
-    read = sum(map(len, pixels))
-    if read < MIN_IMAGES:
+    images = read_images(samples, config, "calibration", progress)
+    if len(images) < MIN_IMAGES:
         raise DataError(
-            f"DATA {folder}: {read} of {len(samples)} images can be read, calibration needs at least {MIN_IMAGES}"
+            f"DATA {folder}: {len(images)} of {len(samples)} images can be read, "
+            f"calibration needs at least {MIN_IMAGES}"
         )
-    return CalibrationData(torch.cat(pixels), torch.cat(targets) if targets else None, use)
+    use = data_use("calibration", folder, len(images), images.skipped)
+    return CalibrationData(images.pixels, images.targets, use)
 
 
 def calibration_samples(job: CompressJob, folder: Path, config: BundleConfig) -> Sequence[Sample]:

@@ -12,9 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from ..loaders.dataset.evaluation import PreparedImages
 from ..loaders.dataset.training import Sample, TrainingImages
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import BundleConfig, load_bundle, read_config
@@ -24,19 +21,13 @@ from ..models.compress import CompressReport, CompressRequest, compress_model
 from ..models.compress.choice import HELD_OUT_CHOSE
 from ..models.compress.compression import candidate, save_reported
 from ..models.compress.evaluator import Evaluator
-from ..models.compress.quantisation import Quantisation, choose_storage
-from ..models.progress import SILENT, Progress
+from ..models.compress.quantisation import choose_storage
 from ..models.distillation import DistillationResult, distill
+from ..models.progress import SILENT, Progress
 from ..models.report import DataUse, Measured, RunReport, read_report
 from ..models.report.rows import stored_bytes
 from ..models.training import TrainingError
-from .calibration_images import (
-    BATCH,
-    calibration_data,
-    calibration_samples,
-    folder_samples,
-    split_held_out,
-)
+from .calibration_images import calibration_data, calibration_samples, folder_samples, read_images, split_held_out
 from .compress_job import CompressJob
 from .dataset import DataError
 from .progress import note_skipped
@@ -67,8 +58,8 @@ def compress(job: CompressJob, progress: Progress = SILENT) -> CompressReport:
         return _compressed(job, job.request, job.out, progress, job.overwrite)
     started = time.perf_counter()
     labelled = job.plan.label_weight > 0
-    found = folder_samples(job.recover, read_config(job.source), labelled=labelled)
-    samples = split_held_out(found, job.recover)  # before the compression, so that bad images are refused at once
+    images = folder_samples(job.recover, read_config(job.source), labelled=labelled)
+    samples = split_held_out(images, job.recover)  # before the compression, so that bad images are refused at once
     _claim_work(job, progress)
     if not _has_compressed(job):
         try:
@@ -106,51 +97,32 @@ def _has_compressed(job: CompressJob) -> bool:
 def _distilled(job: CompressJob, samples: tuple[list[Sample], list[Sample]], progress: Progress) -> CompressReport:
     """Distill the bundle in the work folder, and write OUT."""
     assert job.recover is not None
-    teacher, config = load_bundle(job.source)
+    plan, (teacher, config) = job.plan, load_bundle(job.source)
     model, compressed_config = load_bundle(job.work / COMPRESSED)
     spec = PreprocessSpec.from_dict(config.preprocess)
     source = TrainingImages(
-        samples[0], spec, job.augmentation, batch_size=job.plan.batch_size, seed=job.plan.seed, workers=job.workers
+        samples[0], spec, job.augmentation, batch_size=plan.batch_size, seed=plan.seed, workers=job.workers
     )
-    prepared = PreparedImages(samples[1], spec, BATCH)
-    evaluator = _evaluator(teacher.to(job.device), prepared, job)
+    images = read_images(samples[1], config, "held-out", SILENT)
+    if not len(images):
+        raise DataError(f"DATA {job.recover}: none of the {len(samples[1])} held-out images can be read")
+    batches = [batch.to(job.device) for batch in images.batches]
+    evaluator = Evaluator.on(teacher.to(job.device), batches, images.targets)
     before = evaluator(model.to(job.device))
-    note_skipped(progress, {**source.skipped, **prepared.skipped})
+    note_skipped(progress, {**source.skipped, **images.skipped})
     data, held_out = (digest(job.recover, part) for part in samples)
-    version = compressed_config.version
+    decided = {"from": compressed_config.version, "data": data, "held out": held_out}
+    fingerprint, state = {**job.distillation_fingerprint(), **decided}, job.work / "recovery"
     result = distill(
-        model,
-        teacher,
-        source,
-        plan=job.plan,
-        held_out=evaluator.batches,
-        state=job.work / "recovery",
-        fingerprint={**job.distillation_fingerprint(), "from": version, "data": data, "held out": held_out},
-        progress=progress,
+        model, teacher, source, plan=plan, held_out=batches, state=state, fingerprint=fingerprint, progress=progress
     )
     if result.resumed:
         progress.note("the distillation went on where it was interrupted")
-    request = job.request
-    quantisation = choose_storage(result.model, request.storage, evaluator.batches, spec.size, limit=request.int8_limit)
-    after = evaluator(as_stored(result.model, quantisation.storage))
     uses = (
         data_use("recovery", job.recover, len(source.samples), source.skipped),
-        data_use("held out", job.recover, len(prepared.samples) - len(prepared.skipped), prepared.skipped),
+        data_use("held out", job.recover, len(images), images.skipped),
     )
-    report = _with_distillation(job, result, before, evaluator.before, after, uses)
-    report = stored_bytes(report, result.model, quantisation.storage)
-    return _save(job, result, compressed_config, report, quantisation)
-
-
-def _evaluator(teacher: torch.nn.Module, prepared: PreparedImages, job: CompressJob) -> Evaluator:
-    batches, targets = [], []
-    for images, classes in prepared:
-        batches.append(images.to(job.device))
-        if classes is not None:
-            targets.append(classes)
-    if not batches:
-        raise DataError(f"DATA {job.recover}: none of the {len(prepared.samples)} held-out images can be read")
-    return Evaluator.on(teacher, batches, torch.cat(targets) if targets else None)
+    return _save(job, result, compressed_config, evaluator, before, uses)
 
 
 def _with_distillation(
@@ -161,12 +133,14 @@ def _with_distillation(
     after: Measured,
     uses: Sequence[DataUse],
 ) -> RunReport:
-    """Add the distillation to the compression's report; quality is measured on the distillation's held-out images now."""
+    """Add the distillation to the compression's report; its held-out images are those that quality is measured on."""
     report = read_report(job.work / COMPRESSED)
     assert report is not None
     assert report.totals_after is not None
     assert report.totals_before is not None
     sizes = report.totals_after.parameters, report.totals_before.parameters
+    # the images that chose the structures are not measured on any more
+    warnings = [text for text in report.warnings if text != HELD_OUT_CHOSE]
     return replace(
         report,
         arguments=job.request.to_dict(),
@@ -180,19 +154,24 @@ def _with_distillation(
             candidate("written", *sizes, after, chosen=True),
         ),
         history=result.history,
-        # the images that chose the structures are not measured on any more
-        warnings=(
-            *(text for text in report.warnings if text != HELD_OUT_CHOSE),
-            IN_VAIN if result.kl_after == result.kl_before else EPOCH_CHOSEN,
-        ),
+        warnings=(*warnings, IN_VAIN if result.kl_after == result.kl_before else EPOCH_CHOSEN),
     )
 
 
 def _save(
-    job: CompressJob, result: DistillationResult, config: BundleConfig, report: RunReport, quantisation: Quantisation
+    job: CompressJob,
+    result: DistillationResult,
+    config: BundleConfig,
+    evaluator: Evaluator,
+    before: Measured,
+    uses: Sequence[DataUse],
 ) -> CompressReport:
-    after = report.after
-    assert after is not None
+    """Store the distilled model as asked, measure it as it is stored, and write OUT."""
+    request, size = job.request, int(config.preprocess["size"])
+    quantisation = choose_storage(result.model, request.storage, evaluator.batches, size, limit=request.int8_limit)
+    after = evaluator(as_stored(result.model, quantisation.storage))
+    report = _with_distillation(job, result, before, evaluator.before, after, uses)
+    report = stored_bytes(report, result.model, quantisation.storage)
     figures = {"images": after.images, "kl": after.kl, "agreement": after.agreement}
     metrics = {**config.metrics, "recovery": figures, **quantisation.metrics(measured=True)}
     arguments = {**job.distillation_fingerprint(), "plan": dict(job.plan.to_dict()), "storage": quantisation.weights}

@@ -90,9 +90,9 @@ def spaced(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
 
 def hold_out(samples: Sequence[Sample], count: int) -> tuple[list[Sample], list[Sample]]:
     """Split samples into those to train on and `count` to measure on, always the same ones."""
-    taken = set(epoch_order(0, 0, len(samples))[:count].tolist())
-    training = [sample for place, sample in enumerate(samples) if place not in taken]
-    return training, [samples[place] for place in sorted(taken)]
+    held_out = set(epoch_order(0, 0, len(samples))[:count].tolist())
+    training = [sample for place, sample in enumerate(samples) if place not in held_out]
+    return training, [samples[place] for place in sorted(held_out)]
 
 
 def read_image(path: Path, max_bytes: int) -> bytes | InputError:

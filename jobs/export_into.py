@@ -3,6 +3,7 @@
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from ..models import BundleConfig, load_bundle, save_bundle
 from ..models.bundle.bundle import EXTRAS
@@ -34,24 +35,21 @@ def export_into(bundle: Path, *, overwrite: bool = False) -> BundleConfig:
     name = GRAPH if config.program is None else OPERATORS
     if name in config.files and not overwrite:
         raise ExportError(f"bundle {bundle}: holds {name} already; --force replaces it")
-    graph, program = None, None
+    contents: dict[str, Any]
     if config.program is None:
-        graph = _graph(bundle, config)
+        contents = {"model": model, "storage": config.storage, "graph": _graph(bundle, config)}
     else:
-        found = None if config.program.precision == "bfloat16" else read_activations(bundle)
-        program = StoredProgram(model, config.storage, found)
+        activations = None if config.program.precision == "bfloat16" else read_activations(bundle)
+        contents = StoredProgram(model, config.storage, activations).contents(int(config.preprocess["size"]))
     extras = {extra: (bundle / extra).read_bytes() for extra in EXTRAS if (bundle / extra).is_file()}
     return save_bundle(
         bundle,
-        model,
-        made_from(config, "export", {"into": str(bundle)}, time.perf_counter() - started, metrics=config.metrics),
+        config=made_from(
+            config, "export", {"into": str(bundle)}, time.perf_counter() - started, metrics=config.metrics
+        ),
         overwrite=True,
         extras=extras,
-        storage=config.storage,
-        graph=graph,
-        program=None if program is None else program.record(int(config.preprocess["size"])),
-        activations=None if program is None else program.tensors or None,
-        operators=None if program is None else program.operators(int(config.preprocess["size"])),
+        **contents,
     )
 
 

@@ -141,22 +141,22 @@ def _measured_before(job: TrainJob, model: nn.Module, held_out: PreparedImages) 
     """Accuracy of the model that training starts from; None where it starts from scratch or with a new head."""
     if job.start_bundle is None or job.new_head:
         return None
-    found = accuracy(model.eval(), held_out)
-    return Measured(top1=found["top1"], top5=found.get("top5"), images=_read(held_out))
+    figures = accuracy(model.eval(), held_out)
+    return Measured(top1=figures["top1"], top5=figures.get("top5"), images=_read(held_out))
 
 
 def _read(images: PreparedImages) -> int:
     return len(images.samples) - len(images.skipped)
 
 
-def _saved(job: TrainJob, found: TrainOutcome, command: str | None, input_version: str | None) -> TrainOutcome:
+def _saved(job: TrainJob, outcome: TrainOutcome, command: str | None, input_version: str | None) -> TrainOutcome:
     """Write the bundle and its report; the config that is returned is that of the bundle."""
-    result, config = found.result, found.config
+    result, config = outcome.result, outcome.config
     model = result.model.cpu().eval().requires_grad_(False)
     row = measured_row(result)
     measured = {name: row[name] for name in ("top1", "top5", "held_out_loss", "epoch") if name in row}
     facts = {"input_version": input_version, "input_metrics": dict(config.metrics)} if job.start_bundle else {}
-    training, held_out = found.data
+    training, held_out = outcome.data
     config = replace(
         config,
         structure=layer_specs_of(model),
@@ -165,6 +165,6 @@ def _saved(job: TrainJob, found: TrainOutcome, command: str | None, input_versio
     )
 
     def extras(saved: BundleConfig) -> Mapping[str, bytes]:
-        return write_report(run_report(job, replace(found, config=saved), command))
+        return write_report(run_report(job, replace(outcome, config=saved), command))
 
-    return replace(found, config=save_bundle(job.out, model, config, overwrite=job.overwrite, extras=extras))
+    return replace(outcome, config=save_bundle(job.out, model, config, overwrite=job.overwrite, extras=extras))

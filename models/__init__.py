@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .bundle.labels import read_labels as read_labels
     from .bundle.reading import read_config as read_config
     from .compress import CompressRequest as CompressRequest
-    from .compress import compress_model as compress_model
     from .compress import bundle_to_dense as bundle_to_dense
+    from .compress import compress_model as compress_model
     from .errors import BundleError as BundleError
     from .errors import CheckpointError as CheckpointError
     from .errors import ExportError as ExportError

@@ -141,8 +141,8 @@ def layer_accounts(model: nn.Module, size: int | None = None) -> tuple[LayerAcco
             kind=module.kind if isinstance(module, StructuredLinear) else "dense",
             in_features=module.in_features,
             out_features=module.out_features,
-            parameters=(own := sum(p.numel() for p in module.parameters())),
-            dense_parameters=own + _saved(module),
+            parameters=(count := sum(p.numel() for p in module.parameters())),
+            dense_parameters=count + _saved(module),
             macs=(done := counted.get(name, 0)),
             dense_macs=done // _macs_per_row(module) * module.in_features * module.out_features,
         )

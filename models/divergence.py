@@ -29,11 +29,11 @@ def answers(model: Callable[[Tensor], Tensor], batches: Iterable[Tensor]) -> Ten
         return torch.cat([F.log_softmax(model(images).float(), dim=-1) for images in batches])
 
 
-def divergence(reference: Tensor, found: Tensor) -> Divergence:
+def divergence(reference: Tensor, compared: Tensor) -> Divergence:
     """Compare log-probabilities (images, classes) with those of the reference."""
-    kl = F.kl_div(found, reference, reduction="none", log_target=True).sum(-1)
-    same = found.argmax(-1) == reference.argmax(-1)
-    return Divergence(float(kl.double().mean()), 100 * float(same.double().mean()), found.shape[0])
+    kl = F.kl_div(compared, reference, reduction="none", log_target=True).sum(-1)
+    same = compared.argmax(-1) == reference.argmax(-1)
+    return Divergence(float(kl.double().mean()), 100 * float(same.double().mean()), compared.shape[0])
 
 
 def diverge(model: nn.Module, batches: Sequence[Tensor], reference: Tensor) -> Divergence:

@@ -126,10 +126,10 @@ class LocalModel:
 
         The next batch is read and decoded while one is computed; no more is held.
         """
-        wanted = self._top_k if top_k is None else top_k
-        if not 1 <= wanted <= self.num_classes:
+        top_k = self._top_k if top_k is None else top_k
+        if not 1 <= top_k <= self.num_classes:
             raise ValueError(f"top_k is {top_k}: expected 1..{self.num_classes}")
-        return self._stream(images, wanted)
+        return self._stream(images, top_k)
 
     def _stream(self, images: Iterable[Image], top_k: int) -> Iterator[Answer]:
         batches, pid = in_batches(encoded(images), self._pipeline.default_batch_size, BATCH_BYTES), os.getpid()

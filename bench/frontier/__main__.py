@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ...cli.output import note
-from ...jobs.search.job import SearchJob
 from ...jobs.search.baseline import Baseline
+from ...jobs.search.job import SearchJob
 from ...jobs.train_split import digest
 from ...models import read_config
 from ...models.progress import Progress
@@ -48,7 +48,8 @@ def measure(model: Path, images: Path, bundles: Sequence[Path], out: Path, *, ex
     subject = Baseline(SearchJob(source=model, out=out, images=images, batches=BATCHES), Progress(note=note))
     if exchange:
         subject.calibration, subject.held_out = subject.held_out, subject.calibration
-    photographs = {"files": digest(images, subject.samples), "fitted": len(subject.calibration), "judged": len(subject.held_out)}
+    fitted, judged = len(subject.calibration), len(subject.held_out)
+    photographs = {"files": digest(images, subject.samples), "fitted": fitted, "judged": judged}
     document = {
         **_about(before),
         "finished": False,

@@ -16,8 +16,8 @@ from ...inference.graph import Graph, graph_forward
 from ...inference.open import open_model
 from ...inference.options import InferenceOptions
 from ...inference.torch_forward import TorchForward
-from ...jobs.search.quality import FEWEST, quality
 from ...jobs.search.baseline import Baseline
+from ...jobs.search.quality import FEWEST, quality
 from ...jobs.search.timing import time_in_turns
 from ...models.accounting import macs
 from ...models.bundle.reading import read_config

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from ...inference.backend import Backend
-from ...jobs.search.baseline import Baseline, ImageSet
+from ...jobs.calibration_images import ImageSet
+from ...jobs.search.baseline import Baseline
 from ...models.architectures.token_blocks import apply_token_plan
 from ...models.compress.narrow import narrow_model, widths_for
 from ...models.compress.projection.layer_fit import FitRequest, fit_layers

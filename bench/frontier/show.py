@@ -6,7 +6,7 @@ from typing import Any
 
 from ...cli.output import print_table
 from ...models.report.drawing import MUTED, PICTURE, SERIES, figure, save_picture
-from ...models.report.frontier import Frontier, ConfidenceInterval, Quality
+from ...models.report.frontier import ConfidenceInterval, Frontier, Quality
 from ...models.report.frontier_chart import draw_batch
 from ...models.report.terms import optional, points
 from ..labels import Label, label_ends

@@ -110,9 +110,9 @@ class CompressOptions:
         str | None,
         text_option("DTYPE", "none, bfloat16 or float16; not given: bfloat16 where the device computes in it."),
     ] = None
-    label_weight: Annotated[float | None, decimal_option("Weight of the labels beside the dense model's answers, 0 to 1; needs labels.")] = (
-        None
-    )
+    label_weight: Annotated[
+        float | None, decimal_option("Weight of the labels beside the dense model's answers, 0 to 1; needs labels.")
+    ] = None
     storage: Annotated[
         str, storage_option("How the file holds the result's weights: float32, bfloat16, float16 or int8; see convert.")
     ] = "float32"

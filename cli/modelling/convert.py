@@ -95,8 +95,8 @@ def _print(out: Path, report: "ConvertReport") -> None:
     if before is None or after is None:
         fields |= {"measured": "nothing", "warning": UNMEASURED}
     else:
-        found = [f"KL {after.kl:.5f}, {after.agreement:.1f} % as before"]
+        changes = [f"KL {after.kl:.5f}, {after.agreement:.1f} % as before"]
         if before.top1 is not None:
-            found.append(f"top-1 {before.top1:.2f} -> {after.top1:.2f} %")
-        fields["measured"] = f"{after.images} images: {', '.join(found)}"
+            changes.append(f"top-1 {before.top1:.2f} -> {after.top1:.2f} %")
+        fields["measured"] = f"{after.images} images: {', '.join(changes)}"
     print_fields(fields)

@@ -54,27 +54,27 @@ def evaluate(
     from ...server.repository.served_model import open_model
 
     settings = load_settings({"device": device}, serving=False)
-    found = labelled_images(data, read_config(bundle).labels)
+    dataset = labelled_images(data, read_config(bundle).labels)
     model = open_model(bundle.resolve().name, bundle, settings)
     with closing(model.pipeline), job_progress(units={"evaluate": "images"}) as progress:
         result = evaluate(
             model.pipeline,
-            spaced(found.samples, limit) if limit else found.samples,
+            spaced(dataset.samples, limit) if limit else dataset.samples,
             max_image_bytes=settings.max_image_bytes,
             batch_size=batch_size,
             progress=progress,
         )
     if not result.images:
         raise CommandError(f"DATA {data}: none of {len(result.skipped)} images could be read")
-    figures = {**_figures(result), "classes": found.classes, "limit": limit, **_means(model)}
+    figures = {**_figures(result), "classes": dataset.classes, "limit": limit, **_means(model)}
     if record:
         record_evaluation(bundle, model.config.version, data.resolve().name, {**figures, **_circumstances()})
     if json:
-        about = {"bundle": str(bundle), "version": model.config.version, "data": str(data), "layout": found.layout}
-        more = {"passed_over": found.passed_over, "skipped": skipped_images(result.skipped), "recorded": record}
+        about = {"bundle": str(bundle), "version": model.config.version, "data": str(data), "layout": dataset.layout}
+        more = {"passed_over": dataset.passed_over, "skipped": skipped_images(result.skipped), "recorded": record}
         print_json({**about, **figures, **more})
         return
-    _print(bundle, model, found, result)
+    _print(bundle, model, dataset, result)
     if record:
         print_fields({"recorded ": bundle / "config.json"})
 
@@ -108,14 +108,14 @@ def _means(model: "ServedModel") -> dict[str, str]:
     }
 
 
-def _print(bundle: Path, model: "ServedModel", found: "DataSet", result: "Evaluation") -> None:
+def _print(bundle: Path, model: "ServedModel", dataset: "DataSet", result: "Evaluation") -> None:
     unreadable = f", {len(result.skipped)} unreadable and skipped" if result.skipped else ""
-    others = f", {found.passed_over} files passed over" if found.passed_over else ""
+    others = f", {dataset.passed_over} files passed over" if dataset.passed_over else ""
     top5 = "-, no more than five classes" if result.top5 is None else f"{result.top5:.2f} % ({result.correct5})"
     print_fields(
         {
             "bundle": f"{bundle} ({model.config.arch}, version {model.config.version})",
-            "data": f"{found.root} ({found.layout}, {found.classes} classes{others})",
+            "data": f"{dataset.root} ({dataset.layout}, {dataset.classes} classes{others})",
             "images": f"{result.images}{unreadable}",
             "top-1": f"{result.top1:.2f} % ({result.correct1})",
             "top-5": top5,

@@ -18,7 +18,9 @@ DtypeOption = Annotated[
     Literal["float32", "float16", "bfloat16"],
     typer.Option(help="Numbers of the model; bfloat16: of its weights alone."),
 ]
-ForceExport = Annotated[bool, typer.Option("--force", help="Replace a file, or a bundle's graph, that is there already.")]
+ForceExport = Annotated[
+    bool, typer.Option("--force", help="Replace a file, or a bundle's graph, that is there already.")
+]
 
 
 def export(

@@ -11,7 +11,7 @@ from ..bundle_args import bundle_path, demo_bundle
 from ..errors import CommandError, one_line
 from ..options import Json, Plot, check_plot
 from ..output import flattened, megabytes, note, print_fields, print_json, print_table, storage_line
-from .report import print_search, print_report
+from .report import print_report, print_search
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,7 +32,7 @@ def inspect(bundle: BundleToInspect = None, plot: Plot = None, json: Json = Fals
     """Tell what a bundle is and costs, and its accuracy on record.
 
     The whole bundle is verified: hashes, keys and shapes. What its compression or training found and cost is
-    shown from the report.json beside it, where it has one, and of a search the Pareto frontier of accuracy and speed. --plot
+    shown from the report.json beside it, where it has one, and of a search its Pareto frontier. --plot
     draws that frontier, or the accuracy against size and the errors by layer.
 
     \b
@@ -56,12 +56,12 @@ def inspect(bundle: BundleToInspect = None, plot: Plot = None, json: Json = Fals
         print_report(report)
 
 
-def _plot(bundle: Path, found: "Frontier | RunReport | None", plot: Path) -> None:
+def _plot(bundle: Path, shown: "Frontier | RunReport | None", plot: Path) -> None:
     from ...models.report import Frontier, plot_frontier, plot_report
 
-    if found is None:
+    if shown is None:
         raise CommandError(f"--plot {plot}: bundle {bundle} has no report.json of its compression or training to draw")
-    note(f"wrote {plot_frontier(found, plot) if isinstance(found, Frontier) else plot_report(found, plot)}")
+    note(f"wrote {plot_frontier(shown, plot) if isinstance(shown, Frontier) else plot_report(shown, plot)}")
 
 
 def _read_frontier(bundle: Path, metrics: Mapping[str, Any]) -> "Frontier | None":
@@ -231,5 +231,5 @@ def _print_layers(layers: list[dict[str, Any]], structure: Mapping[str, Any]) ->
 
 def _options(structure: Mapping[str, Any]) -> str:
     """Write the options of a layer's kind, without its widths: `nblocks 4, rank 8`."""
-    own = {name: value for name, value in structure.items() if name not in COMMON}
-    return ", ".join(f"{name} {value}" for name, value in own.items() if value is not None)
+    others = {name: value for name, value in structure.items() if name not in COMMON}
+    return ", ".join(f"{name} {value}" for name, value in others.items() if value is not None)

@@ -92,14 +92,14 @@ def curve_lines(report: "RunReport") -> list[str]:
     names = measures(report.curve)
     if not names:
         return []
-    found = measured(report.curve, names[0])
-    x = _scale([100 * candidate.share for candidate, _ in found], CURVE_WIDTH - 1)
-    y = _scale([value for _, value in found], CURVE_HEIGHT - 1)
+    points = measured(report.curve, names[0])
+    x = _scale([100 * candidate.share for candidate, _ in points], CURVE_WIDTH - 1)
+    y = _scale([value for _, value in points], CURVE_HEIGHT - 1)
     grid = [[" "] * CURVE_WIDTH for _ in range(CURVE_HEIGHT)]
     # The chosen one last, so that it is on top.
-    for candidate, value in sorted(found, key=lambda pair: pair[0].chosen):
+    for candidate, value in sorted(points, key=lambda pair: pair[0].chosen):
         grid[CURVE_HEIGHT - 1 - y(value)][x(100 * candidate.share)] = "●" if candidate.chosen else "·"
-    values, shares = [value for _, value in found], [100 * candidate.share for candidate, _ in found]
+    values, shares = [value for _, value in points], [100 * candidate.share for candidate, _ in points]
     ticks = {0: max(values), CURVE_HEIGHT - 1: min(values)}
     lines = [f"{MEASURES[names[0]]} (● chosen)"]
     lines += [f"{_number(ticks.get(row)):>8} │{''.join(cells).rstrip()}" for row, cells in enumerate(grid)]
@@ -122,8 +122,8 @@ def _outcome(report: "RunReport") -> dict[str, str]:
     from ...models.report.terms import compact, duration, size, three_digits
     from ...models.report.verdict import verdict
 
-    found = verdict(report)
-    fields = {"outcome": f"{found.headline}. {found.sentence}".strip(), **_quality(report)}
+    result = verdict(report)
+    fields = {"outcome": f"{result.headline}. {result.sentence}".strip(), **_quality(report)}
     before, after = report.totals_before, report.totals_after
     if after is not None:
         for name, attribute, spell in (
@@ -168,8 +168,8 @@ def _course(report: "RunReport") -> dict[str, str]:
     """The history as one line a figure: how it began, how it ended, and its shape."""
     fields = {}
     for name, title in (("loss", "loss"), ("top1", "held-out top-1"), ("kl", "held-out KL")):
-        found = [row[name] for row in report.history if name in row]
-        values = [value for value in found if isinstance(value, float | int)]
+        figures = [row[name] for row in report.history if name in row]
+        values = [value for value in figures if isinstance(value, float | int)]
         if len(values) > 1:
             fields[title] = f"{_number(values[0])} → {_number(values[-1])} {sparkline(values)}"
     return fields

@@ -13,8 +13,8 @@ from .compress_options import OF_BOTH, OF_SEARCH, CompressOptions
 from .report import print_frontier
 
 if TYPE_CHECKING:
-    from ...jobs.search.selection import Target
     from ...jobs.search.job import SearchJob
+    from ...jobs.search.selection import Target
     from ...models import BundleConfig
     from ...models.report import Frontier
 
@@ -44,7 +44,7 @@ def search(options: CompressOptions) -> None:
 
     job = replace(_job(options), source=_source(options))  # what was asked for is right; now it may take time
     with job_progress("compress: ", row=epoch_line) as progress:
-        found, config = compress(job, progress)
+        result, config = compress(job, progress)
     if job.source != options.bundle:
         rmtree(job.source)
     record = config.metrics[SEARCH]
@@ -54,7 +54,7 @@ def search(options: CompressOptions) -> None:
     if options.json:
         print_json({"bundle": str(options.out), "version": config.version, **record})
     else:
-        _print(options.out, config, frontier, found.seconds)
+        _print(options.out, config, frontier, result.seconds)
 
 
 def _job(options: CompressOptions) -> "SearchJob":

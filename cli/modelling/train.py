@@ -51,8 +51,8 @@ def train(options: TrainOptions) -> None:
     job = _job(options, device)
     shown = job_progress(units={"read": "images", "train": "steps"}, row=partial(describe, epochs=options.epochs))
     with joined(options.parallel, device) as processes, shown as progress:
-        shown = progress if processes.rank == 0 else Progress()
-        outcome = train(job, shown, processes=processes, command=command_line())
+        rank_progress = progress if processes.rank == 0 else Progress()
+        outcome = train(job, rank_progress, processes=processes, command=command_line())
     if outcome is None:
         return
     if options.json:
@@ -110,12 +110,12 @@ def _crop(options: TrainOptions, arch_args: Mapping[str, Any], preprocess: Mappi
     from ...models import default_preprocess, read_config
 
     if options.start_bundle is not None:
-        own = read_config(options.start_bundle).preprocess
+        defaults = read_config(options.start_bundle).preprocess
     elif options.arch is not None:
-        own = default_preprocess(options.arch, **arch_args)
+        defaults = default_preprocess(options.arch, **arch_args)
     else:
         return "none"  # the job refuses to start from nothing
-    size = {**own, **preprocess}["size"]
+    size = {**defaults, **preprocess}["size"]
     return "pad" if isinstance(size, int) and size <= SMALL_PX else "resized"
 
 
@@ -143,15 +143,15 @@ def _document(job: "TrainJob", outcome: "TrainOutcome") -> dict[str, Any]:
 
 
 def _print(job: "TrainJob", outcome: "TrainOutcome") -> None:
-    found = outcome.config.metrics["training"]["held_out"]
+    figures = outcome.config.metrics["training"]["held_out"]
     training, held_out = outcome.data
     unreadable = f", {len(outcome.skipped)} unreadable and skipped" if outcome.skipped else ""
     print_fields(
         {
             "bundle": bundle_line(job.out, outcome.config),
             "images": f"{training.images} to train on, {held_out.images} held out{unreadable}",
-            "top-1": f"{found['top1']:.2f} % of the held-out images",
-            "epoch": found["epoch"],
+            "top-1": f"{figures['top1']:.2f} % of the held-out images",
+            "epoch": figures["epoch"],
             "report": job.out / "report.html",
             "seconds": ", ".join(f"{name} {value:.0f}" for name, value in outcome.seconds_by_step.items()),
         }

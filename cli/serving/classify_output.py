@@ -113,7 +113,7 @@ class AnswerFile:
         if not self._identity:
             self._identity = _identity(answer)
             if self._identity and self._held_identity not in ({}, self._identity):
-                before, after = (one_line(" ".join(each.values())) for each in (self._held_identity, self._identity))
+                before, after = (one_line(" ".join(one.values())) for one in (self._held_identity, self._identity))
                 note(f"{self._output} is from here on by {after}, before by {before}")
         result = _result(answer)
         self._note(image, result.get("error"))
@@ -229,15 +229,15 @@ def _result(answer: "Answer") -> dict[str, Any]:
     """Return an answer in the shape of the server's JSON."""
     if answer.error is not None:
         return {"error": {"code": answer.error.code, "message": answer.error.message}}
-    return {"predictions": [asdict(each) for each in answer.predictions]}
+    return {"predictions": [asdict(prediction) for prediction in answer.predictions]}
 
 
 def _rows(image: str, result: dict[str, Any]) -> Iterator[tuple[object, ...]]:
     if "error" in result:
         yield (image, *[""] * 5, result["error"]["code"], result["error"]["message"])
         return
-    for rank, each in enumerate(result["predictions"], 1):
-        yield (image, rank, each["index"], each["id"], each["label"], each["score"], "", "")
+    for rank, prediction in enumerate(result["predictions"], 1):
+        yield (image, rank, prediction["index"], prediction["id"], prediction["label"], prediction["score"], "", "")
 
 
 def _csv(rows: Any) -> str:
@@ -251,7 +251,7 @@ def _text(image: str, result: dict[str, Any]) -> str:
     lines = [printable(image)]
     if "error" in result:
         lines.append(f"  {result['error']['code']}: {one_line(result['error']['message'])}")
-    for each in result.get("predictions", ()):
-        name = "" if each["id"] == str(each["index"]) else f" ({each['id']})"
-        lines.append(f"  {each['score']:7.4f}  {printable(each['label'] + name)}")
+    for prediction in result.get("predictions", ()):
+        name = "" if prediction["id"] == str(prediction["index"]) else f" ({prediction['id']})"
+        lines.append(f"  {prediction['score']:7.4f}  {printable(prediction['label'] + name)}")
     return "".join(f"{line}\n" for line in lines)

@@ -91,7 +91,7 @@ def with_settings(command: Callable[..., None], *, hidden: bool = False) -> Call
     """
     from ...server.config.settings import Settings
 
-    own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    parameters = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
     options = [
         inspect.Parameter(
             name,
@@ -115,7 +115,7 @@ def with_settings(command: Callable[..., None], *, hidden: bool = False) -> Call
     def with_options(**values: Any) -> None:
         command(**values)
 
-    with_options.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    with_options.__signature__ = inspect.Signature([*parameters, *options])  # type: ignore[attr-defined]
     return with_options
 
 

@@ -1,40 +1,16 @@
 """The baseline of a search: the dense model, its calibration and held-out images, and its answers to the latter."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from ...loaders.dataset.evaluation import PreparedImages
-from ...loaders.dataset.training import Sample
-from ...loaders.errors import InputError
-from ...loaders.preprocess.spec import PreprocessSpec
-from ...models import BundleConfig, load_bundle
+from ...models import load_bundle
 from ...models.divergence import answers
 from ...models.progress import Progress
-from ..calibration_images import BATCH, folder_samples
+from ..calibration_images import folder_samples, read_images
 from ..dataset import DataError, spaced
-from ..progress import note_skipped
 from .job import MIN_IMAGES, SearchJob
-
-
-@dataclass(frozen=True)
-class ImageSet:
-    """Normalised images (n, 3, H, W), their classes (n,) where they are known, and files that could not be read."""
-
-    pixels: Tensor
-    targets: Tensor | None
-    skipped: Mapping[Path, InputError]
-
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    @property
-    def batches(self) -> tuple[Tensor, ...]:
-        return self.pixels.split(BATCH)
 
 
 class Baseline:
@@ -54,7 +30,13 @@ class Baseline:
         self.model, self.config = load_bundle(job.source)
         samples = spaced(folder_samples(job.images, self.config), job.max_images)
         self.samples = samples[::2]
-        self.calibration, self.held_out = _halves(job, samples, self.config, progress)
+        self.calibration = read_images(self.samples, self.config, "the calibration", progress)
+        self.held_out = read_images(samples[1::2], self.config, "the held-out", progress)
+        read = len(self.calibration) + len(self.held_out)
+        if read < MIN_IMAGES:
+            raise DataError(
+                f"DATA {job.images}: {read} of {len(samples)} images can be read, a search needs {MIN_IMAGES}"
+            )
 
     @property
     def size(self) -> int:
@@ -81,24 +63,3 @@ class Baseline:
         """Return a copy of the dense model."""
         model, _ = load_bundle(self._source)
         return model
-
-
-def _halves(
-    job: SearchJob, samples: Sequence[Sample], config: BundleConfig, progress: Progress
-) -> tuple[ImageSet, ImageSet]:
-    """Read the images; every second one calibrates, the others are held out."""
-    halves = []
-    for first, name in ((0, "calibration"), (1, "held-out")):
-        prepared = PreparedImages(samples[first::2], PreprocessSpec.from_dict(config.preprocess), BATCH, cache_bytes=0)
-        pixels, targets = [], []
-        for images, classes in prepared:
-            pixels.append(images)
-            targets += [] if classes is None else [classes]
-            progress.step(f"reading the {name} images", sum(map(len, pixels)), len(prepared.samples))
-        note_skipped(progress, prepared.skipped)
-        halves.append((pixels, targets, prepared.skipped))
-    read = sum(len(images) for pixels, _, _ in halves for images in pixels)
-    if read < MIN_IMAGES:
-        raise DataError(f"DATA {job.images}: {read} of {len(samples)} images can be read, a search needs {MIN_IMAGES}")
-    calibration, held_out = (ImageSet(torch.cat(p), torch.cat(t) if t else None, s) for p, t, s in halves)
-    return calibration, held_out

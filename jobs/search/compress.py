@@ -11,12 +11,12 @@ from ...models.progress import SILENT, Progress
 from ...models.report import check_report_packages, write_report
 from ...models.report.frontier import SEARCH, pareto_frontier
 from ...models.report.terms import counted
-from .selection import speedup
-from .job import SearchJob
-from .widths import widths_of
-from .report import run_report
 from .evaluator import OURS
-from .search import SearchResult, Search
+from .job import SearchJob
+from .report import run_report
+from .search import Search, SearchResult
+from .selection import speedup
+from .widths import widths_of
 
 
 def compress(job: SearchJob, progress: Progress = SILENT) -> tuple[SearchResult, BundleConfig]:
@@ -55,21 +55,14 @@ def _contents(search: Search, result: SearchResult) -> dict[str, Any]:
     """What `save_bundle` takes: weights for torch and our own kernels, else a graph, with weights where asked for."""
     evaluator, chosen = search.evaluator, result.chosen
     if chosen.runtime.backend == OURS:
-        program, size = evaluator.program(chosen), search.baseline.size
-        return {
-            "model": program.model,
-            "storage": program.storage,
-            "program": program.record(size),
-            "activations": program.tensors or None,
-            "operators": program.operators(size),
-        }
+        return evaluator.program(chosen).contents(search.baseline.size)
     graph = None if chosen.runtime.backend == "torch" else evaluator.graph(chosen)
     model = evaluator.model(chosen.recipe) if graph is None or search.job.keep_weights else None
     return {"model": model, "storage": None if model is None else search.baseline.config.storage, "graph": graph}
 
 
 def record(result: SearchResult, job: SearchJob) -> dict[str, Any]:
-    """Return what was measured as plain data: every model, which of them are on the Pareto frontier, and which was chosen."""
+    """Return what was measured as plain data: every model, whether it is on the Pareto frontier, and the chosen one."""
     ahead = pareto_frontier(list(result.models.values()), job.batches[0])
     rows = [
         {

@@ -12,11 +12,11 @@ from ...loaders.dataset.training import TrainingImages
 from ...loaders.preprocess.spec import PreprocessSpec
 from ...models.architectures.token_blocks import TokenBlock
 from ...models.architectures.vitae.merging import MergingCell
-from ...models.progress import Progress
 from ...models.distillation import FeatureDistillation, block_names, only_trained
-from ...models.training import TrainingRecipe, Trainer
-from .recipe import FULL_WIDTH, Recipe
+from ...models.progress import Progress
+from ...models.training import Trainer, TrainingRecipe
 from .evaluator import CandidateEvaluator
+from .recipe import FULL_WIDTH, Recipe
 
 STEPS, BATCH_SIZE, RATE = 120, 16, 2e-5
 """Steps, rounded up to whole passes over the images; images of a step; AdamW's rate. Five times the rate harms."""

@@ -33,14 +33,14 @@ from ...models.progress import Progress
 from ...models.report.frontier import Quality
 from ...models.serving.fused.chains import NotFusable
 from ...models.serving.prepare import prepare_for_inference
-from .selection import MeasuredCandidate
-from .job import SearchJob
-from .recipe import FULL_WIDTH, Recipe
-from .widths import narrowed
-from .quality import log_probabilities, quality
 from .baseline import Baseline
+from .job import SearchJob
+from .quality import log_probabilities, quality
+from .recipe import FULL_WIDTH, Recipe
+from .selection import MeasuredCandidate
 from .timing import time_in_turns
 from .trials import Trials
+from .widths import narrowed
 
 OURS: Backend = "milkweed"
 DENSE = Recipe()
@@ -227,7 +227,8 @@ class CandidateEvaluator:
         times = time_in_turns({**base, **forwards}, self.job.batches)
         return {
             candidate: {
-                batch: self._dense_ms[str(batch)] * ms / times[self.base][batch] for batch, ms in times[candidate].items()
+                batch: self._dense_ms[str(batch)] * ms / times[self.base][batch]
+                for batch, ms in times[candidate].items()
             }
             for candidate in forwards
         }
@@ -238,7 +239,7 @@ class CandidateEvaluator:
             return {str(candidate): ms for candidate, ms in times.items()}
 
     def _forwards(self, candidates: Iterable[SearchCandidate], opened: ExitStack) -> dict[SearchCandidate, Forward]:
-        """Make the forwards; a model that cannot be exported, or not be computed by a backend, is noted and left out."""
+        """Make the forwards; a model that cannot be exported, or that no backend computes, is noted and left out."""
         made = {}
         for candidate in candidates:
             try:

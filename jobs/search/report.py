@@ -10,7 +10,7 @@ from ...models.report.frontier import SEARCH
 from ...models.report.rows import model_totals
 from ...models.report.verdict import doubts
 from ..train_report import data_use
-from .search import SearchResult, Search
+from .search import Search, SearchResult
 
 
 def run_report(search: Search, result: SearchResult, config: BundleConfig, arguments: dict[str, Any]) -> RunReport:

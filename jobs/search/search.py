@@ -25,15 +25,15 @@ from ...models.onnx.quantize import int8_instructions
 from ...models.progress import SILENT, Progress
 from ...models.report.frontier import pareto_frontier
 from ..train_split import digest
-from .distil import distil
-from .selection import MeasuredCandidate, fastest, pick, speedup
-from .job import SearchJob
-from .recipe import QUANTIZATIONS, ENOUGH_KL, FULL_WIDTH, QuantizationConfig, Recipe, mergings
-from .widths import smaller
-from .pace import Pace
-from .evaluator import DENSE, SearchCandidate, CandidateEvaluator, ours_refusal
 from .baseline import Baseline
+from .distil import distil
+from .evaluator import DENSE, CandidateEvaluator, SearchCandidate, ours_refusal
+from .job import SearchJob
+from .pace import Pace
+from .recipe import ENOUGH_KL, FULL_WIDTH, QUANTIZATIONS, QuantizationConfig, Recipe, mergings
+from .selection import MeasuredCandidate, fastest, pick, speedup
 from .trials import Trials
+from .widths import smaller
 
 SCREENED_IMAGES = 64
 """Token schedules are compared by so many held-out images; those that are left, by all."""
@@ -150,7 +150,9 @@ class Search:
         by_model = {one: config for config, recipe in recipes.items() for one in self._measurements(recipe)}
         return by_model[fastest(list(by_model), self.evaluator.dense)]
 
-    def _mergeable(self, best: Recipe, kl: Mapping[QuantizationConfig, float], plans: Mapping[TokenPlan, int]) -> Recipe:
+    def _mergeable(
+        self, best: Recipe, kl: Mapping[QuantizationConfig, float], plans: Mapping[TokenPlan, int]
+    ) -> Recipe:
         """The best recipe whose kernels can merge tokens so: ours do not in every model."""
         if not plans or best.quantization is None or not best.quantization.per_channel:
             return best

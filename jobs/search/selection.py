@@ -90,7 +90,7 @@ def pick(models: Sequence[MeasuredCandidate], dense: MeasuredCandidate, target: 
     else:
         kept = [one for one in faster if max(one.ms.values()) <= (target.ms or 0)]
         if not kept:
-            raise TargetError(_no_speed(f"{target.ms:g} ms an image", faster, dense))
+            raise TargetError(_no_speed(f"{target.ms:g} ms/image", faster, dense))
     nearest = _nearest(kept)
     assert nearest is not None
     return nearest
@@ -111,7 +111,9 @@ def _nearest(models: Sequence[MeasuredCandidate]) -> MeasuredCandidate | None:
     return min(models, key=lambda one: one.quality.kl.value, default=None)
 
 
-def _refuse(target: str, models: Sequence[MeasuredCandidate], size: Callable[[MeasuredCandidate], Any], unit: str) -> MeasuredCandidate:
+def _refuse(
+    target: str, models: Sequence[MeasuredCandidate], size: Callable[[MeasuredCandidate], Any], unit: str
+) -> MeasuredCandidate:
     least = min(models, key=size)
     raise TargetError(
         f"{target} cannot be reached: the least of {len(models)} models has {size(least):,} {unit} "
@@ -126,7 +128,7 @@ def _no_speed(target: str, models: Sequence[MeasuredCandidate], dense: MeasuredC
     slowest = max(best.ms.values())
     return (
         f"{target} cannot be reached: the fastest of {len(models)} models has a speedup of "
-        f"{speedup(best, dense):.2f}, {slowest:.2f} ms an image ({_described(best)})"
+        f"{speedup(best, dense):.2f}, {slowest:.2f} ms/image ({_described(best)})"
     )
 
 

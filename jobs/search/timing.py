@@ -1,4 +1,4 @@
-"""Times models as they are served: in as many streams as the server would run, in turns with one that all are held to."""
+"""Times models as they are served: in as many streams as on a server, in turns with one that all are held to."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,20 @@ TURN_SECONDS = 0.1
 """Time of a turn's runs that count, and before them of as many that do not: the first ones find the others' weights in
 the caches, as in no server. DeiT-Tiny in bfloat16 took 8.6 ms in its first run, 7.1 after ten (a Xeon with AMX)."""
 
-Key = TypeVar("Key")
+Case = TypeVar("Case")
 
 
-def time_in_turns(forwards: Mapping[Key, Forward], batches: Sequence[int]) -> dict[Key, dict[int, float]]:
+def time_in_turns(forwards: Mapping[Case, Forward], batches: Sequence[int]) -> dict[Case, dict[int, float]]:
     """Return milliseconds an image by batch size.
 
     The first one's is its median over rounds; each other one's is that by the median of the ratios of its time to the
     first one's in the same round. So whatever else the machine does for longer than a round hits both.
     """
-    ms: dict[Key, dict[int, float]] = {name: {} for name in forwards}
+    ms: dict[Case, dict[int, float]] = {name: {} for name in forwards}
     first = next(iter(forwards))
     for batch in batches:
         images = forwards[first].blank(batch)
-        rounds: list[dict[Key, float]] = []
+        rounds: list[dict[Case, float]] = []
         for forward in forwards.values():
             forward.run(images)
         end = time.perf_counter() + SECONDS * len(forwards)

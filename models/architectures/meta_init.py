@@ -50,8 +50,8 @@ def built_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
         with _NoFills():
             values = dict(build().named_buffers())
         for name in computed:
-            module, _, own = name.rpartition(".")
-            model.get_submodule(module)._buffers[own] = values[name]
+            module, _, attribute = name.rpartition(".")
+            model.get_submodule(module)._buffers[attribute] = values[name]
     return model
 
 

@@ -120,19 +120,19 @@ def create_timm_model(arch: str, num_classes: int, arch_args: dict[str, Any]) ->
     """
     timm = _timm()
     # timm takes only tuples for pairs; data from files have lists.
-    own = {name: _as_tuple(value) for name, value in arch_args.items()}
-    separate, eps = own.pop("separate_qkv", False), own.pop("norm_eps", None)
+    arguments = {name: _as_tuple(value) for name, value in arch_args.items()}
+    separate, eps = arguments.pop("separate_qkv", False), arguments.pop("norm_eps", None)
     if eps is not None:
         if not isinstance(eps, float):
             raise ValueError(f"{arch}: norm_eps {eps!r} must be a number with a fraction")
-        own["norm_layer"] = partial(timm.layers.LayerNorm, eps=eps)
+        arguments["norm_layer"] = partial(timm.layers.LayerNorm, eps=eps)
     mixer = _MIXER.fullmatch(arch)
     try:
-        if mixer and own:  # timm's functions for its Mixers refuse arguments that the class takes
+        if mixer and arguments:  # timm's functions for its Mixers refuse arguments that the class takes
             sizes = {**_MIXER_SIZES[mixer[1]], "patch_size": int(mixer[2]), "img_size": int(mixer[3])}
-            model: nn.Module = timm.models.mlp_mixer.MlpMixer(num_classes=num_classes, **{**sizes, **own})
+            model: nn.Module = timm.models.mlp_mixer.MlpMixer(num_classes=num_classes, **{**sizes, **arguments})
         else:
-            model = timm.create_model(arch, pretrained=False, num_classes=num_classes, **own)
+            model = timm.create_model(arch, pretrained=False, num_classes=num_classes, **arguments)
     except TypeError as error:
         raise ValueError(f"{arch} does not take the arguments {', '.join(arch_args)} so: {error}") from error
     if separate:

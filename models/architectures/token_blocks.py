@@ -221,11 +221,11 @@ def _replaced(blocks: nn.Sequential, plan: TokenPlan, reading: _Reading) -> Toke
     """The blocks with those that compute fewer tokens, or come after a merge, as TokenBlocks."""
     merging, last = plan.merging, len(blocks) - 1
     merges = merging.blocks(len(blocks)) if merging else range(0)
-    found = TokenBlocks(blocks, plan, reading.prefix, mean=reading.mean)
+    wrapped = TokenBlocks(blocks, plan, reading.prefix, mean=reading.mean)
     for i in range(merges.start if merges else last, len(blocks)):
         read = reading.read if plan.class_last and i == last else None
-        found[i] = TokenBlock(blocks[i], reading.prefix, merging if i in merges else None, read)
-    return found
+        wrapped[i] = TokenBlock(blocks[i], reading.prefix, merging if i in merges else None, read)
+    return wrapped
 
 
 def _reading(model: Any) -> _Reading:

@@ -57,27 +57,27 @@ def narrowable_widths(model: nn.Module) -> dict[str, int]:
     These are MLPs of two dense layers with nothing but an activation between, and attention as timm's ViT and T2T-ViT
     have it, without norms of queries and keys.
     """
-    found = {}
+    widths = {}
     for name, module in model.named_modules():
         if _is_mlp(module):
-            found[name] = cast(nn.Linear, module.fc1).out_features
+            widths[name] = cast(nn.Linear, module.fc1).out_features
         elif _is_attention(module):
             parts: Any = module
-            found[name] = parts.qkv.out_features // (3 * parts.num_heads)
-    return found
+            widths[name] = parts.qkv.out_features // (3 * parts.num_heads)
+    return widths
 
 
 def widths_summary(widths: Widths) -> str:
     """One line: `12 MLPs of 384 hidden units, 12 attentions with queries and keys of 48`."""
     units = {name: width for name, width in widths.items() if name.rpartition(".")[2] == "mlp"}
-    found = (
+    kinds = (
         (sorted(units.values()), "MLP", "of {} hidden units"),
         (sorted(widths[name] for name in widths.keys() - units), "attention", "with queries and keys of {}"),
     )
     return ", ".join(
         f"{len(values)} {kind}{'s' * (len(values) > 1)} "
         + of.format(f"{values[0]} to {values[-1]}" if values[0] < values[-1] else values[0])
-        for values, kind, of in found
+        for values, kind, of in kinds
         if values
     )
 

@@ -55,7 +55,7 @@ def load_bundle(path: str | Path) -> tuple[nn.Module, BundleConfig]:
         with about(CONFIG):
             expected = stored_tensors(model, config.storage)
         with about(WEIGHTS):
-            file = read_tensors(path / WEIGHTS, lambda found: _check_tensors(expected, found))
+            file = read_tensors(path / WEIGHTS, lambda entries: _check_tensors(expected, entries))
         check_digest(WEIGHTS, file.sha256, config)
         with about(WEIGHTS):
             tensors = loaded_tensors(model, config.storage, file.tensors)
@@ -168,17 +168,17 @@ def save_bundle(
     return config
 
 
-def _check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor | TensorEntry]) -> None:
+def _check_tensors(expected: Mapping[str, Tensor], entries: Mapping[str, Tensor | TensorEntry]) -> None:
     for key in expected:
-        if key not in found:
-            raise BundleError(f"key {key} is missing ({len(expected)} expected, {len(found)} found)")
-    for key in found:
+        if key not in entries:
+            raise BundleError(f"key {key} is missing ({len(expected)} expected, {len(entries)} found)")
+    for key in entries:
         if key not in expected:
             raise BundleError(f"key {quoted(key)} is not one of the model's {len(expected)}")
     for key, tensor in expected.items():
-        if tuple(found[key].shape) != tuple(tensor.shape):
-            raise BundleError(f"{key} has shape {list(found[key].shape)}, the model needs {list(tensor.shape)}")
-        dtype, needed = (str(each.dtype).removeprefix("torch.") for each in (found[key], tensor))
+        if tuple(entries[key].shape) != tuple(tensor.shape):
+            raise BundleError(f"{key} has shape {list(entries[key].shape)}, the model needs {list(tensor.shape)}")
+        dtype, needed = (str(one.dtype).removeprefix("torch.") for one in (entries[key], tensor))
         if dtype != needed:
             raise BundleError(f"{key} is {dtype}, the model needs {needed}")
 

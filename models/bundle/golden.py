@@ -114,13 +114,14 @@ def check_golden(record: Mapping[str, Any], probabilities: ArrayLike, dtype: str
     """
     tolerance, answers = TOLERANCES[dtype], np.asarray(probabilities)
     for image, (indices, values) in enumerate(zip(record["index"], record["probability"], strict=True)):
-        for index, wanted in zip(indices, values, strict=True):
-            found = float(answers[image, index])
-            if wanted < SMALLEST:
+        for index, recorded in zip(indices, values, strict=True):
+            answer = float(answers[image, index])
+            if recorded < SMALLEST:
                 continue
-            if not (found > 0 and abs(log(found / wanted)) <= tolerance):
+            if not (answer > 0 and abs(log(answer / recorded)) <= tolerance):
                 raise BundleError(
-                    f"golden image {image}, class {index}: the model answers {found:.4g}, its bundle says {wanted:.4g}"
+                    f"golden image {image}, class {index}: the model answers {answer:.4g}, "
+                    f"its bundle says {recorded:.4g}"
                 )
 
 
@@ -136,7 +137,7 @@ def check_divergence(record: Mapping[str, Any], probabilities: ArrayLike, precis
     """
     answers, limit = np.asarray(probabilities, np.float64), share * DIVERGENCES[precision]
     for image, (indices, values) in enumerate(zip(record["index"], record["probability"], strict=True)):
-        model, program = ([*each, 1 - sum(each)] for each in (values, answers[image, indices].tolist()))
+        model, program = ([*few, 1 - sum(few)] for few in (values, answers[image, indices].tolist()))
         kl = sum(p * log(p / max(q, 1e-30)) for p, q in zip(model, program, strict=True) if p > 0)
         if not kl <= limit:
             raise BundleError(

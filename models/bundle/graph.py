@@ -76,10 +76,10 @@ def check_graph(graph: OnnxGraph, config: BundleConfig) -> None:
         _check_value("output", header.outputs, OUTPUT, (None, config.num_classes))
 
 
-def _check_value(kind: str, found: tuple[OnnxValue, ...], name: str, shape: tuple[int | None, ...]) -> None:
-    wanted = OnnxValue(name, FLOAT, shape)
-    if found != (wanted,):
-        raise BundleError(f"{kind} {', '.join(map(_described, found)) or 'none'}: must be {_described(wanted)}")
+def _check_value(kind: str, values: tuple[OnnxValue, ...], name: str, shape: tuple[int | None, ...]) -> None:
+    expected = OnnxValue(name, FLOAT, shape)
+    if values != (expected,):
+        raise BundleError(f"{kind} {', '.join(map(_described, values)) or 'none'}: must be {_described(expected)}")
 
 
 def _described(value: OnnxValue) -> str:

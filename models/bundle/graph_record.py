@@ -68,15 +68,15 @@ class GraphRecord:
         _require(precision in PRECISIONS, f"precision {quoted(precision)} must be one of {', '.join(PRECISIONS)}")
         _require(type(opset) is int and opset >= 1, f"opset {quoted(opset)} must be a whole number from 1 on")
         _require(opset <= MAX_OPSET, f"opset {opset} is newer than the {MAX_OPSET} this milkweed runs: update milkweed")
-        some = isinstance(backends, list) and backends and all(each in BACKENDS for each in backends)
+        some = isinstance(backends, list) and backends and all(name in BACKENDS for name in backends)
         _require(bool(some), f"backends {quoted(backends)} must be some of {', '.join(BACKENDS)}")
         for name in ("quantisation", "golden"):
             _require(isinstance(document[name], dict), f"{name} {quoted(document[name], 40)} must be an object")
         check_record(document["golden"], num_classes)
         counts = document.get("counts", {})
         _require(is_counts(counts), f"counts must be whole numbers: {', '.join(COUNTS)}")
-        rest = {name: document[name] for name in ("precision", "opset", "quantisation", "golden")}
-        return cls(backends=tuple(backends), counts=counts, **rest)
+        others = {name: document[name] for name in ("precision", "opset", "quantisation", "golden")}
+        return cls(backends=tuple(backends), counts=counts, **others)
 
 
 def is_counts(counts: Any) -> bool:

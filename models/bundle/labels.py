@@ -156,7 +156,7 @@ def _from_text(lines: list[str]) -> tuple[Label, ...]:
     for pattern in (_INDEX_FIRST, _INDEX_LAST):
         parts = [pattern.fullmatch(line) for line in lines]
         if all(parts):
-            pairs = enumerate([(found["index"], found["label"]) for found in parts if found], 1)
+            pairs = enumerate([(match["index"], match["label"]) for match in parts if match], 1)
             return _in_order([(f"line {number}", pair[0], _identified(*pair)) for number, pair in pairs])
     if all(map(_WORDNET.fullmatch, lines)):
         return tuple(_identified(str(index), line) for index, line in enumerate(lines))
@@ -167,8 +167,8 @@ def _identified(index: str, label: Any) -> Label:
     """The label of an id and a text, or of a text that may begin with its WordNet id; else the index is the id."""
     if isinstance(label, list | tuple) and len(label) == 2:
         return _checked(f"index {index}", *label)
-    found = _WORDNET.fullmatch(label) if isinstance(label, str) else None
-    return _checked(f"index {index}", *((found[1], found[2] or found[1]) if found else (index, label)))
+    match = _WORDNET.fullmatch(label) if isinstance(label, str) else None
+    return _checked(f"index {index}", *((match[1], match[2] or match[1]) if match else (index, label)))
 
 
 def _from_rows(rows: list[list[str]], least: int = 2) -> tuple[Label, ...]:
@@ -179,19 +179,19 @@ def _from_rows(rows: list[list[str]], least: int = 2) -> tuple[Label, ...]:
     first = int(bool(headed and len(rows) > 1))
     width, indexed = len(rows[first]) if rows else 0, all(numbers[first:])
     swapped = not indexed and width == 2 and all(row[-1:] and row[-1].isdecimal() for row in rows[first:])
-    found = []
+    named = []
     for number, row in enumerate(rows[first:], 1 + first):
         if len(row) != width or not least <= width <= 2 + indexed:
             raise ValueError(f"line {number} must be index, id and label, or two of them, not {quoted(row)}")
         index, *texts = row[::-1] if swapped else row if indexed and width > 1 else [str(number - 1 - first), *row]
-        found.append((f"line {number}", index, _checked(f"line {number}", texts[0] if texts[1:] else index, texts[-1])))
-    return _in_order(found)
+        named.append((f"line {number}", index, _checked(f"line {number}", texts[0] if texts[1:] else index, texts[-1])))
+    return _in_order(named)
 
 
-def _in_order(found: Sequence[tuple[str, str, Label]]) -> tuple[Label, ...]:
+def _in_order(labels: Sequence[tuple[str, str, Label]]) -> tuple[Label, ...]:
     """The labels of places in the file, indices and labels; the indices must be 0, 1, 2 and so on, in any order."""
     by_index: dict[int, Label] = {}
-    for where, index, label in found:
+    for where, index, label in labels:
         if not (index.isascii() and index.isdecimal()):
             raise ValueError(f"{where}: labels are expected by index, {quoted(index)} is none")
         if int(index) in by_index:

@@ -66,9 +66,9 @@ def read_header(data: bytes) -> OnnxHeader:
         if len(graphs) != 1:
             raise ValueError("it has no graph")
         graph = list(_fields(graphs[0]))
-        opsets = [list(_fields(each)) for each in _all(model, 8)]
+        opsets = [list(_fields(opset)) for opset in _all(model, 8)]
         return OnnxHeader(
-            opsets={_text(each, 1): _number(each, 2) or 0 for each in opsets},
+            opsets={_text(opset, 1): _number(opset, 2) or 0 for opset in opsets},
             inputs=tuple(map(_value, _all(graph, 11))),
             outputs=tuple(map(_value, _all(graph, 12))),
             functions=len(_all(model, 25)),
@@ -118,11 +118,11 @@ def _varint(data: memoryview, position: int) -> tuple[int, int]:
 
 
 def _all(message: list[_Field], number: int) -> list[memoryview]:
-    return [value for found, value in message if found == number and isinstance(value, memoryview)]
+    return [value for field, value in message if field == number and isinstance(value, memoryview)]
 
 
 def _number(message: list[_Field], number: int) -> int | None:
-    return next((value for found, value in message if found == number and isinstance(value, int)), None)
+    return next((value for field, value in message if field == number and isinstance(value, int)), None)
 
 
 def _text(message: list[_Field], number: int) -> str:
@@ -132,7 +132,7 @@ def _text(message: list[_Field], number: int) -> str:
 def _value(data: memoryview) -> OnnxValue:
     """A ValueInfoProto: name, type.tensor_type.elem_type, type.tensor_type.shape.dim[].dim_value."""
     message = list(_fields(data))
-    tensor = [field for kind in _all(message, 2) for each in _all(list(_fields(kind)), 1) for field in _fields(each)]
+    tensor = [field for kind in _all(message, 2) for part in _all(list(_fields(kind)), 1) for field in _fields(part)]
     axes = [axis for shape in _all(tensor, 2) for axis in _all(list(_fields(shape)), 1)]
     return OnnxValue(
         _text(message, 1), _number(tensor, 1) or 0, tuple(_number(list(_fields(axis)), 1) for axis in axes)

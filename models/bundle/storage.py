@@ -92,7 +92,7 @@ def _by_key(model: nn.Module, storage: Mapping[str, str]) -> dict[str, str]:
 
 def _check_levels(key: str, values: Tensor, scale: Tensor) -> None:
     """Refuse values that `quantised` does not write: a server that holds int8 would compute other scales from them."""
-    low, high = (each(values, channel_dims(values), keepdim=True).int() for each in (torch.amin, torch.amax))
+    low, high = (extreme(values, channel_dims(values), keepdim=True).int() for extreme in (torch.amin, torch.amax))
     largest = torch.maximum(high, -low)
     odd = largest[(largest != LEVELS) & (scale > SMALLEST_SCALE)]
     if len(odd):

@@ -79,10 +79,10 @@ def _check(value: Any) -> None:
     """Check depth and texts, level by level."""
     level = [value]
     for _ in range(MAX_JSON_DEPTH + 1):
-        for each in level:
-            if isinstance(each, str) and not each.isascii():
-                _check_text(each)
-        level = [inner for each in level for inner in _inside(each)]
+        for item in level:
+            if isinstance(item, str) and not item.isascii():
+                _check_text(item)
+        level = [inner for item in level for inner in _inside(item)]
         if not level:
             return
     raise ValueError(f"JSON nested too deep: the limit is {MAX_JSON_DEPTH}")

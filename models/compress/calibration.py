@@ -78,19 +78,21 @@ class Calibration:
 
     def all(self) -> dict[str, InputStatistics]:
         """Statistics of all images together, for the final fit, when all choices are made."""
-        return {name: found.merged(self.held_out[name]) for name, found in self.fitted.items()}
+        return {name: statistics.merged(self.held_out[name]) for name, statistics in self.fitted.items()}
 
     def rearranged(self, arrangements: Sequence[Arrangement]) -> "Calibration":
         """The calibration of the model after its hidden units have moved."""
         moved = {f"{one.mlp}.fc2": one.order for one in arrangements}
         fitted, held_out = (
-            {name: permuted(found, moved[name]) if name in moved else found for name, found in part.items()}
+            {name: permuted(inputs, moved[name]) if name in moved else inputs for name, inputs in part.items()}
             for part in (self.fitted, self.held_out)
         )
         return Calibration(fitted, held_out, self.ridge)
 
 
-def calibrate(model: nn.Module, names: Sequence[str], images: CalibrationImages, progress: Count = ignore) -> Calibration:
+def calibrate(
+    model: nn.Module, names: Sequence[str], images: CalibrationImages, progress: Count = ignore
+) -> Calibration:
     """Measure the inputs of the named linear layers, and choose the ridge.
 
     Raises:
@@ -127,11 +129,11 @@ def choose_ridge(
         weight = linears[name].weight.detach().cpu()
         rank = max(1, int(RIDGE_SHARE * weight.numel() / sum(weight.shape)))
         structure = LayerSpec("monarch", weight.shape[1], weight.shape[0], 1, rank, linears[name].bias is not None)
-        found = []
+        losses = []
         for ridge in RIDGES:
             fit = fit_layer(FitRequest(weight, structure, fitted[name]), ridge=ridge, sweeps=RIDGE_SWEEPS)
-            found.append(held_out_error(weight, fit.weight, fitted[name], held_out[name]))
-        return found
+            losses.append(held_out_error(weight, fit.weight, fitted[name], held_out[name]))
+        return losses
 
     tables = each_on_one_thread(errors, names)
     sums = [sum(column) for column in zip(*tables, strict=True)]

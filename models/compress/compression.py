@@ -17,8 +17,7 @@ from ..bundle.storage import as_stored
 from ..layers.layer_spec import LayerSpec
 from ..layers.select import layer_specs_for, linear_layer, select_linears
 from ..progress import SILENT, Progress
-from ..report import CurvePoint
-from ..report import DataUse, Measured, RunReport, check_report_packages, write_report
+from ..report import CurvePoint, DataUse, Measured, RunReport, check_report_packages, write_report
 from ..report.rows import layer_rows, model_totals, stored_bytes
 from .calibration import Calibration, CalibrationImages, calibrate
 from .choice import StructureChoice, choose_for_budget, fixed_choice
@@ -155,13 +154,15 @@ class _Compression:
         request, progress = self.request, self.progress
         self.model.to(images.fitted[0].device)
         with self._timed("calibration"):
-            found = calibrate(self.model, self.names, images, progress.of("calibrating"))
+            calibration = calibrate(self.model, self.names, images, progress.of("calibrating"))
         with self._timed("arrangement"):
             if request.structure == "monarch":
                 nblocks = request.nblocks if request.budget is None else ARRANGED_NBLOCKS
                 arranging = progress.of("arranging hidden units")
-                found = found.rearranged(arrange_hidden_units(self.model, found.fitted, nblocks, arranging))
-        self.calibration = found
+                calibration = calibration.rearranged(
+                    arrange_hidden_units(self.model, calibration.fitted, nblocks, arranging)
+                )
+        self.calibration = calibration
         self.evaluator = Evaluator.on(self.model, images.held_out, images.held_out_targets)
 
     def choose(self) -> StructureChoice:
@@ -198,7 +199,7 @@ class _Compression:
         tried = []
         if self.evaluator is not None:
             measured = [(trial, self.evaluator.of_answers(trial.answers)) for trial in choice.trials]
-            tried = [candidate(trial.label, size - trial.saved, size, found) for trial, found in measured]
+            tried = [candidate(trial.label, size - trial.saved, size, quality) for trial, quality in measured]
         return RunReport(
             kind="compress",
             arch=self.config.arch,
@@ -222,9 +223,9 @@ class _Compression:
         self.seconds[step] = round(time.perf_counter() - started, 3)
 
 
-def candidate(label: str, parameters: int, dense: int, found: Measured, *, chosen: bool = False) -> CurvePoint:
+def candidate(label: str, parameters: int, dense: int, measured: Measured, *, chosen: bool = False) -> CurvePoint:
     """A model for the report's curve: its size, as a share of the dense model's too, and its quality."""
-    quality = {"kl": found.kl, "agreement": found.agreement, "top1": found.top1}
+    quality = {"kl": measured.kl, "agreement": measured.agreement, "top1": measured.top1}
     return CurvePoint(label=label, share=parameters / dense, parameters=parameters, chosen=chosen, **quality)
 
 

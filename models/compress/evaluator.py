@@ -38,22 +38,22 @@ class Evaluator:
         """The figures of a model on the same images."""
         return self.of_answers(answers(model, self.batches))
 
-    def of_answers(self, found: Tensor) -> Measured:
+    def of_answers(self, outputs: Tensor) -> Measured:
         """The figures of a model that gave these log-probabilities (images, classes)."""
-        compared = divergence(self.reference, found)
+        compared = divergence(self.reference, outputs)
         return Measured(
-            top1=self._accuracy(found, 1),
-            top5=self._accuracy(found, 5) if found.shape[1] > 5 else None,
+            top1=self._accuracy(outputs, 1),
+            top5=self._accuracy(outputs, 5) if outputs.shape[1] > 5 else None,
             agreement=compared.agreement,
             kl=max(0.0, compared.kl),
             images=compared.images,
         )
 
-    def _accuracy(self, found: Tensor, best: int) -> float | None:
+    def _accuracy(self, outputs: Tensor, best: int) -> float | None:
         """Percent of images whose class is among the `best` answers."""
         if self.targets is None:
             return None
-        hits = (found.topk(best).indices == self.targets.to(found.device).unsqueeze(1)).any(1)
+        hits = (outputs.topk(best).indices == self.targets.to(outputs.device).unsqueeze(1)).any(1)
         return 100 * float(hits.to(torch.float64).mean())
 
 
@@ -65,8 +65,8 @@ def measured_change(
     Args:
         batches: normalised images (B, 3, H, W), and their classes where they are known; at least one image.
     """
-    found = [(answers(reference, [images]), answers(model, [images]), classes) for images, classes in batches]
-    before, after = torch.cat([one[0] for one in found]), torch.cat([one[1] for one in found])
-    known = [classes for _, _, classes in found if classes is not None]
-    evaluator = Evaluator((), torch.cat(known) if len(known) == len(found) else None, before)
+    results = [(answers(reference, [images]), answers(model, [images]), classes) for images, classes in batches]
+    before, after = torch.cat([one[0] for one in results]), torch.cat([one[1] for one in results])
+    known = [classes for _, _, classes in results if classes is not None]
+    evaluator = Evaluator((), torch.cat(known) if len(known) == len(results) else None, before)
     return evaluator.before, evaluator.of_answers(after)

@@ -29,7 +29,7 @@ Ratios = float | Sequence[float]
 
 
 def widths_for(model: nn.Module, *, mlp: Ratios = 1.0, qk: Ratios = 1.0) -> dict[str, int]:
-    """The widths of a model whose blocks keep these ratios of their hidden units and of their queries' and keys' head dims.
+    """The widths of a model whose blocks keep so much of their hidden units and of their queries' and keys' head dims.
 
     Widths are rounded to a multiple of STEP, or to the whole number where that would be all or nothing.
 
@@ -38,9 +38,8 @@ def widths_for(model: nn.Module, *, mlp: Ratios = 1.0, qk: Ratios = 1.0) -> dict
             cannot be narrower so.
     """
     blocks, largest, widths = _blocks(model), narrowable_widths(model), {}
-    for part, ratio_or_ratios in (("mlp", mlp), ("attn", qk)):
-        one = isinstance(ratio_or_ratios, int | float)
-        ratios = [ratio_or_ratios] * len(blocks) if one else list(ratio_or_ratios)
+    for part, chosen in (("mlp", mlp), ("attn", qk)):
+        ratios = [chosen] * len(blocks) if isinstance(chosen, int | float) else list(chosen)
         if len(ratios) != len(blocks):
             raise ValueError(f"{len(ratios)} width ratios for {len(blocks)} blocks")
         for i, ratio in enumerate(ratios):

@@ -56,14 +56,14 @@ class Quantisation:
         if self.weights != "int8":
             return {"weights": self.weights}
         kept = self.kept
-        taken = [error for name, error in self.errors.items() if name not in kept and error is not None]
-        found = {
+        errors = [error for name, error in self.errors.items() if name not in kept and error is not None]
+        record = {
             "limit": self.limit,
-            "largest_error": round(max(taken), 6) if taken else None,
+            "largest_error": round(max(errors), 6) if errors else None,
             "tried_on": self.tried_on,
             f"kept_{FALLBACK}": {name: None if error is None else round(error, 6) for name, error in kept.items()},
         }
-        return {"weights": self.weights, "int8": found}
+        return {"weights": self.weights, "int8": record}
 
     def metrics(self, *, measured: bool) -> dict[str, Any]:
         """The member of a bundle's metrics; there is none where all is float32.
@@ -128,7 +128,7 @@ def int8_errors(model: nn.Module, batches: Iterable[Tensor]) -> tuple[dict[str, 
         for images in batches:
             model(images)
             count += len(images)
-    return {name: found.error for name, found in sums.items()}, count
+    return {name: total.error for name, total in sums.items()}, count
 
 
 def made_images(model: nn.Module, size: int) -> Tensor:

@@ -48,17 +48,17 @@ def tapped(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]
         yield outputs
 
 
-def feature_error(features: Tensor, wanted: Tensor) -> Tensor:
+def feature_error(features: Tensor, reference: Tensor) -> Tensor:
     """Mean squared difference of two blocks' outputs, each position normalised over its channels, in float32.
 
     The layers that read them normalise them as well. Without it only a few channels with very large constants, and
     the last blocks, whose outputs are largest, would count.
 
     Args:
-        features, wanted: tokens (B, N, C), or a grid (B, C, H, W). Where `wanted` has more tokens, the first count.
+        features, reference: tokens (B, N, C), or a grid (B, C, H, W). If `reference` has more tokens, the first count.
     """
-    own, dense = _normalised(features), _normalised(wanted)
-    return F.mse_loss(own, dense[:, : own.shape[1]])
+    student, dense = _normalised(features), _normalised(reference)
+    return F.mse_loss(student, dense[:, : student.shape[1]])
 
 
 def _normalised(features: Tensor) -> Tensor:

@@ -14,10 +14,11 @@ from ..architectures.vitae.reduction import PerformerAttention
 from ..divergence import answers, diverge
 from ..layers.structured import StructuredLinear
 from ..progress import SILENT, Progress
-from ..training import BatchSource, HistoryRow, Objective, Trainer, TrainingBatch, TrainingError, TrainingRecipe, TrainResult
+from ..training import BatchSource, Objective, Trainer, TrainingBatch, TrainingError, TrainingRecipe, TrainResult
 from .blocks import block_names
 from .objectives import BlockReconstruction, FeatureDistillation
 from .plan import DistillationPlan
+
 
 @dataclass(frozen=True)
 class DistillationResult:
@@ -33,7 +34,7 @@ class DistillationResult:
     """
 
     model: nn.Module
-    history: tuple[HistoryRow, ...]
+    history: tuple[dict[str, Any], ...]
     kl_before: float
     kl_after: float
     agreement_before: float
@@ -128,7 +129,7 @@ class _Validation:
     """Measures a model on the held-out images."""
 
     batches: tuple[Tensor, ...]
-    wanted: Tensor
+    reference: Tensor
 
     @classmethod
     def of(cls, teacher: nn.Module, held_out: Sequence[Tensor]) -> "_Validation":
@@ -136,16 +137,16 @@ class _Validation:
             raise ValueError("held_out has no images: a distillation without them could not tell better from worse")
         device = next(teacher.parameters()).device
         batches = tuple(images.to(device) for images in held_out)
-        wanted = answers(teacher, batches)
-        if not torch.isfinite(wanted).all():
+        reference = answers(teacher, batches)
+        if not torch.isfinite(reference).all():
             raise ValueError("the dense model's answers on the held-out images are not finite")
-        return cls(batches, wanted)
+        return cls(batches, reference)
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        found = diverge(model, self.batches, self.wanted)
-        if not isfinite(found.kl):
-            raise TrainingError(f"the KL on the held-out images is {found.kl}: the model's answers are not numbers")
-        return {"kl": found.kl, "agreement": found.agreement}
+        change = diverge(model, self.batches, self.reference)
+        if not isfinite(change.kl):
+            raise TrainingError(f"the KL on the held-out images is {change.kl}: the model's answers are not numbers")
+        return {"kl": change.kl, "agreement": change.agreement}
 
 
 def _phases(model: nn.Module, teacher: nn.Module, plan: DistillationPlan) -> list[_Phase]:
@@ -156,7 +157,9 @@ def _phases(model: nn.Module, teacher: nn.Module, plan: DistillationPlan) -> lis
         phases.append(_Phase("blocks", BlockReconstruction(teacher, blocks, recipe), recipe, 0))
     if plan.epochs:
         recipe = plan.recipe(plan.epochs, plan.lr)
-        objective = FeatureDistillation(teacher, recipe, plan.temperature, plan.label_weight, blocks, plan.feature_weight)
+        objective = FeatureDistillation(
+            teacher, recipe, plan.temperature, plan.label_weight, blocks, plan.feature_weight
+        )
         phases.append(_Phase("distillation", objective, recipe, plan.block_epochs))
     return phases
 
@@ -173,8 +176,8 @@ def only_trained(model: nn.Module, trained: str) -> Iterator[None]:
     }
     random_features = {f"{name}.w" for name, part in model.named_modules() if isinstance(part, PerformerAttention)}
     for name, parameter in model.named_parameters():
-        wanted = trained == "all" or parameter.dim() == 1 or name in structured
-        parameter.requires_grad_(wanted and name not in random_features)
+        trains = trained == "all" or parameter.dim() == 1 or name in structured
+        parameter.requires_grad_(trains and name not in random_features)
     try:
         yield
     finally:

@@ -28,10 +28,10 @@ class BlockReconstruction:
 
     def __call__(self, model: nn.Module, images: Tensor, targets: Tensor | None) -> Tensor:
         _as_served(model)
-        mixed, dense, _ = _ask(self.teacher, self.blocks, images, self.recipe)
-        with tapped(model, self.blocks) as own:
+        mixed, dense, _ = _teacher_outputs(self.teacher, self.blocks, images, self.recipe)
+        with tapped(model, self.blocks) as student:
             model(mixed.images)
-        return _mean_error(own, dense)
+        return _mean_error(student, dense)
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class FeatureDistillation(Distillation):
     def __call__(self, model: nn.Module, images: Tensor, targets: Tensor | None) -> Tensor:
         _as_served(model)
         blocks = self.blocks if self.feature_weight > 0 else ()
-        mixed, dense, wanted = _ask(self.teacher, blocks, images, self.recipe)
-        with tapped(model, blocks) as own:
-            loss = self.loss(model(mixed.images), wanted, mixed, targets)
-        return loss + self.feature_weight * _mean_error(own, dense) if blocks else loss
+        mixed, dense, logits = _teacher_outputs(self.teacher, blocks, images, self.recipe)
+        with tapped(model, blocks) as student:
+            loss = self.loss(model(mixed.images), logits, mixed, targets)
+        return loss + self.feature_weight * _mean_error(student, dense) if blocks else loss
 
 
-def _ask(
+def _teacher_outputs(
     teacher: nn.Module, blocks: Sequence[str], images: Tensor, recipe: TrainingRecipe
 ) -> tuple[Mixed, Mapping[str, Tensor], Tensor]:
     """Mixed images, and the teacher's features and logits for them."""
@@ -64,8 +64,8 @@ def _ask(
         return mixed, tap, teacher(mixed.images)
 
 
-def _mean_error(own: Mapping[str, Tensor], dense: Mapping[str, Tensor]) -> Tensor:
-    return torch.stack([feature_error(own[name], features) for name, features in dense.items()]).mean()
+def _mean_error(student: Mapping[str, Tensor], dense: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([feature_error(student[name], features) for name, features in dense.items()]).mean()
 
 
 def _as_served(model: nn.Module) -> None:

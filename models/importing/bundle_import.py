@@ -120,14 +120,14 @@ def _card_of(info: CheckpointInfo, arch: str | None) -> ModelCard:
     return ModelCard("", notes=(f"its config.json was not used: it describes {quoted(card.arch)}",))
 
 
-def _labels(path: str | Path, given: Sequence[Label] | None, card: ModelCard, classes: int) -> tuple[Label, ...]:
-    """The labels given, those of the card where it has one for each class, or numbers."""
-    if given is not None and len(given) != classes:
+def _labels(path: str | Path, labels: Sequence[Label] | None, card: ModelCard, classes: int) -> tuple[Label, ...]:
+    """The labels that are passed, those of the card where it has one for each class, or numbers."""
+    if labels is not None and len(labels) != classes:
         hint = classes_hint(classes)
-        raise CheckpointError(f"{path}: {len(given)} labels given, the checkpoint has {classes} classes{hint}")
-    if given is None:
-        given = card.labels if card.labels is not None and len(card.labels) == classes else default_labels(classes)
-    return tuple(given)
+        raise CheckpointError(f"{path}: {len(labels)} labels given, the checkpoint has {classes} classes{hint}")
+    if labels is None:
+        labels = card.labels if card.labels is not None and len(card.labels) == classes else default_labels(classes)
+    return tuple(labels)
 
 
 def _preprocess(fitted: Fitted, card: ModelCard) -> dict[str, Any]:

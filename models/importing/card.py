@@ -58,11 +58,11 @@ def read_card(path: Path) -> ModelCard:
     return ModelCard(arch, arch_args, preprocess, labels, notes)
 
 
-def _arguments(given: Mapping[str, Any], published: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(arguments: Mapping[str, Any], published: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of the architecture, as timm's own factory takes them; the weights tell the number of classes."""
     if published.get("label_offset"):
         raise ValueError(f"label_offset {quoted(published['label_offset'])} must be 0: classes are taken as they are")
-    args = {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
+    args = {name: value for name, value in arguments.items() if name not in _WITHOUT_EFFECT}
     if isinstance(pool := published.get("global_pool"), str) and pool:
         args.setdefault("global_pool", pool)
     if published.get("fixed_input_size") and published.get("input_size"):
@@ -71,21 +71,21 @@ def _arguments(given: Mapping[str, Any], published: Mapping[str, Any]) -> dict[s
 
 
 def _preprocess(published: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    found = {key: published[key] for key in ("crop_pct", "interpolation", "mean", "std") if published.get(key)}
+    preprocess = {key: published[key] for key in ("crop_pct", "interpolation", "mean", "std") if published.get(key)}
     size = published.get("input_size")
     if size is not None:
         if not isinstance(size, list) or len(size) != 3 or size[0] != 3 or size[1] != size[2]:
             raise ValueError(f"input_size {quoted(size)} must be [3, side, side]")
-        found["size"] = size[1]
+        preprocess["size"] = size[1]
     filler = {"size": 224, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
     notes = []
-    if "interpolation" in found and found["interpolation"] not in INTERPOLATIONS:
-        notes.append(f"images are resized bicubic: {quoted(found['interpolation'])} of its config is none of ours")
-        found["interpolation"] = "bicubic"
+    if "interpolation" in preprocess and preprocess["interpolation"] not in INTERPOLATIONS:
+        notes.append(f"images are resized bicubic: {quoted(preprocess['interpolation'])} of its config is none of ours")
+        preprocess["interpolation"] = "bicubic"
     if published.get("crop_mode", "center") != "center":
         notes.append(f"images are cropped at the centre: its config says {quoted(published['crop_mode'])}")
-    check_preprocess({**filler, **found})
-    return found, tuple(notes)
+    check_preprocess({**filler, **preprocess})
+    return preprocess, tuple(notes)
 
 
 def _labels(document: Mapping[str, Any]) -> tuple[Label, ...] | None:

@@ -28,7 +28,7 @@ class Misfit:
         missing, unexpected: keys of the architecture alone, and of the file alone.
         reshaped: keys whose shapes differ, with both shapes in words.
         expected: number of tensors that the architecture has.
-        found: number of tensors in the file.
+        tensors: number of tensors in the file.
         common: number of keys that both have.
     """
 
@@ -36,7 +36,7 @@ class Misfit:
     unexpected: Sequence[str]
     reshaped: Sequence[str]
     expected: int
-    found: int
+    tensors: int
     common: int
 
     @classmethod
@@ -65,7 +65,7 @@ class Misfit:
         problems += [f"first unexpected {quoted(self.unexpected[0])}"] if self.unexpected else []
         problems += [f"first of another shape {self.reshaped[0]}"] if self.reshaped else []
         message = (
-            f"{source}: {self._verdict(arch, family)}; {self.expected} keys expected, {self.found} found, "
+            f"{source}: {self._verdict(arch, family)}; {self.expected} keys expected, {self.tensors} found, "
             f"{self.common} in common; {'; '.join(problems)}{hint}"
         )
         return CheckpointError(message, self._details(arch, family))

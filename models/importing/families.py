@@ -98,13 +98,13 @@ def _vitae(state: Mapping[str, Tensor]) -> CheckpointFamily | None:
     if len(depths) == 4:
         name = _VITAE_V2.get((width, depths))
         return CheckpointFamily("vitaev2", name or f"a ViTAEv2 of depths {depths}, width {width}", _built(name))
-    found = tuple(
+    names = tuple(
         name
         for name, args in VITAE_VARIANTS.items()
         if tuple(args["depths"]) == depths and args["token_dims"][-1] == width
     )
-    looks_like = found[0] if found else f"a ViTAE v1 of depths {depths}, width {width}: vitae_basic with arch_args"
-    return CheckpointFamily("vitae", looks_like, found)
+    looks_like = names[0] if names else f"a ViTAE v1 of depths {depths}, width {width}: vitae_basic with arch_args"
+    return CheckpointFamily("vitae", looks_like, names)
 
 
 def _t2t(state: Mapping[str, Tensor]) -> CheckpointFamily | None:
@@ -113,8 +113,8 @@ def _t2t(state: Mapping[str, Tensor]) -> CheckpointFamily | None:
     size = _T2T.get((_width(state, "blocks.0.attn.proj.weight") or 0, _depth(state)))
     kind = "t_" if "tokens_to_token.attention1.attn.qkv.weight" in state else ""
     name = f"t2t_vit_{kind}{size}" if size else None
-    found = _built(name)
-    return CheckpointFamily("t2t_vit", found[0] if found else f"a T2T-ViT of depth {_depth(state)}", found)
+    names = _built(name)
+    return CheckpointFamily("t2t_vit", names[0] if names else f"a T2T-ViT of depth {_depth(state)}", names)
 
 
 def _mixer(state: Mapping[str, Tensor]) -> CheckpointFamily | None:
@@ -122,10 +122,10 @@ def _mixer(state: Mapping[str, Tensor]) -> CheckpointFamily | None:
         return None
     width, patch = _width(state, "blocks.0.norm1.weight"), _patch(state, "stem.proj.weight")
     size = _MIXER.get((width or 0, _depth(state)))
-    found = _built(f"{size}{patch}_224" if size else None)
+    names = _built(f"{size}{patch}_224" if size else None)
     preprocess = {**IMAGENET_PREPROCESS, "crop_pct": 0.875} if _is_flys(state) else {}
-    looks_like = found[0] if found else f"an MLP-Mixer of depth {_depth(state)}, patch {patch}"
-    return CheckpointFamily("mixer", looks_like, found, preprocess=preprocess if found else {})
+    looks_like = names[0] if names else f"an MLP-Mixer of depth {_depth(state)}, patch {patch}"
+    return CheckpointFamily("mixer", looks_like, names, preprocess=preprocess if names else {})
 
 
 def _vitdet(state: Mapping[str, Tensor]) -> CheckpointFamily | None:
@@ -145,19 +145,21 @@ def _vit(state: Mapping[str, Tensor]) -> CheckpointFamily | None:
     name = "vit" if "vit" in prefixes else "deit"
     args = _attention_args(state)
     if (width, depth) == (768, 8):
-        found = _built_by_timm(f"vit_small_patch{patch}_{image}")
-        looks_like = f"{found[0] if found else 'a ViT'} as it was in timm until 2021 and is in HazyResearch/fly"
-        return CheckpointFamily("vit", f"{looks_like}: 768 wide, 8 deep", found, {**_OLD_SMALL, **args}, IMAGENET_PREPROCESS)
+        names = _built_by_timm(f"vit_small_patch{patch}_{image}")
+        looks_like = f"{names[0] if names else 'a ViT'} as it was in timm until 2021 and is in HazyResearch/fly"
+        return CheckpointFamily(
+            "vit", f"{looks_like}: 768 wide, 8 deep", names, {**_OLD_SMALL, **args}, IMAGENET_PREPROCESS
+        )
     size = _VIT.get((width, depth))
     distilled = "_distilled" if "dist_token" in state else ""
     stems = [f"{prefix}_{size}{distilled}_patch{patch}_" for prefix in prefixes]
-    found = () if "reg_token" in state else _built_by_timm(*(f"{stem}{image}" for stem in stems))
+    names = () if "reg_token" in state else _built_by_timm(*(f"{stem}{image}" for stem in stems))
     near = next((name for stem in stems for name in list_models() if re.fullmatch(rf"{stem}\d+", name)), None)
     looks_like = f"a ViT of width {width}, depth {depth}, patch {patch}, image {image}"
     if near is not None and (shown := shown_args(state)):
         looks_like = f"{near} with --arch-args '{json.dumps(shown)}'"
     preprocess = {**IMAGENET_PREPROCESS, "size": image} if _is_flys(state) else {}
-    return CheckpointFamily(name, " or ".join(found) or looks_like, found, args, preprocess)
+    return CheckpointFamily(name, " or ".join(names) or looks_like, names, args, preprocess)
 
 
 def _attention_args(state: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -116,15 +116,15 @@ def _only_candidate(source: str, family: CheckpointFamily) -> str:
     raise CheckpointError(f"{source}: architecture not recognised: it looks like {family.looks_like}; name one")
 
 
-def _classes(source: str, arch: str, state: Mapping[str, Tensor], wanted: int | None) -> int:
-    """Classes of the checkpoint's classifier; without a classifier, `wanted` or 1000."""
+def _classes(source: str, arch: str, state: Mapping[str, Tensor], num_classes: int | None) -> int:
+    """Classes of the checkpoint's classifier; without a classifier, `num_classes` or 1000."""
     tensors = (state.get(f"{head}.{part}") for head in classifier_layers(arch) for part in ("bias", "weight"))
-    found = next((int(tensor.shape[0]) for tensor in tensors if tensor is not None and tensor.dim()), None)
-    if wanted is not None and found is not None and found != wanted:
+    in_head = next((int(tensor.shape[0]) for tensor in tensors if tensor is not None and tensor.dim()), None)
+    if num_classes is not None and in_head is not None and in_head != num_classes:
         raise CheckpointError(
-            f"{source}: the classifier has {found} classes, num_classes is {wanted}{classes_hint(found)}"
+            f"{source}: the classifier has {in_head} classes, num_classes is {num_classes}{classes_hint(in_head)}"
         )
-    return found or wanted or 1000
+    return in_head or num_classes or 1000
 
 
 def _tolerate(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
@@ -152,14 +152,14 @@ def _as_expected(source: str, model: nn.Module, state: Mapping[str, Tensor]) -> 
     """The weights in the dtypes of the architecture, and notes on those converted; all must be finite."""
     result: dict[str, Tensor] = {}
     converted: dict[str, str] = {}
-    for key, wanted in model.state_dict().items():
+    for key, expected in model.state_dict().items():
         tensor = state[key]
-        if tensor.is_floating_point() != wanted.is_floating_point() or tensor.is_complex():
-            raise CheckpointError(f"{source}: {key} is {tensor.dtype}, the architecture needs {wanted.dtype}")
-        if tensor.dtype != wanted.dtype:
+        if tensor.is_floating_point() != expected.is_floating_point() or tensor.is_complex():
+            raise CheckpointError(f"{source}: {key} is {tensor.dtype}, the architecture needs {expected.dtype}")
+        if tensor.dtype != expected.dtype:
             converted[key] = str(tensor.dtype)
-        result[key] = tensor.to(wanted.dtype)
-        if wanted.is_floating_point() and not torch.isfinite(result[key]).all():
+        result[key] = tensor.to(expected.dtype)
+        if expected.is_floating_point() and not torch.isfinite(result[key]).all():
             count = int((~torch.isfinite(result[key])).sum())
             raise CheckpointError(f"{source}: {key} holds {count} values that are NaN or infinite")
     kinds = ", ".join(sorted(set(converted.values())))

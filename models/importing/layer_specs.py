@@ -28,10 +28,10 @@ def layer_specs_in(source: str, model: nn.Module, state: Mapping[str, Tensor]) -
         CheckpointError: shapes that no structured layer of these widths has.
     """
     specs = {}
-    for name, found in layer_parts(model, state).items():
+    for name, parts in layer_parts(model, state).items():
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear)
-        spec = _spec_of(f"{source}: {name}", linear, found)
+        spec = _spec_of(f"{source}: {name}", linear, parts)
         if spec is not None:
             specs[name] = spec
     return specs
@@ -94,9 +94,9 @@ def _pixelfly(linear: nn.Linear, parts: Parts) -> Iterator[LayerSpec]:
 
 def _only(shapes: Iterator[ButterflyShape], count: int) -> ButterflyShape | None:
     """The first shape with `count` blocks, where all that have so many have the same layout."""
-    found = [(shape, layout) for shape in shapes if int((layout := shape.layout()).sum()) == count]
-    alike = found and all(torch.equal(layout, found[0][1]) for _, layout in found)
-    return found[0][0] if alike else None
+    fitting = [(shape, layout) for shape in shapes if int((layout := shape.layout()).sum()) == count]
+    alike = fitting and all(torch.equal(layout, fitting[0][1]) for _, layout in fitting)
+    return fitting[0][0] if alike else None
 
 
 def _butterflies(linear: nn.Linear, block_size: int) -> Iterator[ButterflyShape]:
@@ -125,8 +125,8 @@ def _with_global(linear: nn.Linear, block_size: int, layout: Tensor) -> Iterator
                 yield ButterflyShape.of(linear.in_features, linear.out_features, *sizes)
 
 
-def _equal(own: Tensor, layout: Tensor) -> bool:
-    return own.shape == layout.shape and torch.equal(own, layout.to(own.device).bool())
+def _equal(mask: Tensor, layout: Tensor) -> bool:
+    return mask.shape == layout.shape and torch.equal(mask, layout.to(mask.device).bool())
 
 
 def _spec(linear: nn.Linear, kind: str, options: dict[str, int | None]) -> Iterator[LayerSpec]:

@@ -34,7 +34,9 @@ def behind(state: Mapping[str, Tensor], prefix: str) -> StateDict:
     return {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
 
 
-def model_state(source: str, arch: str, model: nn.Module, state: Mapping[str, Tensor]) -> tuple[StateDict, list[str], str]:
+def model_state(
+    source: str, arch: str, model: nn.Module, state: Mapping[str, Tensor]
+) -> tuple[StateDict, list[str], str]:
     """The tensors under the keys of an architecture's model, notes for a person on what was renamed, and the prefix."""
     expected = model.state_dict()
 
@@ -56,23 +58,23 @@ def model_state(source: str, arch: str, model: nn.Module, state: Mapping[str, Te
 
 def _renamed(arch: str, model: nn.Module, state: StateDict) -> tuple[StateDict, list[str]]:
     """The state under the keys of the model, as far as fly's or timm's conversion of an original code makes them so."""
-    own, notes = original_keys(state)
+    raw, notes = original_keys(state)
     convert, expected = timm_key_filter(arch), model.state_dict()
-    if convert is None or not _strays(own, expected):
-        return own, notes
+    if convert is None or not _strays(raw, expected):
+        return raw, notes
     try:
-        converted = convert(dict(own), model)
+        converted = convert(dict(raw), model)
     except Exception:  # it is made for the original's checkpoints, and fails in any way on others
-        return own, notes
+        return raw, notes
     # timm also resizes what is of another size: weights are not changed without being asked.
-    storages = {tensor.untyped_storage().data_ptr() for tensor in own.values()}
+    storages = {tensor.untyped_storage().data_ptr() for tensor in raw.values()}
     resized = any(
-        key in own and tensor.numel() != own[key].numel() and tensor.untyped_storage().data_ptr() not in storages
+        key in raw and tensor.numel() != raw[key].numel() and tensor.untyped_storage().data_ptr() not in storages
         for key, tensor in converted.items()
     )
-    better = not resized and _strays(converted, expected) < _strays(own, expected)
+    better = not resized and _strays(converted, expected) < _strays(raw, expected)
     return (
-        (converted, [*notes, f"renamed keys of the original code as timm does for {arch}"]) if better else (own, notes)
+        (converted, [*notes, f"renamed keys of the original code as timm does for {arch}"]) if better else (raw, notes)
     )
 
 

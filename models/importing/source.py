@@ -43,8 +43,8 @@ def find_source(path: Path) -> CheckpointSource:
         return CheckpointSource((path,))
     if (path / "latest").is_file() or _rank_files(path):
         return _deepspeed(path)
-    found = next((path / name for name in _HUGGING_FACE if (path / name).is_file()), None)
-    if found is None:
+    file = next((path / name for name in _HUGGING_FACE if (path / name).is_file()), None)
+    if file is None:
         raise CheckpointError(
             f"checkpoint {path}: a folder with none of {', '.join(_HUGGING_FACE)} and none of DeepSpeed's files"
         )
@@ -52,7 +52,7 @@ def find_source(path: Path) -> CheckpointSource:
     if card.is_file() and _is_bundle(card):
         raise CheckpointError(f"checkpoint {path}: is a bundle of milkweed already")
     layout = "Hugging Face folder"
-    source = _sharded(found, layout) if found.name.endswith(INDEX) else CheckpointSource((found,), layout)
+    source = _sharded(file, layout) if file.name.endswith(INDEX) else CheckpointSource((file,), layout)
     return CheckpointSource(source.files, layout, source.shards, card if card.is_file() else None)
 
 

@@ -116,10 +116,10 @@ def _check_archive(path: Path) -> None:
 
 
 def _refusal(message: str) -> str:
-    found = re.search(r"GLOBAL ([\w.]+)", message)
-    if found is None:
+    match = re.search(r"GLOBAL ([\w.]+)", message)
+    if match is None:
         return f"damaged or not a torch checkpoint: {first_sentence(message)}"
     return (
-        f"holds {found[1]}, which is not weights: refused, nothing in the file was run "
+        f"holds {match[1]}, which is not weights: refused, nothing in the file was run "
         "(save the state_dict alone with torch.save)"
     )

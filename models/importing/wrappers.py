@@ -50,9 +50,9 @@ def unwrap(path: Path, document: Any) -> tuple[Mapping[Any, Any], str]:
 def tensors_of(path: Path, weights: Mapping[Any, Any]) -> dict[str, Tensor]:
     """The tensors of a state dict by key; its other members are no weights. CheckpointError where one is not plain."""
     tensors = {key: value for key, value in weights.items() if isinstance(key, str) and isinstance(value, Tensor)}
-    for key, each in tensors.items():
-        if each.layout != torch.strided or each.is_quantized or each.is_nested or each.is_complex() or each.is_meta:
-            kind = f"{each.layout}, {each.dtype} on {each.device}".replace("torch.", "")
+    for key, t in tensors.items():
+        if t.layout != torch.strided or t.is_quantized or t.is_nested or t.is_complex() or t.is_meta:
+            kind = f"{t.layout}, {t.dtype} on {t.device}".replace("torch.", "")
             raise CheckpointError(f"{path}: {quoted(key)} is {kind}: weights must be dense, real and have values")
     return tensors
 
@@ -77,8 +77,8 @@ def strip_prefixes(path: Path, weights: Mapping[str, Tensor]) -> tuple[dict[str,
 def models_own(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """The tensors of a LightningModule's network, all tensors where it has none; and the names of the others."""
     prefixed = {key: tensor for key, tensor in weights.items() if _split(key)[1]}  # others' too, as a compiled one's
-    own = {key: tensor for key, tensor in prefixed.items() if _OWN in _split(key)[1]} or prefixed
-    return (own, [key for key in weights if key not in own]) if own else (dict(weights), [])
+    network = {key: tensor for key, tensor in prefixed.items() if _OWN in _split(key)[1]} or prefixed
+    return (network, [key for key in weights if key not in network]) if network else (dict(weights), [])
 
 
 def averages_of(document: Mapping[Any, Any]) -> tuple[str, list[Tensor]] | None:
@@ -89,9 +89,9 @@ def averages_of(document: Mapping[Any, Any]) -> tuple[str, list[Tensor]] | None:
     """
     callbacks = document.get("callbacks")
     for name, state in callbacks.items() if isinstance(callbacks, Mapping) else ():
-        found = state.get(SHADOW_LIST) if isinstance(state, Mapping) else None
-        if isinstance(found, Sequence) and found and all(isinstance(tensor, Tensor) for tensor in found):
-            return quoted(name, 60), list(found)
+        averages = state.get(SHADOW_LIST) if isinstance(state, Mapping) else None
+        if isinstance(averages, Sequence) and averages and all(isinstance(tensor, Tensor) for tensor in averages):
+            return quoted(name, 60), list(averages)
     return None
 
 

@@ -32,10 +32,10 @@ class Gathering:
         number = torch.where(layout.flatten(), layout.flatten().cumsum(0) - 1, layout.sum()).view(rows, columns)
         coarse = layout[::together, ::chunk].to(torch.uint8)
         # A stable sort puts the kept chunks first, in order; the widest group says how many are taken.
-        taken = torch.argsort(coarse, dim=1, descending=True, stable=True)[:, : int(coarse.sum(1).max())]
-        read = (taken[:, :, None] * chunk + torch.arange(chunk, device="cpu")).flatten(1)
+        chosen = torch.argsort(coarse, dim=1, descending=True, stable=True)[:, : int(coarse.sum(1).max())]
+        read = (chosen[:, :, None] * chunk + torch.arange(chunk, device="cpu")).flatten(1)
         spread = read[:, None, :].expand(-1, together, -1)
-        return cls(taken, number.view(-1, together, columns).gather(2, spread))
+        return cls(chosen, number.view(-1, together, columns).gather(2, spread))
 
     def to(self, device: torch.device) -> "Gathering":
         """A copy on a device."""

@@ -40,23 +40,23 @@ class Expanded(nn.Module):
 
     Args:
         scale: float32, one for each output channel, of a shape that broadcasts to the values'.
-        rest: last columns of the weight, which are not int8: a bias that was packed with it.
+        tail: last columns of the weight, which are not int8: a bias that was packed with it.
         dtype: dtype of the weight.
     """
 
     scale: Tensor
-    rest: Tensor | None
+    tail: Tensor | None
 
-    def __init__(self, scale: Tensor, rest: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(self, scale: Tensor, tail: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
         self.register_buffer("scale", scale)
-        self.register_buffer("rest", rest)
+        self.register_buffer("tail", tail)
         self.dtype = dtype
 
     def forward(self, values: Tensor) -> Tensor:
         # Rounded to the dtype once, as a weight that was expanded on loading is.
         weight = values.to(torch.float32).mul_(self.scale).to(self.dtype)
-        return weight if self.rest is None else torch.cat([weight, self.rest], dim=-1)
+        return weight if self.tail is None else torch.cat([weight, self.tail], dim=-1)
 
 
 def hold_int8(module: nn.Module, names: Sequence[str], dtype: torch.dtype, *, columns: int | None = None) -> None:
@@ -71,11 +71,11 @@ def hold_int8(module: nn.Module, names: Sequence[str], dtype: torch.dtype, *, co
     """
     for name in names:
         weight = getattr(module, name).detach()
-        rest = None
+        tail = None
         if columns is not None and columns < weight.shape[-1]:
-            weight, rest = weight[..., :columns], weight[..., columns:].clone()
+            weight, tail = weight[..., :columns], weight[..., columns:].clone()
         values, scale = quantised(weight, torch.float32)
         is_parameter = name in module._parameters
         setattr(module, name, nn.Parameter(values, requires_grad=False) if is_parameter else values)
         # "unsafe", because the dtype changes.
-        parametrize.register_parametrization(module, name, Expanded(scale, rest, dtype), unsafe=True)
+        parametrize.register_parametrization(module, name, Expanded(scale, tail, dtype), unsafe=True)

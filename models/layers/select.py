@@ -85,8 +85,8 @@ def _matches(entry: str, name: str) -> bool:
 
 
 def _read_from_outside(model: nn.Module, name: str) -> bool:
-    around, _, own = name.rpartition(".")
-    return own == "qkv" and getattr(model.get_submodule(around), "q_bias", None) is not None
+    around, _, attribute = name.rpartition(".")
+    return attribute == "qkv" and getattr(model.get_submodule(around), "q_bias", None) is not None
 
 
 def _nothing_selected(model: nn.Module, entry: str, linears: Sequence[str]) -> str:
@@ -153,11 +153,11 @@ def replace_linears(model: nn.Module, specs: Mapping[str, LayerSpec]) -> nn.Modu
     """
     for name, spec in specs.items():
         linear = linear_layer(model, name)
-        found = (linear.in_features, linear.out_features, linear.bias is not None)
-        if found != (spec.in_features, spec.out_features, spec.bias):
+        actual = (linear.in_features, linear.out_features, linear.bias is not None)
+        if actual != (spec.in_features, spec.out_features, spec.bias):
             raise ValueError(
                 f"layer {name}: structure is for in_features {spec.in_features}, out_features "
-                f"{spec.out_features}, bias {spec.bias}; the model has {found[0]}, {found[1]}, {found[2]}"
+                f"{spec.out_features}, bias {spec.bias}; the model has {actual[0]}, {actual[1]}, {actual[2]}"
             )
     for name, spec in specs.items():
         weight = linear_layer(model, name).weight

@@ -88,8 +88,8 @@ class StructuredLinear(nn.Module):
     def extra_repr(self) -> str:
         options = {name: getattr(self, name) for name in self.option_names}
         shown = {"bias": self.bias is not None, **{name: value for name, value in options.items() if value is not None}}
-        rest = ", ".join(f"{name}={value}" for name, value in shown.items())
-        return f"in_features={self.in_features}, out_features={self.out_features}, {rest}"
+        members = ", ".join(f"{name}={value}" for name, value in shown.items())
+        return f"in_features={self.in_features}, out_features={self.out_features}, {members}"
 
     def reset_parameters(self) -> None:
         """Initialise as fly: uniform in +-1/sqrt(fan); fan is a factor's last dimension, out_features for the bias."""

@@ -71,9 +71,9 @@ def places(order: Tensor, nearest: Tensor, count: int, patches: int) -> Tensor:
     first, kept = order.shape[1], order.shape[1] - count
     # The inverse of a permutation, without a scatter.
     joins = order.topk(first, largest=False).indices < count
-    own = (~joins).long().cumsum(dim=1) - 1
+    places = (~joins).long().cumsum(dim=1) - 1
     second = torch.arange(kept, kept + first, device=order.device).expand_as(order)
-    return torch.stack([torch.where(joins, kept + nearest, own), second], dim=2).flatten(1).narrow(1, 0, patches)
+    return torch.stack([torch.where(joins, kept + nearest, places), second], dim=2).flatten(1).narrow(1, 0, patches)
 
 
 def log_sizes(size: Tensor, like: Tensor) -> Tensor:

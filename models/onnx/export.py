@@ -114,7 +114,7 @@ def export_bundle(bundle: Path, out: Path, *, dtype: str = "float32", overwrite:
             config,
             dtype,
             OPSET,
-            sum(each.stat().st_size for each in folder.iterdir()),
+            sum(file.stat().st_size for file in folder.iterdir()),
             weight_bytes,
             operators,
             verified,
@@ -156,11 +156,11 @@ def write_verified(model: nn.Module, file: Path, size: int, dtype: str = "float3
     return verified
 
 
-def _verified(expected: Tensor, found: Tensor, dtype: str, merges: bool) -> Verified:
+def _verified(expected: Tensor, outputs: Tensor, dtype: str, merges: bool) -> Verified:
     """Compare logits (images, classes)."""
-    errors = (found - expected).abs().amax(dim=1) / expected.abs().max().clamp(min=1)
+    errors = (outputs - expected).abs().amax(dim=1) / expected.abs().max().clamp(min=1)
     error = float(errors.median() if merges else errors.max())
-    kl = divergence(expected.log_softmax(-1), found.log_softmax(-1)).kl if merges else None
+    kl = divergence(expected.log_softmax(-1), outputs.log_softmax(-1)).kl if merges else None
     return Verified(
         float(f"{error:.3g}"),
         LIMITS[dtype],

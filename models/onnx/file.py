@@ -124,12 +124,12 @@ def _attention_of_four_axes(program: torch.export.ExportedProgram) -> torch.expo
         return x.flatten(0, -3).unsqueeze(1)
 
     def of_four_axes(
-        q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *rest: Any, **options: Any
+        q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *others: Any, **options: Any
     ) -> Any:
         if q.dim() == 4:
             return NotImplemented  # it stays as it is
         mask = None if attn_mask is None else four(attn_mask.expand(*q.shape[:-1], k.shape[-2]))
-        return attention(four(q), four(k), four(v), mask, *rest, **options).view(*q.shape[:-1], v.shape[-1])
+        return attention(four(q), four(k), four(v), mask, *others, **options).view(*q.shape[:-1], v.shape[-1])
 
     if all(node.args[0].meta["val"].dim() == 4 for node in program.graph.nodes if node.target is attention):
         return program
@@ -177,7 +177,7 @@ def _narrow(proto: Any) -> None:
 def _name_by_layer(proto: Any) -> None:
     """Name each node that computes `<layer>/<its place in the file>`, so that the model's layers are found in it."""
     for place, node in enumerate(proto.graph.node):
-        scopes = next((each.value for each in node.metadata_props if each.key == _SCOPES), "[]")
+        scopes = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "[]")
         *outer, _ = ast.literal_eval(scopes) or [""]  # the last one is the operation's
         layer = outer[-1].removeprefix("model").lstrip(".") if outer else ""  # of `Exported`, which has it as `model`
         node.name = f"{'' if node.op_type in _MOVES else layer}/{place}"

@@ -71,13 +71,13 @@ def quantized_graph(source: Path, images: Tensor, settings: QuantizeSettings | N
     """
     settings = settings or QuantizeSettings()
     _check_packages()
-    [taken] = read_header(source.read_bytes()).inputs
-    images = _checked(images, taken.shape[1:])
+    [graph_input] = read_header(source.read_bytes()).inputs
+    images = _checked(images, graph_input.shape[1:])
     chosen = images[torch.linspace(0, len(images) - 1, min(len(images), settings.images)).round().long()]
     with tempfile.TemporaryDirectory(prefix="milkweed-") as name:
         folder = Path(name)
         numpy.save(folder / "images.npy", chosen.numpy())
-        found = _run(source, folder / "images.npy", folder / "graph.onnx", settings)
+        facts = _run(source, folder / "images.npy", folder / "graph.onnx", settings)
         data = (folder / "graph.onnx").read_bytes()
     said = {
         "method": "NNCF",
@@ -85,10 +85,10 @@ def quantized_graph(source: Path, images: Tensor, settings: QuantizeSettings | N
         "symmetric": settings.symmetric,
         "keep_float": list(settings.keep_float),
         "images": len(chosen),
-        "versions": found.pop("versions"),
+        "versions": facts.pop("versions"),
     }
-    backends = tuple(found.pop("backends"))
-    return OnnxGraph(data, GraphRecord(precision="int8", backends=backends, quantisation=said, **found))
+    backends = tuple(facts.pop("backends"))
+    return OnnxGraph(data, GraphRecord(precision="int8", backends=backends, quantisation=said, **facts))
 
 
 def int8_instructions() -> str | None:
@@ -136,5 +136,5 @@ def _run(source: Path, images: Path, out: Path, settings: QuantizeSettings) -> d
         raise ExportError(f"the graph was not quantised within {SECONDS:.0f} s") from None
     if done.returncode:
         raise ExportError((done.stderr.strip() or f"quantisation ended with code {done.returncode}").splitlines()[-1])
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts

@@ -104,13 +104,13 @@ def kept_nodes(model: Any, patterns: Sequence[str]) -> list[str]:
     Raises:
         ValueError: a pattern matches none.
     """
-    found: dict[str, None] = {}
+    nodes: dict[str, None] = {}
     for pattern in patterns:
         names = [node.name for node in model.graph.node if _inside(node.name.rpartition("/")[0], pattern)]
         if not names:
             raise ValueError(f"layers to keep in float: {pattern!r} is no layer of the graph")
-        found.update(dict.fromkeys(names))
-    return list(found)
+        nodes.update(dict.fromkeys(names))
+    return list(nodes)
 
 
 def _inside(layer: str, pattern: str) -> bool:

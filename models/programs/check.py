@@ -22,9 +22,9 @@ def check(program: Program) -> None:
 
 
 def _check_numbers(part: Any, where: str) -> None:
-    for each in part if isinstance(part, list) else [part]:
-        for field in fields(each):
-            value, name = getattr(each, field.name), field.name
+    for operator in part if isinstance(part, list) else [part]:
+        for field in fields(operator):
+            value, name = getattr(operator, field.name), field.name
             if isinstance(value, np.ndarray) and value.dtype != np.int64:
                 right = value.dtype == np.float32 and bool(np.isfinite(value).all())
             elif name in ("eps", "protect"):

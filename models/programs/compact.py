@@ -42,44 +42,45 @@ def rounded(program: Program, activations: Activations) -> Program:
     Raises:
         ValueError: the activations are of another model; names the layer.
     """
-    wanted, found = channels_of(program), {name: len(values) for name, values in activations.items()}
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise ValueError(f"activations of {name}: {found.get(name, 'no')} channels, not {wanted.get(name, 'any')}")
+    needed, present = channels_of(program), {name: len(values) for name, values in activations.items()}
+    for name in sorted(needed.keys() | present.keys()):
+        if needed.get(name) != present.get(name):
+            what = f"{present.get(name, 'no')} channels, not {needed.get(name, 'any')}"
+            raise ValueError(f"activations of {name}: {what}")
     return quantised(program, activations, weight_rounding())
 
 
 def is_int8(program: Program) -> bool:
     """Whether its weights are int8."""
-    return any(isinstance(each, Factor) and each.scale is not None for each in program.operators)
+    return any(isinstance(operator, Factor) and operator.scale is not None for operator in program.operators)
 
 
 def _grouped(program: Program, changed: Callable[[Convolution], Convolution]) -> Program:
     """The program with the convolutions of branches by groups changed."""
     operators = [
-        replace(each, convolutions=[changed(convolution) for convolution in each.convolutions])
-        if isinstance(each, Branch) and each.by_groups
-        else each
-        for each in program.operators
+        replace(operator, convolutions=[changed(convolution) for convolution in operator.convolutions])
+        if isinstance(operator, Branch) and operator.by_groups
+        else operator
+        for operator in program.operators
     ]
     return replace(program, operators=operators)
 
 
-def _filters(each: Convolution) -> Convolution:
+def _filters(layer: Convolution) -> Convolution:
     """The weight as (out, in / groups, kernel, kernel): without the zeros between groups, most of it."""
-    factor = each.factor
-    filters = filters_of(each, factor.weight).reshape(factor.width, -1, each.kernel, each.kernel)
+    factor = layer.factor
+    filters = filters_of(layer, factor.weight).reshape(factor.width, -1, layer.kernel, layer.kernel)
     scale = None if factor.scale is None else factor.scale.reshape(-1, 1, 1)
-    return replace(each, factor=replace(factor, weight=filters, scale=scale))
+    return replace(layer, factor=replace(factor, weight=filters, scale=scale))
 
 
-def _with_zeros(each: Convolution) -> Convolution:
-    factor, groups = each.factor, each.groups
+def _with_zeros(layer: Convolution) -> Convolution:
+    factor, groups = layer.factor, layer.groups
     if not 0 < groups <= len(factor.weight):
         raise ValueError(f"{groups} groups of {len(factor.weight)} filters")
     options = {name: getattr(factor, name) for name in ("gelu", "silu", "adds", "name")}
-    options |= {name: getattr(each, name) for name in ("stride", "dilation", "padding")}
-    return convolution(factor.weight, factor.bias, each.side, groups, **options)
+    options |= {name: getattr(layer, name) for name in ("stride", "dilation", "padding")}
+    return convolution(factor.weight, factor.bias, layer.side, groups, **options)
 
 
 def _rows(factor: Factor) -> Factor:

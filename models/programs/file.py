@@ -39,9 +39,9 @@ from .compact import compact, expanded, is_int8, rounded
 STRUCTURE = "structure"
 
 CLASSES = {
-    each.__name__: each
-    for each in (Attention, Branch, Convolution, Embed, Factor, Grid, Head, Merge, Norm, Performer, Pixels)
-} | {each.__name__: each for each in (Program, Pyramid)}
+    cls.__name__: cls
+    for cls in (Attention, Branch, Convolution, Embed, Factor, Grid, Head, Merge, Norm, Performer, Pixels)
+} | {cls.__name__: cls for cls in (Program, Pyramid)}
 """What a program is made of, by name."""
 
 _KIND, _ARRAY = "kind", "array"
@@ -78,10 +78,10 @@ def load_operators(path: str | Path) -> tuple[Program, BundleConfig]:
         check_digest(OPERATORS, file.sha256, config)
         with about(OPERATORS):
             program, int8 = _program(file.arrays)
-            found = (program.embed.size, program.head.classifier.width, int8)
-            wanted = (config.preprocess["size"], config.num_classes, config.program.precision == "int8")
-            if found != wanted:
-                raise BundleError(f"size, classes and int8 are {found}, the config says {wanted}")
+            actual = (program.embed.size, program.head.classifier.width, int8)
+            expected = (config.preprocess["size"], config.num_classes, config.program.precision == "int8")
+            if actual != expected:
+                raise BundleError(f"size, classes and int8 are {actual}, the config says {expected}")
         if int8:
             activations = read_activations(path)
             with about(ACTIVATIONS):
@@ -98,7 +98,7 @@ def _plain(value: Any, arrays: Arrays) -> Any:
     if is_dataclass(value):
         parts = {field.name: _plain(getattr(value, field.name), arrays) for field in fields(value)}
         return {_KIND: type(value).__name__, **parts}
-    return [_plain(each, arrays) for each in value] if isinstance(value, list | tuple) else value
+    return [_plain(item, arrays) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _program(arrays: Arrays) -> tuple[Program, bool]:
@@ -124,7 +124,7 @@ def _program(arrays: Arrays) -> tuple[Program, bool]:
 
 def _made(document: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     if isinstance(document, list):
-        return [_made(each, arrays) for each in document]
+        return [_made(item, arrays) for item in document]
     if not isinstance(document, dict):
         return document
     if set(document) == {_ARRAY}:

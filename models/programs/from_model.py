@@ -39,7 +39,7 @@ def program_of(model: nn.Module, size: int) -> Program:
     tokens = len(embed.start)
     for place, block in enumerate(vit.blocks):
         made = _block(block, f"blocks.{place}", tokens, vit.num_prefix_tokens)
-        tokens -= sum(each.count for each in made if isinstance(each, Merge))
+        tokens -= sum(operator.count for operator in made if isinstance(operator, Merge))
         operators += made
     return Program(embed, operators, Head(norm_of(vit.norm), dense_of(vit.head)))
 

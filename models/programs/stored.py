@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,16 +62,26 @@ class StoredProgram:
             ExportError: the kernels cannot be used here.
             NotFusable: they have no operator for a part of the model.
         """
-        model, found = self.loaded, self.activations
+        model, activations = self.loaded, self.activations
         golden = golden_record(model, size)
-        program = program_of(model, size) if found is None else int8_program(model, size, found)
+        program = program_of(model, size) if activations is None else int8_program(model, size, activations)
         check_divergence(golden, softmax(ProgramSession(program)(golden_images(size))), self.precision, 0.5)
         return ProgramRecord(precision=self.precision, golden=golden)
+
+    def contents(self, size: int) -> dict[str, Any]:
+        """What `save_bundle` takes of it; raises as `record`."""
+        return {
+            "model": self.model,
+            "storage": self.storage,
+            "program": self.record(size),
+            "activations": self.tensors or None,
+            "operators": self.operators(size),
+        }
 
     def file_bytes(self, size: int) -> int:
         """Bytes of the bundle's files together: weights and activations, and the program, which repeats the weights."""
         tensors = [*stored_tensors(self.model, self.storage).values(), *self.tensors.values()]
-        return len(self.operators(size)) + sum(each.numel() * each.element_size() for each in tensors)
+        return len(self.operators(size)) + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def stored_bfloat16(model: nn.Module) -> StoredProgram:
@@ -85,10 +96,10 @@ def stored_int8(model: nn.Module, size: int, images: Tensor, folder: Path) -> St
         NotFusable: the kernels have no operator for a part of the model.
     """
     if not folder.exists():
-        found = calibrate(model, size, images[:: -(-len(images) // CALIBRATING)].split(BATCH))
+        activations = calibrate(model, size, images[:: -(-len(images) // CALIBRATING)].split(BATCH))
         partial = folder.with_suffix(".partial")
         partial.mkdir(exist_ok=True)
-        write_tensors(partial / ACTIVATIONS, {name: torch.from_numpy(values) for name, values in found.items()})
+        write_tensors(partial / ACTIVATIONS, {name: torch.from_numpy(values) for name, values in activations.items()})
         partial.rename(folder)
     activations = read_activations(folder)
     return StoredProgram(model, int8_storage(model, activations), activations)

@@ -41,11 +41,15 @@ def vitae_program(model: Any, size: int) -> Program:
         elif isinstance(cell, Reduction):
             operators += [] if place == 0 else [Grid()]
             operators += _reduction(cell, f"{name}.RC", side)
-            side = next(each for each in reversed(operators) if isinstance(each, Pyramid)).convolutions[0].across
+            side = (
+                next(operator for operator in reversed(operators) if isinstance(operator, Pyramid))
+                .convolutions[0]
+                .across
+            )
         elif not isinstance(cell, nn.Identity):
             raise NotFusable(f"a reduction cell is a {type(cell).__name__}")
-        for i, each in enumerate(stage.NC):
-            operators += _normal(each, f"{name}.NC.{i}", side)
+        for i, cell in enumerate(stage.NC):
+            operators += _normal(cell, f"{name}.NC.{i}", side)
     norm = None if isinstance(model.fc_norm, nn.Identity) else norm_of(model.fc_norm)
     return Program(embed, operators, Head(norm, dense_of(model.head), mean_from=prefix))
 
@@ -94,8 +98,8 @@ def _normal(cell: Any, name: str, side: int) -> list[Operator]:
 
 def _branch(steps: nn.Sequential, name: str, side: int) -> list[Convolution]:
     """Convolutions with the batch norm and the SiLU that may follow each; the last adds to the stream."""
-    found = list[Convolution]()
-    parts = [(i, each) for i, each in enumerate(steps) if not isinstance(each, nn.Identity)]
+    convolutions = list[Convolution]()
+    parts = [(i, step) for i, step in enumerate(steps) if not isinstance(step, nn.Identity)]
     while parts:
         place, conv = parts.pop(0)
         if type(conv) is not nn.Conv2d:
@@ -104,9 +108,9 @@ def _branch(steps: nn.Sequential, name: str, side: int) -> list[Convolution]:
             conv = fuse_conv_bn_eval(conv, cast(nn.BatchNorm2d, parts.pop(0)[1]))
         silu = bool(parts) and isinstance(parts[0][1], nn.SiLU)
         parts = parts[silu:]
-        found.append(_convolution(conv, f"{name}.{place}", side, silu=silu, adds=not parts))
-        side = found[-1].across
-    return found
+        convolutions.append(_convolution(conv, f"{name}.{place}", side, silu=silu, adds=not parts))
+        side = convolutions[-1].across
+    return convolutions
 
 
 def _convolution(conv: Any, name: str, side: int, **options: Any) -> Convolution:

@@ -3,8 +3,9 @@
 A name's module is imported when the name is first used: a server reads frontiers alone.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ...kernels.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .charts import plot_report as plot_report
@@ -29,12 +30,4 @@ _HOMES = {
     "frontier": ("Frontier",),
     "frontier_chart": ("plot_frontier",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = sorted(_HOME_OF)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
+__all__, __getattr__, __dir__ = lazy_names(__name__, _HOMES)

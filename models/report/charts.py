@@ -67,17 +67,17 @@ def measures(curve: Sequence[CurvePoint]) -> list[str]:
 
 def measured(curve: Sequence[CurvePoint], name: str) -> list[tuple[CurvePoint, float]]:
     """The candidates that have this figure, with it."""
-    found = ((candidate, getattr(candidate, name)) for candidate in curve)
-    return [(candidate, value) for candidate, value in found if value is not None]
+    figures = ((candidate, getattr(candidate, name)) for candidate in curve)
+    return [(candidate, value) for candidate, value in figures if value is not None]
 
 
 def best_at_size(curve: Sequence[CurvePoint], name: str) -> list[CurvePoint]:
     """The candidates that no other of their size or less equals, from small to large."""
     sign = -1 if name == "kl" else 1
-    found = [(candidate.share, sign * value, candidate) for candidate, value in measured(curve, name)]
-    found.sort(key=lambda each: (each[0], -each[1]))
-    records = accumulate((value for _, value, _ in found), max, initial=float("-inf"))
-    return [candidate for (_, value, candidate), record in zip(found, records, strict=False) if value > record]
+    points = [(candidate.share, sign * value, candidate) for candidate, value in measured(curve, name)]
+    points.sort(key=lambda point: (point[0], -point[1]))
+    records = accumulate((value for _, value, _ in points), max, initial=float("-inf"))
+    return [candidate for (_, value, candidate), record in zip(points, records, strict=False) if value > record]
 
 
 def draw_size(axis: Any, report: RunReport, name: str) -> None:
@@ -87,14 +87,14 @@ def draw_size(axis: Any, report: RunReport, name: str) -> None:
     axis.plot(*xy, color=SERIES[0], lw=1.8, label="best at its size", zorder=1.5)
     tried = {"ms": 6, "color": MUTED, "alpha": 0.65, "label": "tried"}
     chosen = {"ms": 11, "color": SERIES[1], "mec": PAPER, "mew": 2, "zorder": 4, "label": "chosen"}
-    found = measured(report.curve, name)
-    for candidate, value in found:
+    points = measured(report.curve, name)
+    for candidate, value in points:
         (point,) = axis.plot(100 * candidate.share, value, "o", **(chosen if candidate.chosen else tried))
         add_tooltip(point, candidate_text(candidate))
     dense = {"top1": report.before.top1 if report.before else None, "agreement": 100.0, "kl": 0.0}[name]
     if dense is not None:
         axis.axhline(dense, color=INK, lw=1, ls=(0, (4, 3)), label="dense")
-    values = [value for _, value in found]
+    values = [value for _, value in points]
     if name == "kl" and _spans_decades(values):
         # Linear below the smallest figure, so that the dense model's zero has a place.
         axis.set_yscale("symlog", linthresh=min(value for value in values if value > 0))
@@ -156,7 +156,7 @@ def _course(report: RunReport, name: str) -> list[tuple[float, str, float]]:
 
     Steps go on through the phases, even where each phase counts from its own start.
     """
-    found: list[tuple[float, str, float]] = []
+    points: list[tuple[float, str, float]] = []
     offset = last = 0.0
     for row in report.history:
         step, value = row.get("step"), row.get(name)
@@ -164,8 +164,8 @@ def _course(report: RunReport, name: str) -> list[tuple[float, str, float]]:
             offset = max(offset, last - step)
             last = offset + step
         if isinstance(value, float | int):
-            found.append((last, str(row.get("phase", "")), value))
-    return found
+            points.append((last, str(row.get("phase", "")), value))
+    return points
 
 
 def _finish(axis: Any, title: str, xlabel: str, **legend: Any) -> None:

@@ -181,5 +181,5 @@ class RunReport:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-        found = "" if first["type"] == "missing" else f", not {quoted(first['input'], 40)}"
-        raise ValueError(f"report{where}: {first['msg']}{found}")
+        value = "" if first["type"] == "missing" else f", not {quoted(first['input'], 40)}"
+        raise ValueError(f"report{where}: {first['msg']}{value}")

@@ -50,7 +50,8 @@ class Quality:
         """The change of top-1 in points; without labels the most that can be lost, every answer that is another."""
         if self.top1 is not None:
             return self.top1
-        return ConfidenceInterval(*(end - 100 for end in (self.agreement.value, self.agreement.low, self.agreement.high)))
+        same = self.agreement
+        return ConfidenceInterval(same.value - 100, same.low - 100, same.high - 100)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -59,9 +60,9 @@ class Quality:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Quality":
         """Read what `to_dict` wrote."""
-        kl, agreement, top1 = (values[name] for name in ("kl", "agreement", "top1"))
-        change = None if top1 is None else ConfidenceInterval(**top1)
-        return cls(values["images"], ConfidenceInterval(**kl), ConfidenceInterval(**agreement), change, values["top1_of_dense"])
+        kl, agreement = (ConfidenceInterval(**values[name]) for name in ("kl", "agreement"))
+        change = None if values["top1"] is None else ConfidenceInterval(**values["top1"])
+        return cls(values["images"], kl, agreement, change, values["top1_of_dense"])
 
 
 @dataclass(frozen=True, kw_only=True)

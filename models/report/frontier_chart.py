@@ -1,7 +1,7 @@
 """Draws a search's frontier, closeness to the dense model against milliseconds, a panel for each batch size.
 
-Upwards is KL to the dense model, by which the search chooses, so that the pareto_frontier is a line that only rises. The axis has
-its square root: a logarithm would have no place for the dense model, whose KL is 0. The server's page draws the same.
+Upwards is KL to the dense model, by which the search chooses, so that the Pareto frontier only rises. The axis has its
+square root: a logarithm would have no place for the dense model, whose KL is 0. The server's page draws the same.
 """
 
 from math import sqrt
@@ -52,25 +52,25 @@ def draw_frontier(frontier: Frontier) -> Any:
 
 def frontier_charts(frontier: Frontier) -> list[str]:
     """The panels as SVG for a page."""
-    found = []
+    pictures = []
     for batch in frontier.batches:
         with style(f"frontier {batch}"):
             drawn = figure(PAGE, 290)
             axis = drawn.subplots()
             draw_batch(axis, frontier, batch)
-            found.append(to_svg(drawn, f"{axis.get_title()}, against {axis.get_xlabel()}"))
-    return found
+            pictures.append(to_svg(drawn, f"{axis.get_title()}, against {axis.get_xlabel()}"))
+    return pictures
 
 
 def draw_batch(axis: Any, frontier: Frontier, batch: int, chosen: str = "chosen") -> None:
-    """Draw every model with its interval, join those of the pareto_frontier, and name the dense and the chosen one.
+    """Draw every model with its interval, join those of the Pareto frontier, and name the dense and the chosen one.
 
     Args:
         chosen: what the chosen one is called.
     """
     ahead = pareto_frontier(frontier.models, batch)
     line = [(model.ms[batch], model.quality.kl.value) for model in ahead]
-    axis.plot(*zip(*line, strict=True), color=SERIES[0], lw=1.6, zorder=2, label="pareto_frontier")
+    axis.plot(*zip(*line, strict=True), color=SERIES[0], lw=1.6, zorder=2, label="Pareto frontier")
     axis.plot([], [], "|", ms=12, color=SERIES[0], alpha=0.55, label="95 %")
     for model in frontier.models:
         _draw_model(axis, model, batch, model in ahead)
@@ -81,7 +81,7 @@ def draw_batch(axis: Any, frontier: Frontier, batch: int, chosen: str = "chosen"
     _make_room(axis, frontier)
     _name_chosen(axis, frontier, batch, chosen)
     axis.set_title(f"KL to the dense model on {counted(frontier.images, 'image')}: up is closer")
-    axis.set_xlabel(f"ms an image, {'one' if batch == 1 else batch} at a time")
+    axis.set_xlabel(f"latency, ms/image, batch {batch}")
     handles, labels = axis.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     axis.legend(once.values(), once.keys(), loc="lower right")
@@ -98,8 +98,8 @@ def tried_text(model: FrontierModel, batch: int) -> str:
 
 
 def _draw_model(axis: Any, model: FrontierModel, batch: int, ahead: bool) -> None:
-    """Draw a dot and the bar of its interval, faint where the model is not on the pareto_frontier."""
-    found, ms = model.quality.kl, model.ms[batch]
+    """Draw a dot and the bar of its interval, faint where the model is not on the Pareto frontier."""
+    kl, ms = model.quality.kl, model.ms[batch]
     if model.chosen:
         look = {"ms": 11, "color": SERIES[1], "mec": PAPER, "mew": 2, "zorder": 5}
     elif ahead:
@@ -107,8 +107,8 @@ def _draw_model(axis: Any, model: FrontierModel, batch: int, ahead: bool) -> Non
     else:
         look = {"ms": 5, "color": MUTED, "alpha": 0.55, "zorder": 3, "label": "tried"}
     bar = {"lw": 2.0 if model.chosen else 1.2, "alpha": 0.9 if model.chosen else 0.55 if ahead else 0.25}
-    axis.vlines(ms, found.low, found.high, color=look["color"], zorder=1.5, **bar)
-    (point,) = axis.plot(ms, found.value, "o", **look)
+    axis.vlines(ms, kl.low, kl.high, color=look["color"], zorder=1.5, **bar)
+    (point,) = axis.plot(ms, kl.value, "o", **look)
     add_tooltip(point, tried_text(model, batch))
 
 
@@ -124,12 +124,12 @@ def _make_room(axis: Any, frontier: Frontier) -> None:
 
 def ticks(high: float) -> list[float]:
     """KL to write at an axis from 0 to `high`, as many as have room."""
-    gap, found = TICK_GAP * sqrt(high), [0.0]
-    for tick in reversed([each for each in TICKS if 0 < each <= high]):
-        above = sqrt(found[-1]) if len(found) > 1 else 2 * sqrt(high)
+    gap, chosen = TICK_GAP * sqrt(high), [0.0]
+    for tick in reversed([tick for tick in TICKS if 0 < tick <= high]):
+        above = sqrt(chosen[-1]) if len(chosen) > 1 else 2 * sqrt(high)
         if gap <= sqrt(tick) <= above - gap:
-            found.append(tick)
-    return sorted(found)
+            chosen.append(tick)
+    return sorted(chosen)
 
 
 def _root(kl: Any) -> Any:
@@ -142,11 +142,11 @@ def _square(root: Any) -> Any:
 
 
 def _name_chosen(axis: Any, frontier: Frontier, batch: int, name: str) -> None:
-    """Name the chosen model above its bar, to the left, where no model of the pareto_frontier can be; or right of its dot."""
-    chosen, found = frontier.chosen, frontier.chosen.quality.kl
+    """Name the chosen model above its bar, to the left, where no model of the frontier can be; or right of its dot."""
+    chosen, kl = frontier.chosen, frontier.chosen.quality.kl
     ms, room = chosen.ms[batch], LABEL_PX / axis.figure.bbox.width * axis.get_xlim()[1]
     text = f"{name}\n{three_digits(ms)} ms, {frontier.dense.ms[batch] / ms:.1f}×"
     if ms > room:
-        axis.annotate(text, (ms, found.low), (4, 4), ha="right", va="bottom", color=SERIES[1], **_LABEL)
+        axis.annotate(text, (ms, kl.low), (4, 4), ha="right", va="bottom", color=SERIES[1], **_LABEL)
     else:
-        axis.annotate(text, (ms, found.value), (12, -2), ha="left", va="top", color=SERIES[1], **_LABEL)
+        axis.annotate(text, (ms, kl.value), (12, -2), ha="left", va="top", color=SERIES[1], **_LABEL)

@@ -9,7 +9,7 @@ from . import terms
 from .charts import page_charts
 from .document import RunReport
 from .drawing import require
-from .frontier import Frontier, ConfidenceInterval
+from .frontier import ConfidenceInterval, Frontier
 from .frontier_chart import frontier_charts
 from .terms import compact, optional, percent, points, sampling_error, size, three_digits
 from .verdict import verdict
@@ -130,8 +130,8 @@ def _models(frontier: Frontier) -> list[list[str]]:
     return rows
 
 
-def _interval(found: ConfidenceInterval, spell: Callable[[float], str]) -> str:
-    return f"{spell(found.value)} [{spell(found.low)}, {spell(found.high)}]"
+def _interval(interval: ConfidenceInterval, spell: Callable[[float], str]) -> str:
+    return f"{spell(interval.value)} [{spell(interval.low)}, {spell(interval.high)}]"
 
 
 def _quality_tiles(report: RunReport) -> Iterator[FigureTile]:

@@ -70,8 +70,8 @@ def stored_bytes(report: RunReport, model: nn.Module, storage: Mapping[str, str]
     tensors = stored_tensors(model, storage)
 
     def held(name: str) -> int:
-        own = (key for key in tensors if key.startswith(f"{name}.") and key != f"{name}.bias")
-        return sum(tensors[key].nbytes for key in own)
+        keys = (key for key in tensors if key.startswith(f"{name}.") and key != f"{name}.bias")
+        return sum(tensors[key].nbytes for key in keys)
 
     assert report.totals_after is not None
     return replace(

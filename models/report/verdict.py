@@ -43,31 +43,33 @@ def doubts(frontier: Frontier) -> list[str]:
     """The warnings about differences that so many images cannot show."""
     chosen, images = frontier.chosen.quality, counted(frontier.images, "image")
     labelled, change = chosen.top1 is not None, chosen.change
-    found = [SEARCH_CHOSE]
+    warnings = [SEARCH_CHOSE]
     if change.value < -(FAIR_POINTS if labelled else 100 - FAIR_AGREEMENT):
         lost = f"{-change.value:.1f}"
         what = f"is {lost} points less accurate than" if labelled else f"differs on {lost} % of images from"
-        found.insert(0, f"what meets the target {what} the dense model: ask for less before it serves anyone")
+        warnings.insert(0, f"what meets the target {what} the dense model: ask for less before it serves anyone")
     if chosen.agreement.low >= 100:
-        found.append(
+        warnings.append(
             f"{images} all got the dense model's answer, so that the interval has no width: up to "
             f"{min(100.0, 300 / frontier.images):.1f} % of others may still get another answer (rule of three)"
         )
     elif labelled:
         ends = f"{points(change.low)} and {points(change.high)} points"
-        found.append(f"by {images} the chosen model's change of top-1 lies between {ends} (95 %): more would narrow it")
+        warnings.append(
+            f"by {images} the chosen model's change of top-1 lies between {ends} (95 %): more would narrow it"
+        )
     else:
         ends = f"{chosen.agreement.low:.1f} and {chosen.agreement.high:.1f} %"
-        found.append(f"by {images} between {ends} of answers stay the same (95 %): more would narrow it")
+        warnings.append(f"by {images} between {ends} of answers stay the same (95 %): more would narrow it")
     others = [model for model in frontier.models if model.on_front and not model.chosen]
     alike = sum(model.quality.change.overlaps(change) for model in others)
     if alike:
-        found.append(
-            f"{images} cannot distinguish the chosen model from {alike} of the {len(others)} others on the Pareto frontier by how many "
-            f"answers are {'right' if labelled else 'the same'}: their intervals overlap; KL, which needs fewer, puts "
-            "them in order"
+        warnings.append(
+            f"{images} cannot distinguish the chosen model from {alike} of the {len(others)} others on the Pareto "
+            f"frontier by how many answers are {'right' if labelled else 'the same'}: their intervals overlap; KL, "
+            "which needs fewer, puts them in order"
         )
-    return found
+    return warnings
 
 
 def _compressed(report: RunReport) -> tuple[str, str]:
@@ -143,7 +145,7 @@ def _quality(report: RunReport) -> str:
     change = accuracy_change(before, after)
     if change is None:
         return f"{sentence}, ± {sampling_error(after.top1, after.images):.1f} points by chance of the sample."
-    found, error = change
-    if abs(found) <= 2 * error:
+    difference, error = change
+    if abs(difference) <= 2 * error:
         return f"{sentence}: a difference that so many images cannot distinguish from chance (± {error:.1f} points)."
-    return f"{sentence}: {abs(found):.1f} points {'less' if found < 0 else 'more'} (± {error:.1f})."
+    return f"{sentence}: {abs(difference):.1f} points {'less' if difference < 0 else 'more'} (± {error:.1f})."

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 logger = logging.getLogger("milkweed.traced")
 
-ForwardFunction = Callable[[Tensor], Tensor]
+TensorFunction = Callable[[Tensor], Tensor]
 
 OPTIMISED_AT = 3
 """The first call that runs the final graph: the first call profiles it, the second rewrites it."""
@@ -44,7 +44,7 @@ class TorchScriptForward:
 
     def __init__(self, model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
         self.reason: str | None = None
-        self._forward: ForwardFunction = model
+        self._forward: TensorFunction = model
         try:
             self._forward = torchscript_forward(model, shape, dtype)
         except TorchScriptError as error:
@@ -60,7 +60,7 @@ class TorchScriptForward:
         return self._forward(images)
 
 
-def torchscript_forward(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> ForwardFunction:
+def torchscript_forward(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> TensorFunction:
     """The TorchScript graph of a model in evaluation mode, for inputs of one shape and type; called in inference mode.
 
     It shares the model's parameters and buffers, and may be called by several threads at a time.
@@ -82,11 +82,11 @@ def torchscript_forward(model: nn.Module, shape: tuple[int, ...], dtype: torch.d
                 return known
         # No graph is known, or the models differ in something that the key does not show.
         script = _record(model, examples[0])
-        found = _with_tensors(script, model)
-        if not _gives(found, examples, expected):
+        forward = _with_tensors(script, model)
+        if not _gives(forward, examples, expected):
             raise TorchScriptError("the recorded forward computes other bits")
         _SCRIPTS[key] = script
-    return found
+    return forward
 
 
 def _record(model: nn.Module, example: Tensor) -> Any:
@@ -107,11 +107,11 @@ def _record(model: nn.Module, example: Tensor) -> Any:
     return script
 
 
-def _with_tensors(script: Any, model: nn.Module) -> ForwardFunction:
+def _with_tensors(script: Any, model: nn.Module) -> TensorFunction:
     """A copy of the graph with the model's tensors."""
-    own = copy.deepcopy(script)
-    _assign(own, model, lambda tensor: tensor)
-    return cast(ForwardFunction, own)
+    filled = copy.deepcopy(script)
+    _assign(filled, model, lambda tensor: tensor)
+    return cast(TensorFunction, filled)
 
 
 def _assign(script: Any, model: nn.Module, chosen: Callable[[Tensor], Tensor]) -> None:
@@ -123,7 +123,7 @@ def _assign(script: Any, model: nn.Module, chosen: Callable[[Tensor], Tensor]) -
                 part.setattr(name, chosen(tensor))
 
 
-def _gives(forward: ForwardFunction, examples: list[Tensor], expected: list[Tensor]) -> bool:
+def _gives(forward: TensorFunction, examples: list[Tensor], expected: list[Tensor]) -> bool:
     """Whether the final graph computes the expected bits."""
     try:
         for _ in range(OPTIMISED_AT - 1):
@@ -138,5 +138,5 @@ def _key(model: nn.Module, example: Tensor) -> Hashable:
     tensors = itertools.chain(
         model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
     )
-    described = tuple((name, tuple(each.shape), each.stride(), each.dtype) for name, each in tensors)
+    described = tuple((name, tuple(tensor.shape), tensor.stride(), tensor.dtype) for name, tensor in tensors)
     return repr(model), described, tuple(example.shape), example.dtype

@@ -16,11 +16,10 @@ from .optimizer import learning_rate as learning_rate
 from .optimizer import parameter_groups as parameter_groups
 from .processes import Processes as Processes
 from .recipe import TrainingRecipe as TrainingRecipe
-from .run import HistoryRow as HistoryRow
 from .run import as_dense as as_dense
-from .source import TrainingBatch as TrainingBatch
 from .source import BatchSource as BatchSource
 from .source import TensorSource as TensorSource
+from .source import TrainingBatch as TrainingBatch
 from .source import seed_of as seed_of
 from .state import StateFolder as StateFolder
 from .state import TrainingError as TrainingError

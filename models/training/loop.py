@@ -189,17 +189,17 @@ class Trainer:
         return self.patience is not None and best is not None and best.since >= self.patience
 
     def _resume(self) -> int | None:
-        own = None if self._folder is None else self._folder.load()
-        if own is not None and self._folder is not None:
-            check_fingerprint(self._folder.path, own.fingerprint, self._decided)
-            return self._restore(own)
+        saved = None if self._folder is None else self._folder.load()
+        if saved is not None and self._folder is not None:
+            check_fingerprint(self._folder.path, saved.fingerprint, self._decided)
+            return self._restore(saved)
         if self.start is None:
             return None
         other = StateFolder(self.start.path).load()
         if other is None:
             raise TrainingError(f"state {self.start.path}: there is none to start from")
-        wanted = {**self.start.fingerprint, "recipe": self._decided["recipe"], "steps": self._decided["steps"]}
-        check_fingerprint(self.start.path, other.fingerprint, wanted)
+        expected = {**self.start.fingerprint, "recipe": self._decided["recipe"], "steps": self._decided["steps"]}
+        check_fingerprint(self.start.path, other.fingerprint, expected)
         if self.transform is not None and other.progress["step"] > self.transform[0] * self.source.steps:
             raise TrainingError(
                 f"state {self.start.path}: is of step {other.progress['step']}, layers are to be replaced at "

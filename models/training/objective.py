@@ -53,12 +53,12 @@ class Distillation:
     def __call__(self, model: nn.Module, images: Tensor, targets: Tensor | None) -> Tensor:
         mixed = mix(images, self.recipe.mixup, self.recipe.cutmix)
         with torch.no_grad():
-            wanted = self.teacher(mixed.images)
-        return self.loss(model(mixed.images), wanted, mixed, targets)
+            teacher_logits = self.teacher(mixed.images)
+        return self.loss(model(mixed.images), teacher_logits, mixed, targets)
 
-    def loss(self, logits: Tensor, wanted: Tensor, mixed: Mixed, targets: Tensor | None) -> Tensor:
+    def loss(self, logits: Tensor, teacher_logits: Tensor, mixed: Mixed, targets: Tensor | None) -> Tensor:
         """The loss of a model's answers to mixed images, given the teacher's."""
-        soft = distillation_loss(logits, wanted, self.temperature)
+        soft = distillation_loss(logits, teacher_logits, self.temperature)
         if targets is None or self.label_weight == 0:
             return soft
         hard = cross_entropy(logits, targets, mixed, self.recipe.label_smoothing)
@@ -68,21 +68,21 @@ class Distillation:
 def cross_entropy(logits: Tensor, targets: Tensor, mixed: Mixed, label_smoothing: float) -> Tensor:
     """Cross entropy of mixed images in float32, by their shares of both classes."""
     logits = logits.float()
-    own = F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
+    original = F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
     if mixed.share == 1:
-        return own
+        return original
     other = F.cross_entropy(logits, targets[mixed.partner], label_smoothing=label_smoothing)
-    return mixed.share * own + (1 - mixed.share) * other
+    return mixed.share * original + (1 - mixed.share) * other
 
 
-def distillation_loss(logits: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
-    """temperature^2 KL(softmax(wanted / temperature) || softmax(logits / temperature)), mean over images, in nats.
+def distillation_loss(logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """temperature^2 KL(softmax(teacher_logits / temperature) || softmax(logits / temperature)), mean over images, nats.
 
     Args:
-        logits, wanted: (B, classes), of any float type; computed in float32.
+        logits, teacher_logits: (B, classes), of any float type; computed in float32.
     """
     student = F.log_softmax(logits.float() / temperature, dim=-1)
-    teacher = F.log_softmax(wanted.float() / temperature, dim=-1)
+    teacher = F.log_softmax(teacher_logits.float() / temperature, dim=-1)
     return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2
 
 

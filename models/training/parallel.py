@@ -78,8 +78,8 @@ class Ddp(Processes):
         dist.broadcast(length, 0)
         data = data if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8, device=self.device)
         dist.broadcast(data, 0)
-        found: dict[str, Any] = parse_json(data.cpu().numpy().tobytes())
-        return found
+        received: dict[str, Any] = parse_json(data.cpu().numpy().tobytes())
+        return received
 
 
 class Fsdp(Ddp):

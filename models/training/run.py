@@ -185,8 +185,8 @@ class TrainingRun:
             self._fill(self.ema.tensors, _part(tensors, "average"))
         best = progress["best"]
         if best is not None:
-            found = {name: tensor.to(self.device) for name, tensor in _part(tensors, "best").items()}
-            self.best = Best(best["value"], best["row"], found, best["since"])
+            weights = {name: tensor.to(self.device) for name, tensor in _part(tensors, "best").items()}
+            self.best = Best(best["value"], best["row"], weights, best["since"])
 
     def _load_moments(self, saved: dict[str, Tensor]) -> None:
         parameters = dict(self.model.named_parameters())

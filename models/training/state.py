@@ -84,12 +84,15 @@ class StateFolder:
             raise TrainingError(f"state {self.path}: {DOCUMENT}: {error}") from error
         _check(self.path, document)
         try:
-            found = read_tensors(self.path / document["tensors"])
+            saved = read_tensors(self.path / document["tensors"])
         except (OSError, ValueError) as error:
             raise TrainingError(f"state {self.path}: {document['tensors']}: {error}") from error
-        if found.sha256 != document["sha256"]:
+        if saved.sha256 != document["sha256"]:
             raise TrainingError(f"state {self.path}: {document['tensors']} is not the file that was saved")
-        return Saved(_renamed(document["fingerprint"]), document["progress"], found.tensors)
+        plan = document["fingerprint"].get("plan")
+        if isinstance(plan, dict) and "hard_share" in plan:
+            plan["label_weight"] = plan.pop("hard_share")  # its name until then
+        return Saved(document["fingerprint"], document["progress"], saved.tensors)
 
     def remove(self) -> None:
         """Remove the state, and the folder where nothing else lies in it."""
@@ -122,35 +125,26 @@ class StateFolder:
                     path.unlink()
 
 
-def check_fingerprint(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def check_fingerprint(path: Path, saved: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Refuse a state of another run.
 
     Raises:
         TrainingError: names the first member that differs, and both values.
     """
-    for name in (*wanted, *(name for name in saved if name not in wanted)):
-        if saved.get(name) != wanted.get(name):
-            old, new = (quoted(values.get(name)) for values in (saved, wanted))
+    for name in (*expected, *(name for name in saved if name not in expected)):
+        if saved.get(name) != expected.get(name):
+            old, new = (quoted(values.get(name)) for values in (saved, expected))
             raise TrainingError(
                 f"state {path} is of another run: its {name} is {old}, here it is {new}; "
                 "repeat the command that began it, or remove the folder to begin anew"
             )
 
 
-def _renamed(fingerprint: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fingerprint under today's names: `label_weight` of a plan was `hard_share`."""
-    plan = fingerprint.get("plan")
-    if not isinstance(plan, dict) or "hard_share" not in plan:
-        return fingerprint
-    names = {"hard_share": "label_weight"}
-    return {**fingerprint, "plan": {names.get(name, name): value for name, value in plan.items()}}
-
-
 def _check(path: Path, document: Any) -> None:
-    wanted = {"format": int, "fingerprint": dict, "progress": dict, "tensors": str, "sha256": str}
-    whole = isinstance(document, dict) and set(document) == set(wanted)
-    if not whole or not all(type(document[name]) is kind for name, kind in wanted.items()):
-        raise TrainingError(f"state {path}: {DOCUMENT} must hold {', '.join(wanted)}, not {quoted(document)}")
+    members = {"format": int, "fingerprint": dict, "progress": dict, "tensors": str, "sha256": str}
+    whole = isinstance(document, dict) and set(document) == set(members)
+    if not whole or not all(type(document[name]) is kind for name, kind in members.items()):
+        raise TrainingError(f"state {path}: {DOCUMENT} must hold {', '.join(members)}, not {quoted(document)}")
     if document["format"] != FORMAT:
         raise TrainingError(f"state {path}: format {document['format']} is not the {FORMAT} this milkweed reads")
     name = document["tensors"]

@@ -109,9 +109,9 @@ def read_error(content: bytes, headers: Mapping[str, str], status: int) -> Milkw
             retry_after=retry_after,
         )
     except (MilkweedError, KeyError, TypeError):
-        found = _not_ours(status)
-        found.retry_after = retry_after
-        return found
+        failure = _not_ours(status)
+        failure.retry_after = retry_after
+        return failure
 
 
 def read_models(content: bytes, status: int) -> list[Model]:
@@ -142,8 +142,8 @@ def _answer(result: Any, about: Mapping[str, Any], where: str) -> Answer:
         return Answer(error=make_error(code, message, request_id=about["request_id"]), **about)
     return Answer(
         tuple(
-            Prediction(int(each["index"]), str(each["id"]), str(each["label"]), float(each["score"]))
-            for each in result["predictions"]
+            Prediction(int(row["index"]), str(row["id"]), str(row["label"]), float(row["score"]))
+            for row in result["predictions"]
         ),
         **about,
     )

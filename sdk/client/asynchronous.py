@@ -14,7 +14,7 @@ import httpx
 from .answers import Answer, Model, read_answers, read_error, read_models
 from .errors import TOO_MUCH, DeadlineExceeded, ImageRefused, MilkweedError, NoAnswer, refuse_pickle
 from .images import EncodedImage, Image, encode, encoded, in_batches, is_one
-from .requests import MOST_TIMEOUT_MS, ClassifyOptions, CallParams, Priority, base_url, body_of, key_headers
+from .requests import MOST_TIMEOUT_MS, CallParams, ClassifyOptions, Priority, base_url, body_of, key_headers
 
 TIMEOUT_SECONDS = 60.0
 CONNECT_SECONDS = 10.0
@@ -105,7 +105,9 @@ class AsyncClient:
     @overload
     async def classify(self, images: Iterable[Image], **options: Unpack[ClassifyOptions]) -> list[Answer]: ...
 
-    async def classify(self, images: Image | Iterable[Image], **options: Unpack[ClassifyOptions]) -> Answer | list[Answer]:
+    async def classify(
+        self, images: Image | Iterable[Image], **options: Unpack[ClassifyOptions]
+    ) -> Answer | list[Answer]:
         """Classify one image, or each of several.
 
         Args:
@@ -229,7 +231,11 @@ class AsyncClient:
             try:
                 async with asyncio.timeout(left):
                     response = await http.request(
-                        method, self.url + path, params=params, content=body, headers={**(headers or {}), **deadline_header}
+                        method,
+                        self.url + path,
+                        params=params,
+                        content=body,
+                        headers={**(headers or {}), **deadline_header},
                     )
                 if response.status_code not in _REFUSED:
                     return response
@@ -255,7 +261,7 @@ class AsyncClient:
             raise RuntimeError(CLOSED)
         loop, of_loops = asyncio.get_running_loop(), self._open.setdefault(os.getpid(), {})
         if loop not in of_loops:
-            for ended in [each for each in list(of_loops) if each.is_closed()]:
+            for ended in [other for other in list(of_loops) if other.is_closed()]:
                 of_loops.pop(ended, None)
             http = self._connect()
             of_loops[loop] = http, until_end(http)
@@ -263,9 +269,9 @@ class AsyncClient:
         return of_loops[loop][0]
 
     def _no_answer(self, path: str, error: Exception) -> MilkweedError:
-        found = NoAnswer("no_answer", f"no answer from {self.url}{path}: {str(error) or type(error).__name__}")
-        found.__cause__ = error
-        return found
+        no_answer = NoAnswer("no_answer", f"no answer from {self.url}{path}: {str(error) or type(error).__name__}")
+        no_answer.__cause__ = error
+        return no_answer
 
 
 async def until_end(http: httpx.AsyncClient) -> AsyncGenerator[None]:

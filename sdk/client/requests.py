@@ -41,8 +41,8 @@ class CallParams:
     @property
     def query(self) -> dict[str, str]:
         """The parameters that go into the query of the URL."""
-        found = {"model": self.model, "top_k": None if self.top_k is None else str(self.top_k)}
-        return {name: value for name, value in found.items() if value is not None}
+        parameters = {"model": self.model, "top_k": None if self.top_k is None else str(self.top_k)}
+        return {name: value for name, value in parameters.items() if value is not None}
 
     @property
     def headers(self) -> dict[str, str]:

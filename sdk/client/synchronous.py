@@ -13,7 +13,7 @@ from .answers import Answer, Model
 from .asynchronous import BATCH_BYTES, CLOSED, TIMEOUT_SECONDS, AsyncClient
 from .errors import check_process, refuse_pickle
 from .images import Image, encode, encoded, in_batches, is_one
-from .requests import ClassifyOptions, CallParams
+from .requests import CallParams, ClassifyOptions
 
 T = TypeVar("T")
 

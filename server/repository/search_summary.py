@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from ...models.report.frontier import Frontier, ConfidenceInterval, pareto_frontier
+from ...models.report.frontier import ConfidenceInterval, Frontier, pareto_frontier
 
 logger = logging.getLogger("milkweed.opening")
 

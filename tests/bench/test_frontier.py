@@ -20,8 +20,8 @@ from milkweed.bench.frontier.published import PUBLISHED
 from milkweed.bench.frontier.rivals import Rival, merge_tokens, remove_units, whitened_svd
 from milkweed.bench.frontier.show import draw, print_document
 from milkweed.jobs.search import timing
-from milkweed.jobs.search.job import SearchJob
 from milkweed.jobs.search.baseline import Baseline
+from milkweed.jobs.search.job import SearchJob
 from milkweed.models import BundleConfig, create_model, load_bundle, save_bundle
 from milkweed.models.architectures.token_blocks import apply_token_plan
 from milkweed.models.bundle.labels import default_labels

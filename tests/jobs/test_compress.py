@@ -17,8 +17,8 @@ from milkweed.jobs.dataset import DataError
 from milkweed.loaders.dataset.augmentation import Augmentation
 from milkweed.models import load_bundle, read_config
 from milkweed.models.compress import CompressRequest
-from milkweed.models.progress import Progress
 from milkweed.models.distillation import DistillationPlan
+from milkweed.models.progress import Progress
 from milkweed.models.report import read_report
 from milkweed.models.training import TrainingError
 

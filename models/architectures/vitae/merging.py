@@ -57,8 +57,8 @@ class MergingCell(NormalCell):
 
 def attending_cells(model: Any) -> list[tuple[nn.ModuleList, int]]:
     """The normal cells of a ViTAE whose attention is over all tokens, as lists and places in them, in order."""
-    cells = ((stage.NC, i) for stage in model.layers for i in range(len(stage.NC)))
-    return [(each, i) for each, i in cells if type(each[i].attn) is Attention]
+    places = ((stage.NC, i) for stage in model.layers for i in range(len(stage.NC)))
+    return [(cells, i) for cells, i in places if type(cells[i].attn) is Attention]
 
 
 def merge_in_cells(model: nn.Module, plan: TokenPlan) -> None:

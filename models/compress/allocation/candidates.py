@@ -51,12 +51,12 @@ def layer_candidates(
     and there are fewer weights than dense. A structure that costs as much as one with less error is left out.
     """
     out_features, in_features = weight.shape
-    found: list[LayerCandidate] = []
+    candidates: list[LayerCandidate] = []
     for nblocks in block_counts:
         structures = candidate_structures(in_features, out_features, nblocks, bias=bias)
         objectives = _objectives(weight, inputs, nblocks, structures) if structures else []
-        found += map(LayerCandidate, structures, objectives)
-    return frontier(found)
+        candidates += map(LayerCandidate, structures, objectives)
+    return frontier(candidates)
 
 
 def candidate_structures(in_features: int, out_features: int, nblocks: int, *, bias: bool = True) -> list[LayerSpec]:
@@ -66,11 +66,11 @@ def candidate_structures(in_features: int, out_features: int, nblocks: int, *, b
     most = min(in_features, out_features) // nblocks
     step = RANK_MULTIPLE if most >= 3 * RANK_MULTIPLE else max(1, most // RANK_MULTIPLE)
     every = (LayerSpec("monarch", in_features, out_features, nblocks, r, bias) for r in range(step, most + 1, step))
-    found = [structure for structure in every if structure.weight_count < structure.dense_weight_count]
-    if len(found) > MAX_RANKS:
-        places = torch.linspace(0, len(found) - 1, MAX_RANKS).round().int().tolist()
-        found = [found[place] for place in places]
-    return found
+    fitting = [structure for structure in every if structure.weight_count < structure.dense_weight_count]
+    if len(fitting) > MAX_RANKS:
+        places = torch.linspace(0, len(fitting) - 1, MAX_RANKS).round().int().tolist()
+        fitting = [fitting[place] for place in places]
+    return fitting
 
 
 def frontier(candidates: Sequence[LayerCandidate]) -> tuple[LayerCandidate, ...]:

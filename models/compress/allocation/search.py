@@ -109,8 +109,8 @@ class AllocationSearch:
     def measure_sensitivities(self) -> dict[str, float]:
         """KL in nats that each layer at about half of its weights is responsible for."""
         fits = {name: self._probe(name, PROBE_SHARE) for name in self.names}
-        found = self._slopes({name: self._change(name, fit, PROBE_PART) for name, fit in fits.items()})
-        harms = {name: slope / (2 * PROBE_PART) for name, slope in found.items()}
+        by_layer = self._slopes({name: self._change(name, fit, PROBE_PART) for name, fit in fits.items()})
+        harms = {name: slope / (2 * PROBE_PART) for name, slope in by_layer.items()}
         self._weights = {name: _sensitivity(harm, fits[name]) for name, harm in harms.items()}
         return {name: max(0.0, harm) for name, harm in harms.items()}
 
@@ -161,15 +161,15 @@ class AllocationSearch:
     def _equal_shares(self, budget: float) -> dict[str, LayerSpec] | None:
         """The best structures with an equal share of the budget for each layer; None if a layer has none so cheap."""
         share = budget / sum(self.cost(name, None) for name in self.names) if self.names else 0.0
-        found = {}
+        allocation = {}
         for name, options in self._options().items():
             cheap = [option for option in options if option.cost <= share * self.cost(name, None)]
             if not cheap:
                 return None
             best = min(cheap, key=lambda option: (option.damage, option.cost))
             if best.value is not None:
-                found[name] = best.value
-        return found
+                allocation[name] = best.value
+        return allocation
 
     def measure(self, label: str, structures: Mapping[str, LayerSpec]) -> AllocationTrial:
         """The divergence of the model with these structures."""
@@ -177,7 +177,9 @@ class AllocationSearch:
         parameters = changed(self.model, changes, dict.fromkeys(changes, 1.0))
         outputs = answers(lambda images: functional_call(self.model, parameters, (images,)), self.batches)
         change = divergence(self._reference, outputs)
-        self._progress.note(f"{label}: KL {change.kl:.3f}, {change.agreement:.1f} % agree on {change.images} held-out images")
+        self._progress.note(
+            f"{label}: KL {change.kl:.3f}, {change.agreement:.1f} % agree on {change.images} held-out images"
+        )
         return AllocationTrial(label, dict(structures), outputs, change)
 
     def fits(self, structures: Mapping[str, LayerSpec]) -> dict[str, LayerFit]:
@@ -187,8 +189,8 @@ class AllocationSearch:
             for name, structure in structures.items()
             if (name, structure) not in self._fits
         }
-        found = fit_layers(missing, ridge=self.ridge, progress=self._progress.of("fitting layers"))
-        self._fits |= {(name, structures[name]): fit for name, fit in found.items()}
+        fits = fit_layers(missing, ridge=self.ridge, progress=self._progress.of("fitting layers"))
+        self._fits |= {(name, structures[name]): fit for name, fit in fits.items()}
         return {name: self._fits[name, structure] for name, structure in structures.items()}
 
     def _find_candidates(self, block_counts: Sequence[int]) -> dict[str, tuple[LayerCandidate, ...]]:
@@ -197,8 +199,8 @@ class AllocationSearch:
             return layer_candidates(linear.weight.detach().cpu(), self._statistics[name], block_counts, bias=bias)
 
         progress = self._progress.of("finding candidates")
-        found = each_on_one_thread(candidates, list(self._linears), progress=progress)
-        return {name: candidates for name, candidates in zip(self._linears, found, strict=True) if candidates}
+        by_layer = each_on_one_thread(candidates, list(self._linears), progress=progress)
+        return {name: candidates for name, candidates in zip(self._linears, by_layer, strict=True) if candidates}
 
     def _request(self, name: str, structure: LayerSpec) -> FitRequest:
         return FitRequest.of(self._linears[name], structure, self._statistics[name])
@@ -206,7 +208,7 @@ class AllocationSearch:
     def _probe(self, name: str, share: float) -> LayerFit:
         """A quick fit with nearly that share of the dense weights, to measure sensitivity with; made once."""
         structures = [candidate.structure for candidate in self._candidates[name]]
-        structure = min(structures, key=lambda each: abs(each.weight_count / each.dense_weight_count - share))
+        structure = min(structures, key=lambda one: abs(one.weight_count / one.dense_weight_count - share))
         if (name, structure) not in self._probes:
             request = self._request(name, structure)
             self._probes[name, structure] = fit_layer(request, ridge=self.ridge, sweeps=PROBE_SWEEPS)
@@ -232,8 +234,8 @@ class AllocationSearch:
         """Move each layer's sensitivity towards what it is inside the trial's model (geometric mean of the two)."""
         if trial.label not in self._contexts:
             self._contexts[trial.label] = self._sensitivities_in(trial)
-        found = self._contexts[trial.label]
-        steps = {name: (found[name] / weight) ** 0.5 for name, weight in self._weights.items()}
+        sensitivities = self._contexts[trial.label]
+        steps = {name: (sensitivities[name] / weight) ** 0.5 for name, weight in self._weights.items()}
         self._weights = {
             name: weight * min(max(steps[name], 1 / CONTEXT_STEP), CONTEXT_STEP)
             for name, weight in self._weights.items()
@@ -248,13 +250,13 @@ class AllocationSearch:
         fits = self.fits(trial.structures)
         changes = {name: self._change(name, fit, 1.0) for name, fit in fits.items()}
         harms = self._slopes(changes, "in context")
-        found = {name: _sensitivity(harms[name] / 2, fit) for name, fit in fits.items()}
+        sensitivities = {name: _sensitivity(harms[name] / 2, fit) for name, fit in fits.items()}
         dense = {name: self._probe(name, CONTEXT_SHARE) for name in self.names if name not in fits}
         if dense:
             tried = {name: self._change(name, fit, CONTEXT_PART) for name, fit in dense.items()}
             harms = self._slopes({**changes, **tried}, "of dense layers in context")
-            found |= {name: _sensitivity(harms[name], fit) for name, fit in dense.items()}
-        return found
+            sensitivities |= {name: _sensitivity(harms[name], fit) for name, fit in dense.items()}
+        return sensitivities
 
     def _slopes(self, changes: Mapping[str, Change], where: str = "") -> Mapping[str, float]:
         """How steeply KL rises with each change, nats."""

@@ -58,22 +58,22 @@ def slopes(
     for batch in images.split(BATCH):
         with torch.inference_mode(False), torch.enable_grad():
             parts = {name: batch.new_tensor(change.part).requires_grad_() for name, change in changes.items()}
-            found = F.log_softmax(functional_call(model, changed(model, changes, parts), (batch,)).float(), dim=-1)
-            loss = F.kl_div(found, reference[done : done + len(batch)], reduction="sum", log_target=True)
+            outputs = F.log_softmax(functional_call(model, changed(model, changes, parts), (batch,)).float(), dim=-1)
+            loss = F.kl_div(outputs, reference[done : done + len(batch)], reduction="sum", log_target=True)
             grads = torch.autograd.grad(loss, list(parts.values()), allow_unused=True) if parts else ()
         for name, grad in zip(parts, grads, strict=True):
             sums[name] += 0.0 if grad is None else float(grad)
         done += len(batch)
         progress(done, len(images))
-    return {name: found / done for name, found in sums.items()}
+    return {name: total / done for name, total in sums.items()}
 
 
 def changed(model: nn.Module, changes: Mapping[str, Change], parts: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
     """Parameters of the changed layers, as functions of the parts."""
-    found = {}
+    tensors = {}
     for name, change in changes.items():
         linear = linear_layer(model, name)
-        found[f"{name}.weight"] = linear.weight.detach() + parts[name] * change.weight.to(linear.weight)
+        tensors[f"{name}.weight"] = linear.weight.detach() + parts[name] * change.weight.to(linear.weight)
         if linear.bias is not None and change.bias is not None:
-            found[f"{name}.bias"] = linear.bias.detach() + parts[name] * change.bias.to(linear.bias)
-    return found
+            tensors[f"{name}.bias"] = linear.bias.detach() + parts[name] * change.bias.to(linear.bias)
+    return tensors

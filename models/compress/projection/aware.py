@@ -154,15 +154,15 @@ def _factors(problem: _Problem, M: Tensor) -> tuple[Tensor, Tensor]:
     N, q = problem.N, problem.q
     w1, w2 = M.new_zeros(N, q, problem.p), M.new_zeros(N, problem.s, q)
     for k in range(N):
-        own = torch.arange(k * q, (k + 1) * q)
-        j, pair = own % N, torch.arange(q) // N
+        rows = torch.arange(k * q, (k + 1) * q)
+        j, pair = rows % N, torch.arange(q) // N
         U, V = problem.truncated(M[..., problem.chunk(k)], k)
         used = pair < V.shape[-2]
-        j, pair, own = j[used], pair[used], own[used]
+        j, pair, rows = j[used], pair[used], rows[used]
         left, right = U[j, :, pair], V[j, pair]
         # Each factor gets half of the pair's size: it trains better so, and half precision keeps both.
         balance = (right.norm(dim=-1) / left.norm(dim=-1).clamp_min(1e-300)).sqrt().unsqueeze(-1)
         balance = torch.where((balance > 0) & torch.isfinite(balance), balance, torch.ones_like(balance))
-        w1[k, own - k * q] = right / balance
-        w2[j, :, own // N] = left * balance
+        w1[k, rows - k * q] = right / balance
+        w2[j, :, rows // N] = left * balance
     return w1, w2

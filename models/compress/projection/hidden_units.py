@@ -41,14 +41,14 @@ def fit_units(statistics: InputStatistics, weight: Tensor, units: int, ridge: fl
         statistics: of hidden units and wanted outputs together, (hidden + out_features) wide.
         weight: the layer's weight (out_features, hidden).
     """
-    hidden, own = weight.shape[1], weight.detach().double().cpu()
+    hidden, original = weight.shape[1], weight.detach().double().cpu()
     covariance = statistics.covariance[:hidden, :hidden]
-    kept = kept_units(covariance, own, units, ridge)
-    mean, wanted = statistics.mean[:hidden][kept], statistics.mean[hidden:]
-    start, inner = own[:, kept], covariance[kept][:, kept]
+    kept = kept_units(covariance, original, units, ridge)
+    mean, target_mean = statistics.mean[:hidden][kept], statistics.mean[hidden:]
+    start, inner = original[:, kept], covariance[kept][:, kept]
     missing = statistics.covariance[kept, hidden:] - inner @ start.T
     fitted = start + torch.linalg.solve(_damped(inner, ridge), missing).T
-    return UnitsFit(kept, fitted, wanted - fitted @ mean)
+    return UnitsFit(kept, fitted, target_mean - fitted @ mean)
 
 
 def kept_units(covariance: Tensor, weight: Tensor, units: int, ridge: float = RIDGE) -> Tensor:

@@ -47,10 +47,10 @@ def weighted_statistics(
 
 
 def _mixed(name: str, plain: Moments, weighted: Moments) -> InputStatistics:
-    found = plain.statistics(name)
+    statistics = plain.statistics(name)
     if not weighted.total > 0:  # no answer depends on this layer: all tokens are alike
-        return found
-    return weighted.statistics(name).mixed(found, PLAIN_SHARE)
+        return statistics
+    return weighted.statistics(name).mixed(statistics, PLAIN_SHARE)
 
 
 def _passes(
@@ -64,10 +64,10 @@ def _passes(
 
     with torch.inference_mode(False), torch.enable_grad(), hooked(model, names, listen):
         # The images ask for a gradient, so that every activation does, whatever the parameters are set to.
-        found = F.log_softmax(model(images.clone().requires_grad_()).float(), dim=-1)
-        odds = found.detach().exp().nan_to_num(1.0).cpu()  # the statistics refuse NaN, by the layer's name
-        drawn = torch.multinomial(odds, 1, generator=generator).to(found.device)
-        loss = found.gather(1, drawn).sum()
+        log_probabilities = F.log_softmax(model(images.clone().requires_grad_()).float(), dim=-1)
+        odds = log_probabilities.detach().exp().nan_to_num(1.0).cpu()  # the statistics refuse NaN, by the layer's name
+        drawn = torch.multinomial(odds, 1, generator=generator).to(log_probabilities.device)
+        loss = log_probabilities.gather(1, drawn).sum()
         grads = torch.autograd.grad(loss, [output for _, _, output in seen], allow_unused=True)
     for (name, x, output), grad in zip(seen, grads, strict=True):
         weights = output.new_zeros(output.shape[:-1]) if grad is None else grad.float().norm(dim=-1)

@@ -74,12 +74,12 @@ def fit_layer(request: FitRequest, *, ridge: float = RIDGE, sweeps: int = SWEEPS
     _check(weight, structure, inputs, ridge)
     exact = weight.double()
     if request.inputs is not None:
-        found = _FITS[structure.kind](exact, inputs, structure, ridge, sweeps)
+        parameters = _FITS[structure.kind](exact, inputs, structure, ridge, sweeps)
     elif structure.kind == "pixelfly":
-        found = project_pixelfly(exact, structure)[0]
+        parameters = project_pixelfly(exact, structure)[0]
     else:
-        found = _FITS[structure.kind](exact, inputs, structure, ridge, 0)
-    state = {key: tensor.to(weight.dtype).contiguous() for key, tensor in found.items()}
+        parameters = _FITS[structure.kind](exact, inputs, structure, ridge, 0)
+    state = {key: tensor.to(weight.dtype).contiguous() for key, tensor in parameters.items()}
     dense = _dense(structure, state)
     left = exact - dense.double()
     error = relative_objective(exact, left, inputs.covariance) ** 0.5
@@ -157,8 +157,8 @@ def _blockdiag(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ri
         slots = torch.arange(p)[order[g * p : (g + 1) * p] < columns]
         seen = order[g * p : (g + 1) * p][slots]
         if len(outputs) and len(seen):
-            found = torch.linalg.solve(C[seen][:, seen], cross[outputs][:, seen].T).T
-            blocks[g, : len(outputs), slots] = found
+            solution = torch.linalg.solve(C[seen][:, seen], cross[outputs][:, seen].T).T
+            blocks[g, : len(outputs), slots] = solution
     return {"weight": blocks}
 
 
@@ -194,15 +194,15 @@ def _pixelfly(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, rid
 
 def _regressed(weight: Tensor, C: Tensor, layout: Tensor, side: int) -> Tensor:
     """The matrix on the kept blocks (rows, columns of blocks) that is nearest to `weight` in the norm of C."""
-    found = torch.zeros_like(weight)
+    solution = torch.zeros_like(weight)
     cross = weight @ C
     columns = torch.arange(weight.shape[1])
     for row, kept in enumerate(layout):
         seen = columns[kept[columns // side]]
         outputs = slice(row * side, min((row + 1) * side, weight.shape[0]))
         if len(seen) and outputs.start < weight.shape[0]:
-            found[outputs, seen] = torch.linalg.solve(C[seen][:, seen], cross[outputs][:, seen].T).T
-    return found
+            solution[outputs, seen] = torch.linalg.solve(C[seen][:, seen], cross[outputs][:, seen].T).T
+    return solution
 
 
 _Fit = Callable[[Tensor, InputStatistics, LayerSpec, float, int], LayerState]

@@ -72,10 +72,10 @@ def arrange_hidden_units(
         nblocks: the block count at which errors are compared.
     """
     mlps = arrangeable_mlps(model, statistics, nblocks) if nblocks > 1 else []
-    found = each_on_one_thread(
+    arrangements = each_on_one_thread(
         lambda name: _best_arrangement(model, name, statistics, nblocks), mlps, progress=progress
     )
-    kept = tuple(one for one in found if one.after < (1 - LEAST_GAIN) * one.before)
+    kept = tuple(one for one in arrangements if one.after < (1 - LEAST_GAIN) * one.before)
     for one in kept:
         apply_arrangement(model, one)
     return kept
@@ -142,9 +142,9 @@ def _tree(points: Tensor, groups: int, members: Tensor | None = None) -> tuple[T
     members = torch.arange(len(points)) if members is None else members
     if groups == 1:
         return (members,)
-    own = points[members] - points[members].mean(0)
-    _, vectors = torch.linalg.eigh(own.T @ own)
-    order = members[(own @ vectors[:, -1]).argsort(stable=True)]
+    centred = points[members] - points[members].mean(0)
+    _, vectors = torch.linalg.eigh(centred.T @ centred)
+    order = members[(centred @ vectors[:, -1]).argsort(stable=True)]
     half = len(order) // 2
     return (*_tree(points, groups // 2, order[:half]), *_tree(points, groups // 2, order[half:]))
 

@@ -69,14 +69,14 @@ class _Seen:
 
     def error(self, left: Tensor, right: Tensor) -> float:
         """The relative error that L = left right^T and the best S leave."""
-        rest = (self.outside - left @ right.T) * self._spread
-        return float(rest.norm()) / self._norm if self._norm else 0.0
+        residual = (self.outside - left @ right.T) * self._spread
+        return float(residual.norm()) / self._norm if self._norm else 0.0
 
     def kept_rest(self, left: Tensor, right: Tensor) -> Tensor:
         """The part that L leaves on the kept blocks, (kept, b, b)."""
         side = self.shape.block_size
-        rest = (self.whole - left @ right.T).view(self.shape.rows, side, self.shape.columns, side).transpose(1, 2)
-        return rest[self.unkept == 0]
+        residual = (self.whole - left @ right.T).view(self.shape.rows, side, self.shape.columns, side).transpose(1, 2)
+        return residual[self.unkept == 0]
 
 
 def _solved(outside: Tensor, factor: Tensor, unkept: Tensor, side: int) -> Tensor:
@@ -90,8 +90,8 @@ def _solved(outside: Tensor, factor: Tensor, unkept: Tensor, side: int) -> Tenso
     equations = gram.view(-1, rank, rank)
     jitter = _JITTER * float(equations.diagonal(dim1=1, dim2=2).mean()) + torch.finfo(torch.float64).tiny
     equations = equations + jitter * torch.eye(rank, dtype=torch.float64, device=factor.device)
-    wanted = (outside @ factor).view(-1, side, rank)
-    return torch.linalg.solve(equations, wanted.transpose(1, 2)).transpose(1, 2).reshape(-1, rank)
+    right_side = (outside @ factor).view(-1, side, rank)
+    return torch.linalg.solve(equations, right_side.transpose(1, 2)).transpose(1, 2).reshape(-1, rank)
 
 
 def _balanced(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

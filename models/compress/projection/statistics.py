@@ -31,9 +31,9 @@ class InputStatistics:
 
     def mixed(self, other: "InputStatistics", share: float) -> "InputStatistics":
         """The statistics of inputs of which a `share` is drawn from the other's."""
-        rest, gap = 1 - share, self.mean - other.mean
-        covariance = rest * self.covariance + share * other.covariance + rest * share * gap.outer(gap)
-        return InputStatistics(rest * self.mean + share * other.mean, covariance, self.tokens)
+        complement, gap = 1 - share, self.mean - other.mean
+        covariance = complement * self.covariance + share * other.covariance + complement * share * gap.outer(gap)
+        return InputStatistics(complement * self.mean + share * other.mean, covariance, self.tokens)
 
 
 def uncorrelated(features: int) -> InputStatistics:

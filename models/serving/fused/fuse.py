@@ -201,8 +201,8 @@ class _Fusing:
     def _count(self, part: PartReport) -> None:
         """Equal parts are one row of the report, that of the first: it was measured, the others found its plan."""
         key = (part.kind, part.shapes, part.tokens)
-        found = self.parts.setdefault(key, replace(part, count=0))
-        self.parts[key] = replace(found, count=found.count + 1)
+        known = self.parts.setdefault(key, replace(part, count=0))
+        self.parts[key] = replace(known, count=known.count + 1)
 
     def _fall_back(self, kind: str, reason: str) -> None:
         fallback = Fallback(kind, reason)

@@ -84,10 +84,10 @@ def choose_chain(chain: Chain, problem: Problem, tuning: Tuning) -> Chosen[Compi
         ValueError: no impl runs the chain, where nothing was measured.
     """
     if tuning.mode == "off":
-        found = cached_chain(chain, problem, tuning.impls, tuning.cache)
-        if found is None:
+        cached = cached_chain(chain, problem, tuning.impls, tuning.cache)
+        if cached is None:
             return Chosen(untuned_chain(chain, problem, tuning.impls), "untuned")
-        return Chosen(found.chain, "cached", found.seconds)
+        return Chosen(cached.chain, "cached", cached.seconds)
     tuned = tune_chain(chain, problem, tuning.impls, tuning.cache, tuning.measure)
     discarded = tuple(f"{row.impl} on {row.operators}: {row.refused}" for row in tuned.rows if row.discarded)
     return Chosen(tuned.chain, "cached" if tuned.cached else "measured", tuned.seconds, discarded)

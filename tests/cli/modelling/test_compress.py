@@ -92,6 +92,7 @@ def test_compress_meets_a_budget(
         (("--block-counts", "1,x"), "--block-counts '1,x': must be whole numbers from 1 on, with commas between"),
         (("--block-counts", "0"), "--block-counts '0': must be whole numbers from 1 on"),
         (("--calibration-images", "0"), "invalid value for '--calibration-images': 0: must be at least 1"),
+        (("--recover", "p", "--hard-share", "1"), "--hard-share is now --label-weight; see milkweed compress --help"),
     ],
 )
 def test_wrong_options_are_refused(
@@ -110,9 +111,8 @@ def test_wrong_options_are_refused(
         (("--calibration", "{few}"), "DATA {few}: 10 of 10 images can be read, calibration needs at least 16"),
         (("--calibration", "{none}"), "DATA {none}: no images in it (1 other files)"),
         (("--recover", "{few}"), "DATA {few}: 10 images, a distillation needs at least 16"),
-        (("--recover", "{loose}", "--label-weight", "0.5"), "DATA {loose}: 37 of 37 files fit none of the 3 labels: 00."),
+        (("--recover", "{loose}", "--label-weight", "1"), "DATA {loose}: 37 of 37 files fit none of the 3 labels: 00."),
         (("--recover", "{loose}", "--label-weight", "2"), "label_weight 2.0 must be 0 to 1"),
-        (("--recover", "{loose}", "--hard-share", "0.5"), "--hard-share is now --label-weight"),
         (("--recover", "{loose}", "--recover-amp", "int8"), "amp 'int8' must be one of"),
     ],
 )

@@ -12,9 +12,9 @@ from PIL import Image
 from torch import nn
 
 from milkweed.jobs.search import evaluator, search, timing
-from milkweed.jobs.search.selection import Target
 from milkweed.jobs.search.job import SearchJob
 from milkweed.jobs.search.recipe import QuantizationConfig
+from milkweed.jobs.search.selection import Target
 from milkweed.loaders.dataset.evaluation import PreparedImages
 from milkweed.loaders.dataset.training import Sample
 from milkweed.loaders.preprocess.spec import PreprocessSpec

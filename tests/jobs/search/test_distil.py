@@ -55,7 +55,7 @@ def evaluator(tmp_path: Path, one_thread: None) -> Lent:
     def make(dense: nn.Module, name: str = "weights") -> Any:
         baseline = SimpleNamespace(model=dense, config=SimpleNamespace(preprocess=PREPROCESS), samples=samples)
         return SimpleNamespace(
-            baseline=baseline, model=lambda recipe: damaged(dense, recipe), weights_file=lambda _: tmp_path / f"{name}.pt"
+            baseline=baseline, model=lambda r: damaged(dense, r), weights_file=lambda _: tmp_path / f"{name}.pt"
         )
 
     return make

@@ -13,9 +13,9 @@ from milkweed.inference.open import open_model
 from milkweed.inference.options import InferenceOptions
 from milkweed.jobs.search import evaluator, search
 from milkweed.jobs.search.compress import compress
-from milkweed.jobs.search.selection import Target
 from milkweed.jobs.search.job import SearchJob
 from milkweed.jobs.search.recipe import QuantizationConfig
+from milkweed.jobs.search.selection import Target
 from milkweed.models import load_bundle
 from milkweed.models.bundle.program_record import read_activations
 from milkweed.models.layers.token_plan import TokenMerging

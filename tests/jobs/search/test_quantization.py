@@ -1,19 +1,19 @@
 """The quantisation that a search goes on with."""
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from milkweed.jobs.search import search
+from milkweed.jobs.search.recipe import QuantizationConfig as Config
+from milkweed.jobs.search.recipe import Recipe
 from milkweed.jobs.search.selection import MeasuredCandidate, Target
-from milkweed.jobs.search.recipe import QuantizationConfig, Recipe
 from milkweed.models.progress import SILENT
 from milkweed.models.report.frontier import ConfidenceInterval, Quality
 
-OURS, INT8, SYMMETRIC, SMOOTH = QuantizationConfig(per_channel=True), QuantizationConfig(), QuantizationConfig(symmetric=True), QuantizationConfig(0.5)
-Case = dict[QuantizationConfig | None, tuple[float, float]]
+OURS, INT8, SYMMETRIC, SMOOTH = Config(per_channel=True), Config(), Config(symmetric=True), Config(0.5)
+Case = dict[Config | None, tuple[float, float]]
 
 
 def measured(ms: float, kl: float) -> MeasuredCandidate:
@@ -34,7 +34,7 @@ def measured(ms: float, kl: float) -> MeasuredCandidate:
         ({None: (10, 0)}, None, [INT8, SYMMETRIC, SMOOTH]),  # nothing could be quantised
     ],
 )
-def test_the_fastest_that_loses_little_is_taken(times: Case, chosen: QuantizationConfig | None, tried: Sequence[QuantizationConfig]) -> None:
+def test_the_fastest_that_loses_little_is_taken(times: Case, chosen: Config | None, tried: list[Config]) -> None:
     asked, best = quantization_of(times, Target(speedup=2))
     assert (best, asked) == (chosen, tried)
 
@@ -44,7 +44,7 @@ def test_for_bytes_float_is_no_choice_however_fast_and_neither_are_our_kernels()
     assert quantization_of(times, Target(bytes=100)) == ([INT8, SYMMETRIC], INT8)
 
 
-def quantization_of(times: Case, target: Target) -> tuple[list[QuantizationConfig], QuantizationConfig | None]:
+def quantization_of(times: Case, target: Target) -> tuple[list[Config], Config | None]:
     """The quantisations that were measured, and the one that was chosen."""
     asked: list[Any] = []
     stub: Any = SimpleNamespace(

@@ -14,9 +14,9 @@ from milkweed.inference.open import open_model
 from milkweed.inference.options import InferenceOptions
 from milkweed.jobs.search import distil, evaluator, search
 from milkweed.jobs.search.compress import compress
-from milkweed.jobs.search.selection import Target
 from milkweed.jobs.search.job import SearchJob
 from milkweed.jobs.search.search import SearchResult
+from milkweed.jobs.search.selection import Target
 from milkweed.models import BundleConfig, load_bundle
 from milkweed.models.bundle.graph import load_graph
 from milkweed.models.onnx.session import OnnxSession

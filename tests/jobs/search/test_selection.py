@@ -2,14 +2,15 @@
 
 import pytest
 
-from milkweed.jobs.search.selection import MeasuredCandidate, Target, TargetError, pick, speedup
+from milkweed.jobs.search.selection import MeasuredCandidate as Model
+from milkweed.jobs.search.selection import Target, TargetError, pick, speedup
 from milkweed.models.report.frontier import ConfidenceInterval, Quality, pareto_frontier
 
 
-def model(name: str, ms: float, kl: float, low: float = 0.0, size: int = 100, alone: float | None = None) -> MeasuredCandidate:
+def model(name: str, ms: float, kl: float, low: float = 0.0, size: int = 100, alone: float | None = None) -> Model:
     change = ConfidenceInterval(low / 2, low, 0.0)
     quality = Quality(250, ConfidenceInterval(kl, kl, kl), ConfidenceInterval(99, 98, 100), change, 81.0)
-    return MeasuredCandidate(name, quality, {8: ms, 1: ms if alone is None else alone}, size, "openvino int8")
+    return Model(name, quality, {8: ms, 1: ms if alone is None else alone}, size, "openvino int8")
 
 
 DENSE = model("dense", 24, 0.0, size=400)
@@ -62,7 +63,7 @@ def test_what_is_slower_than_the_dense_model_is_not_taken() -> None:
             Target(speedup=3),
             "a speedup of 3 over dense cannot be reached: the fastest of 5 .* a speedup of 2.67",
         ),
-        (Target(ms=2), "2 ms an image cannot be reached: .* 9.00 ms an image .more, openvino int8, KL 0.0800."),
+        (Target(ms=2), "2 ms/image cannot be reached: .* 9.00 ms/image .more, openvino int8, KL 0.0800."),
         (Target(bytes=10), "10 bytes cannot be reached: the least of 6 models has 20 bytes .slow"),
     ],
 )

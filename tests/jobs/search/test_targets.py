@@ -10,9 +10,9 @@ from milkweed.inference import backend, device
 from milkweed.jobs.dataset import DataError
 from milkweed.jobs.search import search
 from milkweed.jobs.search.compress import compress
-from milkweed.jobs.search.selection import Target, TargetError
 from milkweed.jobs.search.job import SearchJob
 from milkweed.jobs.search.recipe import Recipe
+from milkweed.jobs.search.selection import Target, TargetError
 from milkweed.jobs.search.trials import TrialsError
 from milkweed.models import load_bundle
 from milkweed.models.layers.token_plan import TokenMerging

@@ -145,7 +145,7 @@ def test_changed_model_does_not_take_the_graph_over(tmp_path: Path, both: Path) 
     assert set(saved.files) == {"labels.json", "model.safetensors"}
 
 
-def test_bundle_of_a_graph_alone_is_replaced_like_any_other(alone: Path, config: BundleConfig, graph: OnnxGraph) -> None:
+def test_bundle_of_a_graph_alone_is_replaced_as_any_other(alone: Path, config: BundleConfig, graph: OnnxGraph) -> None:
     with pytest.raises(BundleError, match="exists already"):
         save_bundle(alone, None, config, graph=graph)
     other = graph_of(proto(int(config.preprocess["size"]), config.num_classes), precision="float32")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from milkweed.models import compress_model, create_model, bundle_to_dense, load_bundle
+from milkweed.models import bundle_to_dense, compress_model, create_model, load_bundle
 from milkweed.models.compress import CompressReport, CompressRequest
 from milkweed.models.compress.compression import NO_DATA
 from milkweed.models.errors import BundleError

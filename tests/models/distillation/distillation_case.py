@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.compress import project_layer
+from milkweed.models.distillation import DistillationPlan, distill
 from milkweed.models.layers.select import layer_specs_for, select_linears
 from milkweed.models.progress import Progress
-from milkweed.models.distillation import DistillationPlan, distill
 from milkweed.models.training import TensorSource
 
 VIT: dict[str, Any] = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 6}

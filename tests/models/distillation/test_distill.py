@@ -17,11 +17,11 @@ from milkweed.models.architectures.registry import create_model
 from milkweed.models.architectures.token_blocks import apply_token_plan, token_plan_of
 from milkweed.models.compress import project_layer
 from milkweed.models.compress.narrow import narrow_model, widths_for
+from milkweed.models.distillation import DistillationPlan, DistillationResult, distill
 from milkweed.models.layers.select import layer_specs_for, select_linears
 from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.progress import Progress
-from milkweed.models.distillation import DistillationPlan, DistillationResult, distill
-from milkweed.models.training import TrainingBatch, StateFolder, TensorSource, TrainingError
+from milkweed.models.training import StateFolder, TensorSource, TrainingBatch, TrainingError
 
 from . import distillation_case
 from .distillation_case import PLAN, Case, make_case

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.architectures.token_blocks import apply_token_plan
-from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
-from milkweed.models.distillation import BlockReconstruction, FeatureDistillation, DistillationPlan
+from milkweed.models.distillation import BlockReconstruction, DistillationPlan, FeatureDistillation
 from milkweed.models.distillation.blocks import block_names, feature_error, tapped
+from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.training import mix
 
 from .distillation_case import Case

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.models import create_model, bundle_to_dense, import_checkpoint, load_bundle, save_bundle
+from milkweed.models import bundle_to_dense, create_model, import_checkpoint, load_bundle, save_bundle
 from milkweed.models.accounting import dense_equivalent_bytes, dense_equivalent_parameters, layer_accounts, macs
 from milkweed.models.compress import to_dense
 from milkweed.models.errors import CheckpointError

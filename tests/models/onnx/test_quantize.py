@@ -144,7 +144,7 @@ def test_graph_says_nothing_of_the_machine(quantised: OnnxGraph, tmp_path: Path)
     assert sys.prefix.encode() not in quantised.data
 
 
-def test_layers_that_are_kept_stay_float(mlp: Path, images: Tensor, quantised: OnnxGraph, weights: tuple[Any, Any]) -> None:
+def test_kept_layers_stay_float(mlp: Path, images: Tensor, quantised: OnnxGraph, weights: tuple[Any, Any]) -> None:
     assert float_inputs(quantised) == {"mlp.fc1/MatMul": False, "mlp.fc2/MatMul": False}
     kept = quantized_graph(mlp, images, QuantizeSettings(keep_float=("*.fc1",)))
     assert float_inputs(kept) == {"mlp.fc1/MatMul": True, "mlp.fc2/MatMul": False}
@@ -197,7 +197,7 @@ def test_settings_outside_their_range_are_refused() -> None:
         QuantizeSettings(images=12)
 
 
-def test_what_the_process_cannot_do_is_one_line(mlp: Path, images: Tensor, quantised: OnnxGraph, tmp_path: Path) -> None:
+def test_what_the_process_refuses_is_one_line(mlp: Path, images: Tensor, quantised: OnnxGraph, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"^layers to keep in float: 'head' is no layer of the graph$"):
         quantized_graph(mlp, images, QuantizeSettings(keep_float=("head",)))
     (tmp_path / "int8.onnx").write_bytes(quantised.data)

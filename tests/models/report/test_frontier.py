@@ -65,8 +65,8 @@ def test_a_record_that_makes_no_sense_is_named(document: Any, said: str) -> None
 def test_a_panel_for_each_batch_size_has_its_own_front_and_all_intervals(frontier: Frontier) -> None:
     with style():
         eight, one = draw_frontier(frontier).axes
-    assert eight.get_xlabel() == "ms an image, 8 at a time"
-    assert one.get_xlabel() == "ms an image, one at a time"
+    assert eight.get_xlabel() == "latency, ms/image, batch 8"
+    assert one.get_xlabel() == "latency, ms/image, batch 1"
     line = eight.lines[0].get_xydata().tolist()
     assert line == [[row[2], row[4]] for row in MODELS if row[8]]
     # At one image 8.0 ms, what merges more is beaten by the other one of 8.0 ms.
@@ -146,7 +146,7 @@ def test_doubts_say_what_so_many_images_cannot_tell() -> None:
         "by 500 images the chosen model's change of top-1 lies between −2.5 and +2.1 points (95 %): more would "
         "narrow it"
     )
-    assert alike.startswith("500 images cannot distinguish the chosen model from 7 of the 7 others on the Pareto frontier by how many ")
+    assert alike.startswith("500 images cannot distinguish the chosen model from 7 of the 7 others on the Pareto front")
     _, known, alike = doubts(Frontier.from_dict(record(labelled=False, images=50)))
     assert known == "by 50 images between 85.3 and 99.9 % of answers stay the same (95 %): more would narrow it"
     assert "from 5 of the 7 others on the Pareto frontier by how many answers are the same" in alike

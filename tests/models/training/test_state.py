@@ -24,7 +24,7 @@ class Killed(BaseException):
 
 def save_old(path: Path) -> StateFolder:
     folder = StateFolder(path)
-    folder.save({"lr": 0.1}, {"step": 7, "loss_sum": 0.1 + 0.2}, OLD)
+    folder.save({"lr": 0.1, "plan": {"hard_share": 0.5}}, {"step": 7, "loss_sum": 0.1 + 0.2}, OLD)
     return folder
 
 
@@ -32,7 +32,7 @@ def test_what_was_saved_is_loaded_to_the_bit(tmp_path: Path) -> None:
     folder = save_old(tmp_path / "state")
     saved = folder.load()
     assert saved is not None
-    assert saved.fingerprint == {"lr": 0.1}
+    assert saved.fingerprint == {"lr": 0.1, "plan": {"label_weight": 0.5}}  # by the member's name of today
     assert saved.progress == {"step": 7, "loss_sum": 0.1 + 0.2}
     assert saved.tensors.keys() == OLD.keys()
     assert all(torch.equal(saved.tensors[name], OLD[name]) for name in OLD)

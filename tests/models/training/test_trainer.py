@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from milkweed.models.training import TrainingRecipe, Start, StateFolder, TensorSource, Trainer, TrainingError
+from milkweed.models.training import Start, StateFolder, TensorSource, Trainer, TrainingError, TrainingRecipe
 from milkweed.models.training.loop import LOOK_STEPS
 
 from ...support.waiting import HANG_SECONDS

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from milkweed.models.layers.monarch import MonarchLinear
 from milkweed.models.progress import Progress
-from milkweed.models.training import Classification, TrainingRecipe, TensorSource, Trainer, TrainResult, accuracy, as_dense
+from milkweed.models.training import Classification, TensorSource, Trainer, TrainingRecipe, TrainResult, accuracy
+from milkweed.models.training.run import as_dense
 
 RECIPE = TrainingRecipe(epochs=6, batch_size=16, lr=1e-2, mixup=0.4, cutmix=1.0, ema_decay=0.9, warmup_epochs=0.5)
 S2D_EPOCH = 4

@@ -10,8 +10,9 @@ from torch import nn
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.bundle.safetensors_file import write_tensors
 from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
-from milkweed.models.training import Classification, Processes, TrainingRecipe, TensorSource, Trainer, accuracy, as_dense
+from milkweed.models.training import Classification, Processes, TensorSource, Trainer, TrainingRecipe, accuracy
 from milkweed.models.training.parallel import joined
+from milkweed.models.training.run import as_dense
 
 RECIPE = TrainingRecipe(epochs=4, batch_size=12, lr=1e-3, ema_decay=0.9, warmup_epochs=0.5, label_smoothing=0.1)
 
