@@ -29,7 +29,7 @@ BundleToInspect = Annotated[
 
 
 def inspect(bundle: BundleToInspect = None, plot: Plot = None, json: Json = False) -> None:
-    """Tell what a bundle is and costs, and its accuracy on record.
+    """Describe a bundle: what it is and costs, and its accuracy on record.
 
     The whole bundle is verified: hashes, keys and shapes. What its compression or training found and cost is
     shown from the report.json beside it, where it has one, and of a search its Pareto frontier. --plot
@@ -49,6 +49,7 @@ def inspect(bundle: BundleToInspect = None, plot: Plot = None, json: Json = Fals
         print_json({**document, "report": None if report is None else report.to_dict()})
         return
     _print(document, layers=report is None or not report.layers)
+    _print_history(document)
     if frontier is not None:
         print("\nsearch")
         print_search(frontier)
@@ -104,17 +105,7 @@ def _describe(bundle: Path) -> dict[str, Any]:
     costs = macs(model, size)
     document: dict[str, Any] = {
         "bundle": str(bundle),
-        "version": config.version,
-        "arch": config.arch,
-        "arch_args": dict(config.arch_args),
-        "num_classes": config.num_classes,
-        "preprocess": dict(config.preprocess),
-        "structure": {name: layer.to_dict() for name, layer in config.structure.items()},
-        "widths": dict(config.widths),
-        "tokens": config.tokens.to_dict(),
-        "storage": dict(config.storage),
-        "graph": None if config.graph is None else config.graph.to_dict(),
-        "program": None if config.program is None else config.program.to_dict(),
+        **_described_model(config),
         "layers": [asdict(layer) for layer in layer_accounts(model, size)],
         "parameters": {**asdict(count), "total": count.total, "dense_equivalent": dense_equivalent_parameters(model)},
         "macs": {"per_image": costs.total, "dense_equivalent": costs.dense_equivalent, "counter": COUNTER},
@@ -126,6 +117,22 @@ def _describe(bundle: Path) -> dict[str, Any]:
     # This comes last, since it turns the model into its serving form.
     document["bytes"]["resident"] = _resident_bytes(bundle, model, config)
     return document
+
+
+def _described_model(config: "BundleConfig") -> dict[str, Any]:
+    return {
+        "version": config.version,
+        "arch": config.arch,
+        "arch_args": dict(config.arch_args),
+        "num_classes": config.num_classes,
+        "preprocess": dict(config.preprocess),
+        "structure": {name: layer.to_dict() for name, layer in config.structure.items()},
+        "widths": dict(config.widths),
+        "tokens": config.tokens.to_dict(),
+        "storage": dict(config.storage),
+        "graph": None if config.graph is None else config.graph.to_dict(),
+        "program": None if config.program is None else config.program.to_dict(),
+    }
 
 
 def _resident_bytes(bundle: Path, model: "nn.Module", config: "BundleConfig") -> int:
@@ -141,7 +148,7 @@ def _resident_bytes(bundle: Path, model: "nn.Module", config: "BundleConfig") ->
 
 
 def _print(document: Mapping[str, Any], layers: bool) -> None:
-    """Print everything except the report, and the structured layers only if the report does not show them."""
+    """Print what the model is and costs, and the structured layers only if the report does not show them."""
     from ...models.architectures.widths import widths_summary
     from ...models.layers.token_plan import TokenPlan
 
@@ -170,10 +177,14 @@ def _print(document: Mapping[str, Any], layers: bool) -> None:
     if structured and layers:
         print()
         _print_layers(structured, document["structure"])
+
+
+def _print_history(document: Mapping[str, Any]) -> None:
+    """Print the metrics and the provenance, without a search's record, which is printed apart."""
     for title in ("metrics", "provenance"):
         values = {name: value for name, value in flattened(document[title]).items() if value not in (None, "", {})}
         flat = {f"  {name}": value for name, value in values.items() if not _of_search(name)}
-        if flat or not document[title]:  # a search's record is printed apart
+        if flat or not document[title]:
             print(f"\n{title}")
             print_fields(flat or {"  none on record": ""})
 
