@@ -3,15 +3,13 @@
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Literal, get_args
 
 from ..models.bundle.graph_record import GraphRecord
 from ..models.bundle.program_record import ProgramRecord
-from ..models.errors import BundleError
 from ..models.onnx.session import runtime_version
 from ..models.programs.session import instruction_set, kernels_refusal
 from .device import Device, computes_in_bfloat16, resolve_dtypes
@@ -100,88 +98,69 @@ def find_candidates(
     """
     # Our kernels compute in it on every CPU.
     dtypes: Sequence[str] = ("bfloat16",) if (backend, dtype) == ("milkweed", "auto") else resolve_dtypes(dtype, device)
-    own = _own_program(backend, dtype, device, program)
-    if isinstance(own, Candidate):
-        return (own,), {}
+    ours = _program_candidate(backend, dtype, device, program)
+    if isinstance(ours, Candidate):
+        return (ours,), {}
     reasons = {name: _refusal(name, device, dtypes, graph, weights) for name in _asked_for(backend, dtypes, graph)}
-    refused: dict[str, str] = {name: why for name, why in reasons.items() if why is not None} | own
+    refused: dict[str, str] = {name: why for name, why in reasons.items() if why is not None} | ours
     usable = [name for name in reasons if name not in refused]
     if not usable and weights and backend in ("default", "auto") and "torch" not in refused:
         usable = ["torch"] if has_torch() else []
         refused |= {} if usable else {"torch": NO_TORCH}
-    candidates = tuple(Candidate(name, each) for name in usable for each in dtypes if each in _dtypes(name, device))
+    candidates = tuple(Candidate(name, dtype) for name in usable for dtype in dtypes if dtype in _dtypes(name, device))
     if not candidates:
         raise BackendError(f"backend {backend}: {'; '.join(dict.fromkeys(refused.values()))}")
     return candidates, refused
 
 
-def choose_forward(
-    candidates: Sequence[Candidate],
-    refused: Mapping[str, str],
-    make: Callable[[Candidate], Forward],
-    check: Callable[[Forward], None],
+def fastest(
+    forwards: Mapping[Candidate, Forward], batch_sizes: Sequence[int]
+) -> tuple[Candidate, dict[Candidate, float]]:
+    """Measure forwards in turns, over whole batches of these sizes; one alone is not measured.
+
+    Returns:
+        The fastest candidate, or one before it that is hardly slower; and the speedup of each over the reference.
+    """
+    best, *others = forwards
+    if not others:
+        return best, {}
+    speeds = _speeds(forwards, batch_sizes)
+    for candidate in others:
+        if speeds[candidate] >= MIN_SPEEDUP * speeds[best]:
+            best = candidate
+    return best, speeds
+
+
+def explained(
+    chosen: Candidate,
+    speeds: Mapping[Candidate, float],
     batch_sizes: Sequence[int],
-    origin: str = "",
-) -> tuple[Forward, BackendChoice]:
-    """Make the forward of each candidate, measure those that answer rightly in turns, and keep one, which is warm.
+    left_out: Mapping[str, str],
+    origin: str,
+) -> BackendChoice:
+    """Say why a candidate was chosen, and log it where there was a choice.
 
     Args:
-        candidates, refused: as `find_candidates` returns them.
-        make: makes a candidate's forward; raises BackendError where it cannot.
-        check: raises BundleError where a forward's answers are wrong.
-        batch_sizes: of the batches that count.
-        origin: which part of the bundle is computed, in words for the reason, where there is a choice.
-
-    Raises:
-        BackendError, BundleError: why the first one is not possible, where none is.
+        left_out: why other backends and candidates compute nothing.
+        origin: which part of the bundle is computed, in words, where there is a choice.
     """
-    left_out: dict[str, str] = dict(refused)
-    with ExitStack() as made:
-        forwards = _usable(candidates, make, check, batch_sizes, left_out, made)
-        speeds = _speeds(forwards, batch_sizes) if len(forwards) > 1 else {}
-        chosen = _fastest(speeds) if speeds else next(iter(forwards))
-        for candidate, forward in forwards.items():
-            if candidate != chosen:
-                forward.close()
-        made.pop_all()
-    reason = _reason(origin, speeds, batch_sizes, left_out)
-    choice = BackendChoice(chosen.backend, reason, {str(each): speed for each, speed in speeds.items()})
+    parts = [origin] if origin else []
+    if speeds:
+        reference = _reference(speeds)
+        others = [candidate for candidate in speeds if candidate != reference]
+        ranked = sorted(others, key=lambda candidate: -speeds[candidate])
+        sizes = " and ".join(map(str, sorted(set(batch_sizes))))
+        times = ", ".join(f"{candidate} {speeds[candidate]:.2f}" for candidate in ranked)
+        parts.append(f"speedup over {reference}, batches of {sizes}: {times}")
+    reason = "; ".join([*parts, *(f"not {name}: {why}" for name, why in left_out.items())]) or "as set"
+    choice = BackendChoice(chosen.backend, reason, {str(candidate): speed for candidate, speed in speeds.items()})
     if speeds or left_out or origin:
         level = logging.WARNING if left_out else logging.INFO
         logger.log(level, "backend %s: %s", chosen, reason, extra={"event": {"speeds": choice.speeds}})
-    return forwards[chosen], choice
+    return choice
 
 
-def _usable(
-    candidates: Sequence[Candidate],
-    make: Callable[[Candidate], Forward],
-    check: Callable[[Forward], None],
-    batch_sizes: Sequence[int],
-    left_out: dict[str, str],
-    made: ExitStack,
-) -> dict[Candidate, Forward]:
-    """Make and warm up the forwards that answer rightly; `left_out` gets why others do not, `made` closes all."""
-    forwards: dict[Candidate, Forward] = {}
-    first_error: ValueError | None = None
-    for candidate in candidates:
-        try:
-            with ExitStack() as unless_it_is_right:
-                forward = make(candidate)
-                unless_it_is_right.callback(forward.close)
-                forward.warm_up(batch_sizes)
-                check(forward)
-                made.push(unless_it_is_right.pop_all())
-            forwards[candidate] = forward
-        except (BackendError, BundleError) as error:
-            left_out[str(candidate)] = str(error)
-            named = BackendError(f"backend {candidate.backend}: {error}") if isinstance(error, BackendError) else error
-            first_error = first_error or named
-    if first_error is not None and not forwards:
-        raise first_error
-    return forwards
-
-
-def _own_program(
+def _program_candidate(
     backend: BackendSetting, dtype: str, device: Device, program: ProgramRecord | None
 ) -> Candidate | dict[str, str]:
     """The candidate of a bundle that was made for our CPU kernels, or why they do not compute it, if it was."""
@@ -249,35 +228,12 @@ def has_torch() -> bool:
     return find_spec("torch") is not None
 
 
-def _reason(
-    origin: str, speeds: Mapping[Candidate, float], batch_sizes: Sequence[int], left_out: Mapping[str, str]
-) -> str:
-    """Why a candidate was chosen, in a line."""
-    parts = [f"not {name}: {why}" for name, why in left_out.items()]
-    if speeds:
-        reference = _reference(speeds)
-        ranked = sorted((each for each in speeds if each != reference), key=lambda each: -speeds[each])
-        sizes = " and ".join(map(str, sorted(set(batch_sizes))))
-        times = ", ".join(f"{each} {speeds[each]:.2f}" for each in ranked)
-        parts.insert(0, f"speedup over {reference}, batches of {sizes}: {times}")
-    return "; ".join([*([origin] if origin else []), *parts]) or "as set"
-
-
-def _fastest(speeds: Mapping[Candidate, float]) -> Candidate:
-    """The fastest candidate; one before it stays where it is hardly slower."""
-    best, *others = speeds
-    for each in others:
-        if speeds[each] >= MIN_SPEEDUP * speeds[best]:
-            best = each
-    return best
-
-
 def _speeds(forwards: Mapping[Candidate, Forward], batch_sizes: Sequence[int]) -> dict[Candidate, float]:
     """The speedup of each forward over the reference, over whole batches of these sizes."""
     by_size = [_medians(list(forwards.values()), size) for size in sorted(set(batch_sizes))]
     seconds = dict(zip(forwards, map(statistics.geometric_mean, zip(*by_size, strict=True)), strict=True))
     reference = seconds[_reference(seconds)]
-    return {candidate: round(reference / each, 3) for candidate, each in seconds.items()}
+    return {candidate: round(reference / spent, 3) for candidate, spent in seconds.items()}
 
 
 def _reference(candidates: Iterable[Candidate]) -> Candidate:

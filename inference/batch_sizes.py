@@ -4,15 +4,13 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..models.bundle.golden import golden_images, softmax
 from ..models.errors import ExportError
-from ..models.onnx.session import GraphSession
-from .forward import LanePlan
+from .forward import LanePlan, Session
 
 logger = logging.getLogger("milkweed.backend")
 
@@ -26,20 +24,19 @@ MAX_SECONDS = 5.0
 """A size that would take longer to be proved is not tried."""
 
 
-class SizedSession(GraphSession):
+class SizedSession:
     """Sessions on one graph for different numbers of images; the batch decides which of them computes it.
 
     Args:
         by_size: at least one.
     """
 
-    def __init__(self, by_size: dict[int, GraphSession]) -> None:
+    def __init__(self, by_size: dict[int, Session]) -> None:
         self._by_size = by_size
-        first = next(iter(by_size.values()))
-        self.runtime, self.computes_elsewhere = first.runtime, first.computes_elsewhere
+        self.computes_elsewhere = next(iter(by_size.values())).computes_elsewhere
 
-    def _compute(self, images: Any) -> Any:
-        return self._by_size[len(images)]._compute(images)
+    def __call__(self, images: Images) -> Images:
+        return self._by_size[len(images)](images)
 
 
 def other_size(micro_batch: int) -> int:
@@ -48,8 +45,8 @@ def other_size(micro_batch: int) -> int:
 
 
 def with_equal_size(
-    session: GraphSession, make: Callable[[int], GraphSession], plan: LanePlan, size: int
-) -> tuple[GraphSession, LanePlan]:
+    session: Session, make: Callable[[int], Session], plan: LanePlan, size: int
+) -> tuple[Session, LanePlan]:
     """Add a session for another size that gives the same bits; one that gives others is let go, and the plan says so.
 
     Each size computes different images in every place, with other neighbours each time.
@@ -60,29 +57,29 @@ def with_equal_size(
         size: side of the model's input, px.
 
     Returns:
-        The session for both, and the plan with their seconds; or what was given.
+        The session for both, and the plan with their seconds; or what it was called with.
     """
-    images, own, other = _images(size), plan.micro_batch, other_size(plan.micro_batch)
-    answers, seconds = _answers(session, images, own)
-    if seconds * len(images) * max(1, other / own) > MAX_SECONDS:
+    images, batch, other = _images(size), plan.micro_batch, other_size(plan.micro_batch)
+    answers, seconds = _answers(session, images, batch)
+    if seconds * len(images) * max(1, other / batch) > MAX_SECONDS:
         return session, plan
     try:
         added = make(other)
-        found, taken = _answers(added, images, other)
+        other_answers, other_seconds = _answers(added, images, other)
     except ExportError as error:
         logger.warning("no forward of %d images: %s", other, error)
         return session, replace(plan, refused=other)
-    if not all(bool((each == answers[:, :1]).all()) for each in (answers, found)):
-        logger.warning("a forward of %d images gives other bits than one of %d", other, own)
+    if not all(bool((computed == answers[:, :1]).all()) for computed in (answers, other_answers)):
+        logger.warning("a forward of %d images gives other bits than one of %d", other, batch)
         return session, replace(plan, refused=other)
-    measured = {own: seconds, other: taken}
+    measured = {batch: seconds, other: other_seconds}
     small, large = sorted(measured)
     # No image takes longer in a larger forward: what a busy machine measures beyond that is noise.
     measured[large] = min(measured[large], large / small * measured[small])
-    return SizedSession({own: session, other: added}), replace(plan, seconds=measured)
+    return SizedSession({batch: session, other: added}), replace(plan, seconds=measured)
 
 
-def _answers(session: GraphSession, images: Images, count: int) -> tuple[Images, float]:
+def _answers(session: Session, images: Images, count: int) -> tuple[Images, float]:
     """Logits and probabilities (n, count, 2 * classes) of n images in each place of a batch; its least seconds."""
     rows, seconds = [], []
     for first in range(len(images)):

@@ -159,8 +159,8 @@ def usable_cores(root: Path = _ROOT) -> int:
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     for group in control_groups(root):
         for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-            if found := _QUOTA.fullmatch("".join(read_text(group / name) for name in names)):
-                cores = min(cores, math.ceil(int(found[1]) / int(found[2])))
+            if quota := _QUOTA.fullmatch("".join(read_text(group / name) for name in names)):
+                cores = min(cores, math.ceil(int(quota[1]) / int(quota[2])))
     return max(1, cores)
 
 
@@ -170,11 +170,11 @@ def control_groups(root: Path = _ROOT) -> list[Path]:
     Args:
         root: the folder that has `proc` and what is mounted.
     """
-    groups, own = [], _GROUP.findall(read_text(root / "proc/self/cgroup"))
+    groups, memberships = [], _GROUP.findall(read_text(root / "proc/self/cgroup"))
     for top, place, version, options in _CGROUP_MOUNT.findall(read_text(root / "proc/self/mountinfo")):
         top, place = (_ESCAPED.sub(lambda code: chr(int(code[1], 8)), path) for path in (top, place))
         names = options.split(",") if version == "cgroup" else [""]  # version 2 has all controllers, and names none
-        for controllers, path in own:
+        for controllers, path in memberships:
             if not {*controllers.split(",")}.isdisjoint(names):
                 # Where a namespace hides the way from the mount to the own group, the mount is all there is to see.
                 visible = Path(path).is_relative_to(top) and ".." not in path

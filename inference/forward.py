@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from ..loaders.thread_clock import thread_cpu_seconds
 from ..loaders.thread_pool import ThreadPool
 from ..models.bundle.golden import check_golden, golden_images, softmax
-from ..models.onnx.session import GraphSession
 from .device import CPU, Device, usable_cores
 
 if TYPE_CHECKING:
     from torch.cuda import Event
 
     from ..models.serving.cuda_graph import CudaGraphForward
+    from ..models.serving.fused.report import FusionReport
     from ..models.serving.torchscript import TorchScriptForward
 
 WARM_UP_SECONDS = 0.1
@@ -89,11 +89,11 @@ class LanePlan:
 
 def _cuts(count: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """All ways to compute so many images in forwards of these sizes, those with most of the first size first."""
-    first, *rest = sizes
+    first, *smaller = sizes
     most = math.ceil(count / first)
-    for times in range(most, -1, -1) if rest else [most]:
+    for times in range(most, -1, -1) if smaller else [most]:
         left = count - times * first
-        for tail in _cuts(left, rest) if left > 0 else [()]:
+        for tail in _cuts(left, smaller) if left > 0 else [()]:
             yield (first,) * times + tail
 
 
@@ -131,13 +131,22 @@ class ForwardResult:
     cpu_seconds: float
 
 
+class Session(Protocol):
+    """Normalised float32 images (n, 3, S, S) -> logits (n, num_classes). Several threads may call it at a time."""
+
+    computes_elsewhere: bool
+    """Whether threads of a runtime compute while the one that calls waits."""
+
+    def __call__(self, images: NDArray[np.float32], /) -> NDArray[np.float32]: ...
+
+
 class Forward:
     """A model on a CPU, ready to run by a runtime: arrays in and out, without torch.
 
     It is called by one thread at a time.
 
     Args:
-        session: takes normalised float32 images and returns logits.
+        session: computes the logits.
         plan: how batches are cut.
         dtype: the number type that it computes in.
         size: side of the model's input, px.
@@ -147,10 +156,11 @@ class Forward:
     device: Device = CPU
     cuda_graphs: "CudaGraphForward | None" = None
     traced: "TorchScriptForward | None" = None
+    fusion: "FusionReport | None" = None
     computes_elsewhere = False
     _helpers = ThreadPool("milkweed-lane")  # all models share them; the calling thread is a lane itself
 
-    def __init__(self, session: GraphSession, plan: LanePlan, *, dtype: str, size: int, weight_bytes: int = 0) -> None:
+    def __init__(self, session: Session, plan: LanePlan, *, dtype: str, size: int, weight_bytes: int = 0) -> None:
         self._session, self.computes_elsewhere = session, session.computes_elsewhere
         # Where a lane waits for a runtime's own threads, its wall time has to stand for their CPU time.
         self._prepare(plan, dtype, size, time.perf_counter if session.computes_elsewhere else thread_cpu_seconds)
@@ -193,7 +203,7 @@ class Forward:
         if not self.warm_seconds or not self.plan.micro_batch:
             return 0.0
         first = min(self.warm_seconds)
-        turns, least = (math.ceil(len(self.plan.cut(each)) / self.plan.lanes) for each in (count, first))
+        turns, least = (math.ceil(len(self.plan.cut(size)) / self.plan.lanes) for size in (count, first))
         return self.warm_seconds[first] * turns / least
 
     def run(self, pixels: Any) -> ForwardResult:
@@ -253,8 +263,7 @@ class Forward:
         """Let go of what a collector alone would free: here nothing."""
 
     def _on_host(self, probabilities: Any) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = probabilities
-        return found
+        return cast("NDArray[np.float32]", probabilities)
 
     def _run_lane(self, chunks: Sequence[Any], sizes: Sequence[int], results: list[Any], turns: Iterator[int]) -> float:
         """Be one lane: run chunks until none is left; the CPU seconds this thread used."""

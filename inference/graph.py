@@ -18,7 +18,7 @@ from ..models.onnx.session import GraphSession, OnnxSession
 from .backend import BackendError, Candidate
 from .batch_sizes import with_equal_size
 from .device import ITEM_BYTES
-from .forward import Forward, LanePlan
+from .forward import Forward, LanePlan, Session
 
 EXPORT_SECONDS = 900.0
 
@@ -43,47 +43,21 @@ def own_graph(graph: bundle_graph.OnnxGraph) -> Graph:
     return Graph(graph.data, read_header(graph.data).weight_bytes, graph.record.precision)
 
 
-class BundleGraph:
-    """The graph of a bundle: its own, or one that is exported when it is first needed, once.
+def exported_graph(bundle: Path, version: str, temporary: ExitStack) -> Graph:
+    """Make what `milkweed export` makes of a bundle, which compares it with torch's logits.
 
     Args:
-        version: of the bundle that was loaded; another one may lie in its place by now.
-        folder: closes the temporary folder of what was exported.
-        own: the graph that the bundle holds.
-        fixed: whether every forward has the plan's micro-batch.
+        version: of the bundle that was read; another one may lie in its place by now.
+        temporary: closes the folder of the file.
+
+    Raises:
+        BackendError: why it cannot be exported.
     """
-
-    def __init__(
-        self, bundle: Path, version: str, folder: ExitStack, own: Graph | None = None, *, fixed: bool = False
-    ) -> None:
-        self._bundle, self._version, self._folder, self._fixed = bundle, version, folder, fixed
-        self._made: Graph | BackendError | None = own
-
-    def forward(self, candidate: Candidate, plan: LanePlan, size: int) -> Forward:
-        """The forward of a backend that runs graphs.
-
-        Raises:
-            BackendError: why it is not possible.
-        """
-        return graph_forward(self._graph(), candidate, plan, size, fixed=self._fixed)
-
-    def _graph(self) -> Graph:
-        if self._made is None:
-            try:
-                self._made = self._export()
-            except BackendError as error:  # it would fail for the next backend as well, after as long
-                self._made = error
-        if isinstance(self._made, BackendError):
-            raise self._made
-        return self._made
-
-    def _export(self) -> Graph:
-        """What `milkweed export` makes of the bundle, which compares it with torch's logits."""
-        try:
-            file = Path(self._folder.enter_context(tempfile.TemporaryDirectory(prefix="milkweed-"))) / "model.onnx"
-        except OSError as error:  # no room
-            raise BackendError(first_line(error)) from error
-        return Graph(file, export(self._bundle, self._version, file))
+    try:
+        file = Path(temporary.enter_context(tempfile.TemporaryDirectory(prefix="milkweed-"))) / "model.onnx"
+    except OSError as error:  # no room
+        raise BackendError(first_line(error)) from error
+    return Graph(file, export(bundle, version, file))
 
 
 def graph_forward(graph: Graph, candidate: Candidate, plan: LanePlan, size: int, *, fixed: bool = False) -> Forward:
@@ -97,7 +71,7 @@ def graph_forward(graph: Graph, candidate: Candidate, plan: LanePlan, size: int,
         BackendError: why it is not possible.
     """
     try:
-        session = _session(candidate, graph, plan, plan.micro_batch)
+        session: Session = _session(candidate, graph, plan, plan.micro_batch)
         session(np.zeros((plan.micro_batch, 3, size, size), np.float32))
         if candidate.backend == "openvino" and not fixed:
             make = partial(_session, candidate, graph, plan)
@@ -141,7 +115,7 @@ def export(bundle: Path, version: str, file: Path) -> int:
     return int(report["weight_bytes"])
 
 
-def check_version(bundle: Path, version: str, found: str) -> None:
+def check_version(bundle: Path, version: str, now: str) -> None:
     """Raise BackendError where a bundle that is read again is not the one that was opened."""
-    if found != version:
-        raise BackendError(f"bundle {bundle}: was replaced while it was opened: {version} by {found}")
+    if now != version:
+        raise BackendError(f"bundle {bundle}: was replaced while it was opened: {version} by {now}")

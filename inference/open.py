@@ -3,11 +3,10 @@
 Everything that takes long happens here, so that no request ever waits for a measurement or a capture.
 """
 
-import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,26 +16,25 @@ from ..loaders.select import create_loader
 from ..models.bundle.config import BundleConfig
 from ..models.bundle.golden import check_divergence, golden_record
 from ..models.bundle.graph import load_graph
-from ..models.bundle.program_record import OPERATORS, ProgramRecord
+from ..models.bundle.graph_record import GraphRecord
+from ..models.bundle.program_record import ACTIVATIONS, OPERATORS, ProgramRecord, read_activations
 from ..models.bundle.reading import naming, read_config
 from ..models.errors import BundleError
 from ..models.programs.file import load_operators
-from .backend import Candidate, choose_forward, find_candidates
+from .backend import BackendChoice, BackendError, Candidate, explained, fastest, find_candidates
 from .device import ITEM_BYTES, Device, resolve_device, usable_cores, use_device
 from .forward import Forward, LanePlan, plan_lanes
-from .graph import BundleGraph, Graph, check_version, own_graph
+from .graph import Graph, check_version, exported_graph, graph_forward, own_graph
 from .memory import trim_heap
 from .options import InferenceOptions
 from .pipeline import GPU_BATCH_SIZE, Pipeline, default_batch_size
-from .program import own_activations, program_forward, session_forward
+from .program import program_forward, session_forward
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from ..models.programs.compact import Activations
     from ..models.programs.file import Program
-    from ..models.serving.fused.report import FusionReport
-
-logger = logging.getLogger("milkweed.opening")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +47,63 @@ class OpenedModel:
     warmup_seconds: float
 
 
+@dataclass
+class Bundle:
+    """A bundle that is being opened: its config, which is read once, and what of it is computed.
+
+    Args:
+        candidates, refused: as `find_candidates` returns them.
+        record: of the graph or the program that is computed; None where the weights are.
+        golden: the answers to the golden images that every forward is held to; empty where there are none.
+        counts: COUNTS of the model.
+        graph: the bundle's own, or one that is exported from its weights when a backend needs it, or why it cannot be.
+        program: what our CPU kernels compute; None where they make it of the weights.
+        activations: of a program in int8 that is made of the weights.
+        model: the weights as torch reads them, until a forward uses them up.
+        temporary: closes the folder of a graph that was exported.
+    """
+
+    path: Path
+    config: BundleConfig
+    options: InferenceOptions
+    device: Device
+    candidates: Sequence[Candidate]
+    refused: Mapping[str, str]
+    record: GraphRecord | ProgramRecord | None = None
+    golden: Mapping[str, Any] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    graph: Graph | BackendError | None = None
+    program: "Program | None" = None
+    activations: "Activations | None" = None
+    model: "nn.Module | None" = None
+    temporary: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def size(self) -> int:
+        """Side of the model's input, px."""
+        return int(self.config.preprocess["size"])
+
+    @property
+    def plan(self) -> LanePlan:
+        """How batches are cut."""
+        options = self.options
+        chosen = {"micro_batch": options.micro_batch, "lanes": options.lanes, "threads": options.threads_per_lane}
+        return plan_lanes(self.device, self.counts["macs"], **chosen)
+
+    @property
+    def origin(self) -> str:
+        """What is computed, in words, where the bundle has more than weights."""
+        if isinstance(self.record, ProgramRecord):
+            return f"in {self.record.precision}, which the bundle was made for"
+        if self.record is not None:
+            return "the bundle's own graph"
+        return "the bundle's weights, not its graph" if self.config.graph is not None else ""
+
+
 DEFAULT_OPTIONS = InferenceOptions()
 
 
-def open_model(bundle: Path, options: InferenceOptions = DEFAULT_OPTIONS, version: str | None = None) -> OpenedModel:
+def open_model(path: Path, options: InferenceOptions = DEFAULT_OPTIONS, version: str | None = None) -> OpenedModel:
     """Open a bundle. It runs on the thread that will own the device; whatever is raised, nothing stays open.
 
     Args:
@@ -65,166 +116,176 @@ def open_model(bundle: Path, options: InferenceOptions = DEFAULT_OPTIONS, versio
     started = time.perf_counter()
     device = resolve_device(options.device)
     use_device(device)
-    with ExitStack() as opened, ExitStack() as folder:
-        forwards = _Forwards(bundle, options, device, folder, version)
-        candidates = forwards.candidates
-        config, spec = forwards.config, forwards.spec
-        max_batch_size = options.max_batch_size or default_batch_size(device, forwards.plan)
-        loader = _loader(options, device, candidates, spec)
+    with ExitStack() as opened:
+        bundle = read_bundle(path, options, device, version)
+        config, max_batch_size = bundle.config, options.max_batch_size or default_batch_size(device, bundle.plan)
+        loader = _loader(bundle)
         opened.callback(loader.close)
-        check = forwards.golden_check()
         loaded = time.perf_counter()
         loader.warm_up(max_batch_size)
-        try:
-            forward, choice = choose_forward(
-                candidates, forwards.refused, forwards.make, check, (1, max_batch_size), forwards.origin
-            )
-        except BundleError as error:
-            raise BundleError(f"bundle {bundle}: {error}") from None
+        forward, choice = _fastest_forward(bundle, (1, max_batch_size))
         opened.callback(forward.close)
         pipeline = Pipeline(
             loader,
             forward,
             num_classes=config.num_classes,
             backend=choice,
-            dense_bytes=forwards.dense_values * ITEM_BYTES[forward.dtype],
-            fusion=forwards.fusion,
+            dense_bytes=bundle.counts["dense_values"] * ITEM_BYTES[forward.dtype],
             max_batch_size=max_batch_size,
         )
-        del forwards
+        del bundle
         trim_heap()  # the weights as they were read, before they were packed, take as much as the model again
         opened.pop_all()
     seconds = {"load_seconds": loaded - started, "warmup_seconds": time.perf_counter() - loaded}
     return OpenedModel(config=config, pipeline=pipeline, **seconds)
 
 
-class _Forwards:
-    """Makes the forwards by which a bundle may be computed: all of its own graph, or all of its weights.
+def read_bundle(path: Path, options: InferenceOptions, device: Device, version: str | None = None) -> Bundle:
+    """Read a bundle's config, find what may compute it, and read what that computes, nothing else.
 
-    Only what is computed is read. Raises BackendError where nothing can be, BundleError for what is wrong with the
-    bundle.
-
-    Args:
-        folder: closes the temporary folder of a graph that is exported.
+    Raises:
+        BundleError: what is wrong with it.
+        BackendError: nothing can compute it as it is asked for, or it is not the one version to open.
     """
-
-    def __init__(
-        self, bundle: Path, options: InferenceOptions, device: Device, folder: ExitStack, version: str | None = None
-    ) -> None:
-        config = read_config(bundle)
-        check_version(bundle, version or config.version, config.version)
-        self.candidates, self.refused = find_candidates(
-            options.backend, options.dtype, device, config.graph, config.program, weights=not config.graph_only
-        )
-        self._model: nn.Module | None = None
-        self._operators: Program | None = None
-        record, first = config.program, self.candidates[0]
-        program = record is not None and str(first) == f"milkweed {record.precision}"
-        own: Graph | None = None
-        counts: Mapping[str, int] = {}
-        if config.graph is not None and self.candidates[0].backend in config.graph.backends:
-            graph, self.config = load_graph(bundle)
-            own = own_graph(graph)
-            counts = graph.record.counts
-        elif program and OPERATORS in config.files:
-            self._operators, self.config = load_operators(bundle)
-            counts = record.counts if record is not None else {}
-        else:
-            self._model, self.config = _loaded(bundle)
-        check_version(bundle, config.version, self.config.version)
-        self._record = self.config.program if program else None if own is None else self.config.graph
-        self._activations = own_activations(bundle, self.config) if program and self._operators is None else None
-        self._bundle, self._options, self._device = bundle, options, device
-        self._graph = BundleGraph(bundle, config.version, folder, own, fixed=options.micro_batch > 0)
-        self.spec = PreprocessSpec.from_dict(self.config.preprocess)
-        if not counts:
-            counts = self._counts()
-        self.dense_values = counts["dense_values"]
-        self.plan = _plan(options, device, counts["macs"])
-        self.fusion: FusionReport | None = None
-
-    def _counts(self) -> Mapping[str, int]:
-        """COUNTS of the model, which is built where a record does not say them."""
-        from ..models.bundle.bundle import empty_model, model_counts
-
-        with naming(self._bundle):
-            model = empty_model(self.config) if self._model is None else self._model
-        return model_counts(model, self.spec.size)
-
-    @property
-    def origin(self) -> str:
-        """What is computed, in words, where the bundle has a graph."""
-        if isinstance(self._record, ProgramRecord):
-            return f"in {self._record.precision}, which the bundle was made for"
-        if self._record is not None:
-            return "the bundle's own graph"
-        return "the bundle's weights, not its graph" if self.config.graph is not None else ""
-
-    def golden_check(self) -> Callable[[Forward], None]:
-        """What holds a forward against the golden answers of that which it computes; it raises BundleError."""
-        record = self._record
-        if record is None:
-            golden = self._golden_answers() if len(self.candidates) > 1 else self.config.golden
-            return lambda forward: forward.check_golden(golden)
-        if isinstance(record, ProgramRecord):
-            return lambda forward: forward.check_golden(record.golden, record.precision, check_divergence)
-        bound = "int8" if record.precision == "int8" else None
-        return lambda forward: forward.check_golden(record.golden, bound)
-
-    def _golden_answers(self) -> Mapping[str, Any]:
-        """What the bundle recorded; where it did not, what the model as it was read answers in float32."""
-        assert self._model is not None, "asked for before the first forward is made"
-        return self.config.golden or golden_record(self._model, self.spec.size)
-
-    def make(self, candidate: Candidate) -> Forward:
-        """The forward of a candidate, cold; raises BackendError, BundleError."""
-        if candidate.backend == "milkweed" and self._operators is not None:
-            return session_forward(self._operators, self.plan, self.spec.size)
-        if candidate.backend == "milkweed":
-            return program_forward(self._taken(), self.plan, self.spec.size, self._activations)
-        if candidate.backend != "torch":
-            return self._graph.forward(candidate, self.plan, self.spec.size)
-        from .torch_forward import TorchForward, prepare_model
-
-        size, options = self.spec.size, self._options
-        form = prepare_model(self._taken(), self.config, self._device, candidate.dtype, size, options)
-        self.fusion = form.fusion
-        return TorchForward(
-            form.model,
-            self.plan,
-            device=self._device,
-            dtype=candidate.dtype,
-            size=size,
-            graph_batch_sizes=form.graph_batch_sizes,
-            cpu_graphs=options.cpu_graphs,
-        )
-
-    def _taken(self) -> "nn.Module":
-        """The model as it was read, and from then on as it is read again: a serving form uses it up."""
-        model, self._model = self._model, None
-        if model is None:
-            model, config = _loaded(self._bundle)
-            check_version(self._bundle, self.config.version, config.version)
-        return model
+    config = read_config(path)
+    check_version(path, version or config.version, config.version)
+    backends = find_candidates(
+        options.backend, options.dtype, device, config.graph, config.program, weights=not config.graph_only
+    )
+    bundle, first, program = Bundle(path, config, options, device, *backends), backends[0][0], config.program
+    with _of_one_version(bundle):
+        if config.graph is not None and first.backend in config.graph.backends:
+            bundle.record, bundle.graph = config.graph, own_graph(load_graph(path, config)[0])
+        elif program is not None and str(first) == f"milkweed {program.precision}":
+            bundle.record = program
+            if OPERATORS in config.files:
+                bundle.program, _ = load_operators(path, config)
+            elif program.precision == "int8":
+                with naming(path):
+                    bundle.activations = read_activations(path, config.files[ACTIVATIONS])
+    if bundle.graph is None and bundle.program is None:
+        bundle.model = _read_model(bundle)
+    bundle.golden = config.golden if bundle.record is None else bundle.record.golden
+    if not bundle.golden and bundle.model is not None and len(bundle.candidates) > 1:
+        bundle.golden = golden_record(bundle.model, bundle.size)  # in float32, before a serving form uses it up
+    bundle.counts = (bundle.record.counts if bundle.record is not None else {}) or _counted(bundle)
+    return bundle
 
 
-def _loaded(bundle: Path) -> "tuple[nn.Module, BundleConfig]":
-    """The weights of a bundle as a torch model."""
+def make_forward(bundle: Bundle, candidate: Candidate) -> Forward:
+    """Make the forward of a candidate, cold.
+
+    Raises:
+        BackendError: why the backend cannot compute the model.
+        BundleError: what is wrong with the bundle, whose weights may be read once more.
+    """
+    if candidate.backend in ("onnxruntime", "openvino"):
+        graph, fixed = _graph(bundle), bundle.options.micro_batch > 0
+        return graph_forward(graph, candidate, bundle.plan, bundle.size, fixed=fixed)
+    if bundle.program is not None:
+        return session_forward(bundle.program, bundle.plan, bundle.size)
+    model = _read_model(bundle) if bundle.model is None else bundle.model
+    bundle.model = None
+    if candidate.backend == "milkweed":
+        return program_forward(model, bundle.plan, bundle.size, bundle.activations)
+    from .torch_forward import torch_forward
+
+    return torch_forward(model, bundle.config, bundle.plan, bundle.device, candidate.dtype, bundle.options)
+
+
+def check_answers(bundle: Bundle, forward: Forward) -> None:
+    """Hold a forward against the golden answers of what it computes; raises BundleError."""
+    record = bundle.record
+    if isinstance(record, ProgramRecord):
+        forward.check_golden(bundle.golden, record.precision, check_divergence)
+    else:
+        forward.check_golden(bundle.golden, "int8" if record is not None and record.precision == "int8" else None)
+
+
+def _fastest_forward(bundle: Bundle, batch_sizes: Sequence[int]) -> tuple[Forward, BackendChoice]:
+    """The fastest of the forwards that answer rightly, warm, and why it is that; all others are closed.
+
+    Raises:
+        BackendError, BundleError: why the first candidate cannot compute the bundle, where none can.
+    """
+    forwards: dict[Candidate, Forward] = {}
+    left_out, first_error, chosen = dict(bundle.refused), None, None
+    try:
+        with bundle.temporary:
+            for candidate in bundle.candidates:
+                try:
+                    forwards[candidate] = _warm_forward(bundle, candidate, batch_sizes)
+                except (BackendError, BundleError) as error:
+                    left_out[str(candidate)] = str(error)
+                    what = (
+                        f"backend {candidate.backend}" if isinstance(error, BackendError) else f"bundle {bundle.path}"
+                    )
+                    first_error = first_error or type(error)(f"{what}: {error}")
+        if first_error is not None and not forwards:
+            raise first_error
+        chosen, speeds = fastest(forwards, batch_sizes)
+    finally:
+        for candidate, forward in forwards.items():
+            if candidate != chosen:
+                forward.close()
+    return forwards[chosen], explained(chosen, speeds, batch_sizes, left_out, bundle.origin)
+
+
+def _warm_forward(bundle: Bundle, candidate: Candidate, batch_sizes: Sequence[int]) -> Forward:
+    """A forward that is warm and answers rightly."""
+    with ExitStack() as unless_it_is_right:
+        forward = make_forward(bundle, candidate)
+        unless_it_is_right.callback(forward.close)
+        forward.warm_up(batch_sizes)
+        check_answers(bundle, forward)
+        unless_it_is_right.pop_all()
+    return forward
+
+
+def _read_model(bundle: Bundle) -> "nn.Module":
+    """The weights as a torch model, in float32."""
     from ..models.bundle.bundle import load_bundle
 
-    return load_bundle(bundle)
+    with _of_one_version(bundle):
+        return load_bundle(bundle.path, bundle.config)[0]
 
 
-def _plan(options: InferenceOptions, device: Device, cost: int) -> LanePlan:
-    return plan_lanes(
-        device, cost, micro_batch=options.micro_batch, lanes=options.lanes, threads=options.threads_per_lane
-    )
+def _counted(bundle: Bundle) -> Mapping[str, int]:
+    """COUNTS of the model, which is built where its weights are not read."""
+    from ..models.bundle.bundle import empty_model, model_counts
+
+    with naming(bundle.path):
+        model = empty_model(bundle.config) if bundle.model is None else bundle.model
+    return model_counts(model, bundle.size)
 
 
-def _loader(options: InferenceOptions, device: Device, candidates: Sequence[Candidate], spec: PreprocessSpec) -> Loader:
+def _graph(bundle: Bundle) -> Graph:
+    """The bundle's own graph, or one that is exported when it is first needed, once."""
+    if bundle.graph is None:
+        try:
+            bundle.graph = exported_graph(bundle.path, bundle.config.version, bundle.temporary)
+        except BackendError as error:  # it would fail for the next backend as well, after as long
+            bundle.graph = error
+    if isinstance(bundle.graph, BackendError):
+        raise bundle.graph
+    return bundle.graph
+
+
+@contextmanager
+def _of_one_version(bundle: Bundle) -> Iterator[None]:
+    """Say so where what is read does not fit the config because another bundle has taken the place of this one."""
+    try:
+        yield
+    except BundleError:
+        check_version(bundle.path, bundle.config.version, read_config(bundle.path).version)
+        raise
+
+
+def _loader(bundle: Bundle) -> Loader:
+    options, device = bundle.options, bundle.device
     return create_loader(
         options.loader,
-        spec,
+        PreprocessSpec.from_dict(bundle.config.preprocess),
         options.limits,
         num_threads=options.decode_threads or usable_cores(),
         device="gpu" if device.type == "cuda" else "cpu",
@@ -232,7 +293,7 @@ def _loader(options: InferenceOptions, device: Device, candidates: Sequence[Cand
         # On a CPU it is the forward that rounds: by then it is chosen what to.
         dali=replace(
             options.dali,
-            dtype=candidates[0].dtype if device.type == "cuda" else "float32",
+            dtype=bundle.candidates[0].dtype if device.type == "cuda" else "float32",
             max_batch=options.max_batch_size or GPU_BATCH_SIZE,
         ),
     )

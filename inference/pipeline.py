@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,6 @@ from .decode_stage import DecodedBatch, DecodeStage
 from .device import Device
 from .forward import Forward, LanePlan, batches
 from .results import BatchResult, ForwardStats, ImageResult, InferenceError, Predictions
-
-if TYPE_CHECKING:
-    from ..models.serving.fused.report import FusionReport
 
 logger = logging.getLogger("milkweed.pipeline")
 
@@ -43,7 +40,6 @@ class Pipeline:
         num_classes: number of the model's classes.
         backend: what computes the forward, and why.
         dense_bytes: what the parameters would take in `dtype` if every layer were dense.
-        fusion: how the model was fused; None where it was not.
         max_batch_size: images of one forward at most; 0 = as many as keep the device busy.
     """
 
@@ -55,13 +51,12 @@ class Pipeline:
         num_classes: int,
         backend: BackendChoice = TORCH,
         dense_bytes: int = 0,
-        fusion: "FusionReport | None" = None,
         max_batch_size: int = 0,
     ) -> None:
         self.loader, self.forward_stage = loader, forward
         self.decode_stage = DecodeStage(loader, forward.device, forward.size)
         self.num_classes, self.backend = num_classes, backend
-        self.dense_bytes, self.fusion = dense_bytes, fusion
+        self.dense_bytes, self.fusion = dense_bytes, forward.fusion
         self.device, self.dtype, self.plan = forward.device, forward.dtype, forward.plan
         self.default_batch_size = default_batch_size(forward.device, forward.plan)
         self.max_batch_size = max_batch_size or self.default_batch_size
@@ -118,10 +113,10 @@ class Pipeline:
             computed = self.forward_stage.run(self._pixels(batches))
             padding, cpu_forward = computed.padding, computed.cpu_seconds
             forwarded, cpu_postprocess = time.perf_counter(), thread_cpu_seconds()
-            wanted = [ks[place] for batch, ks in zip(batches, top_k, strict=True) for place in batch.ok]
-            answers = self._answers(computed.probabilities, wanted)
-        rest = iter(answers)
-        outcomes = [_completed(batch, rest) for batch in batches]
+            ks = [batch_ks[place] for batch, batch_ks in zip(batches, top_k, strict=True) for place in batch.ok]
+            answers = self._answers(computed.probabilities, ks)
+        unclaimed = iter(answers)
+        outcomes = [_completed(batch, unclaimed) for batch in batches]
         spent = {"forward": cpu_forward, "postprocess": thread_cpu_seconds() - cpu_postprocess}
         finished = time.perf_counter()
         stats = ForwardStats(
@@ -165,7 +160,7 @@ class Pipeline:
         """The best classes of each row. Rows with the same k go together, so that ties break as they do alone."""
         answers: list[ImageResult | None] = [None] * len(top_k)
         for k in set(top_k):
-            rows = [row for row, wanted in enumerate(top_k) if wanted == k]
+            rows = [row for row, row_k in enumerate(top_k) if row_k == k]
             part = probabilities if len(rows) == len(top_k) else probabilities[rows]
             for row, index, score in zip(rows, *self.forward_stage.best(part, k), strict=True):
                 answers[row] = _predictions(index, score)

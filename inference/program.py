@@ -1,11 +1,8 @@
 """Makes a forward of our own CPU kernels."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..models.bundle.config import BundleConfig
-from ..models.bundle.program_record import read_activations
 from ..models.errors import ExportError
 from ..models.programs.compact import is_int8
 from ..models.programs.session import ProgramSession
@@ -53,14 +50,3 @@ def session_forward(program: "Program", plan: LanePlan, size: int) -> Forward:
         raise BackendError(str(error)) from error
     dtype = "int8" if is_int8(program) else "bfloat16"
     return Forward(session, plan, dtype=dtype, size=size, weight_bytes=session.weight_bytes)
-
-
-def own_activations(bundle: Path, config: BundleConfig) -> "Activations | None":
-    """The activations of a bundle for the CPU kernels; None where it computes in bfloat16.
-
-    Raises:
-        BundleError: the file is not as it has to be.
-    """
-    if config.program is None or config.program.precision != "int8":
-        return None
-    return read_activations(bundle)

@@ -6,7 +6,6 @@ graph where there is one.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,21 +32,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("milkweed.opening")
 
 
-@dataclass(frozen=True)
-class ServingForm:
-    """A model in the form in which a device runs it.
-
-    Args:
-        model: takes normalised images of the dtype on the device, returns logits.
-        fusion: how its blocks were fused; None where they were not.
-        graph_batch_sizes: batch sizes to capture CUDA graphs for; empty where none are captured.
-    """
-
-    model: nn.Module
-    fusion: FusionReport | None = None
-    graph_batch_sizes: tuple[int, ...] = ()
-
-
 NO_FUSED_KERNEL = "none of our fused kernels runs, since they take two-byte numbers"
 """What a forward in float32 loses on a GPU, in words for the log and the doctor."""
 
@@ -59,17 +43,21 @@ def prepare_model(
     dtype: str,
     size: int,
     options: InferenceOptions,
-) -> ServingForm:
+) -> tuple[nn.Module, FusionReport | None, tuple[int, ...]]:
     """Bring a model into its serving form: packed on a CPU, fused and tuned for each batch size on a GPU.
 
     Args:
         model: as `load_bundle` gives it; it is used up.
         size: side of the model's input, px.
+
+    Returns:
+        What takes normalised images of the dtype on the device and returns logits; how its blocks were fused, if they
+        were; the batch sizes to capture CUDA graphs for.
     """
     number_type: torch.dtype = getattr(torch, dtype)
     if device.type != "cuda":
         # A GPU's kernels take two-byte weights, so int8 layers stay int8 in memory on a CPU alone.
-        return ServingForm(prepare_for_inference(model, dtype=number_type, int8_layers=config.int8_layers))
+        return prepare_for_inference(model, dtype=number_type, int8_layers=config.int8_layers), None, ()
     # A machine without a GPU pays for none of it, not even in memory.
     from ..models.serving.cuda_graph import batch_buckets
     from ..models.serving.fused.fuse import fuse
@@ -78,7 +66,7 @@ def prepare_model(
     batch_sizes = batch_buckets(options.max_batch_size or GPU_BATCH_SIZE)
     graphs = batch_sizes if options.cuda_graphs else ()
     if options.fusion == "off":
-        return ServingForm(prepare_for_inference(model, dtype=number_type), None, graphs)
+        return prepare_for_inference(model, dtype=number_type), None, graphs
     if dtype == "float32":
         logger.warning("dtype float32 on %s: %s", device, NO_FUSED_KERNEL)
     folder = None if options.tuning_cache == "auto" else Path(options.tuning_cache)
@@ -87,7 +75,25 @@ def prepare_model(
         model, device=device.for_torch, dtype=number_type, image_size=size, batch_sizes=batch_sizes, tuning=tuning
     )
     torch.cuda.empty_cache()  # what measuring needed and serving does not
-    return ServingForm(model, report, graphs)
+    return model, report, graphs
+
+
+def torch_forward(
+    model: nn.Module, config: BundleConfig, plan: LanePlan, device: Device, dtype: str, options: InferenceOptions
+) -> "TorchForward":
+    """Make the forward of a model as `load_bundle` gives it; it is used up."""
+    size = int(config.preprocess["size"])
+    prepared, fusion, graphs = prepare_model(model, config, device, dtype, size, options)
+    return TorchForward(
+        prepared,
+        plan,
+        device=device,
+        dtype=dtype,
+        size=size,
+        graph_batch_sizes=graphs,
+        cpu_graphs=options.cpu_graphs,
+        fusion=fusion,
+    )
 
 
 class TorchForward(Forward):
@@ -100,6 +106,7 @@ class TorchForward(Forward):
         graph_batch_sizes: batch sizes to capture CUDA graphs for; none on a CPU.
         cpu_graphs: record the forward as a TorchScript graph where it runs in micro-batches.
         capture: makes a CUDA graph; tests bring their own.
+        fusion: how the model was fused; None where it was not.
     """
 
     def __init__(
@@ -113,11 +120,12 @@ class TorchForward(Forward):
         graph_batch_sizes: Sequence[int] = (),
         cpu_graphs: bool = False,
         capture: "Capture | None" = None,
+        fusion: FusionReport | None = None,
     ) -> None:
         self._prepare(plan, dtype, size, thread_cpu_seconds)
         self.device, self._torch_device = device, torch.device(str(device))
         self._dtype: torch.dtype = getattr(torch, dtype)
-        self.resident_bytes = resident_bytes(model)
+        self.resident_bytes, self.fusion = resident_bytes(model), fusion
         self._probabilities = _Probabilities(model.to(self._torch_device))
         self._compute: Callable[[Tensor], Tensor] = self._probabilities
         if graph_batch_sizes:
@@ -148,8 +156,7 @@ class TorchForward(Forward):
             module._buffers.clear()
 
     def _on_host(self, probabilities: Tensor) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = probabilities.float().cpu().numpy()
-        return found
+        return cast("NDArray[np.float32]", probabilities.float().cpu().numpy())
 
     def _captured(self, batch_sizes: Sequence[int], capture: "Capture | None") -> "CudaGraphForward":
         # Imported here: a machine without a GPU pays for none of it, not even in memory.

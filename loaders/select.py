@@ -45,14 +45,14 @@ def create_loader(
     """
     if name == "auto":
         name, why = fastest(device)
-        given: dict[str, Any] = {
+        keywords: dict[str, Any] = {
             "device": device,
             "device_id": device_id,
             "dali": dali,
             "sandbox": sandbox,
         }
         try:
-            loader = create_loader(name, spec, limits, num_threads, **given)
+            loader = create_loader(name, spec, limits, num_threads, **keywords)
         except LoaderError as error:
             logger.warning("loader auto: %s", error)
             loader, why = CpuLoader(spec, limits, num_threads, pin_memory=True, sandbox=sandbox), str(error)

@@ -57,9 +57,9 @@ class PreparedImages:
     def _image(self, path: Path) -> Levels | None:
         if path in self.skipped:
             return None
-        found = self._cache.get(path)
-        if found is not None:
-            return found
+        cached = self._cache.get(path)
+        if cached is not None:
+            return cached
         try:
             image = read_levels(path, self.spec, whole=False, sandbox=self._sandbox)
         except InputError as error:

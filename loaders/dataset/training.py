@@ -102,15 +102,15 @@ class TrainingImages:
                 made.targets,
             )
 
-    def _made(self, wanted: list["_Wanted"]) -> Iterator["_Made"]:
+    def _made(self, batches: list["_Wanted"]) -> Iterator["_Made"]:
         if self.workers == 0:
-            return (self._maker[want] for want in wanted)
+            return (self._maker[batch] for batch in batches)
         from torch.utils.data import DataLoader
 
         # A worker is a fork: whatever is garbage here would be ended there too, without the threads that it waits for.
         gc.collect()
         maker: Any = self._maker
-        made = DataLoader(maker, batch_size=None, sampler=wanted, num_workers=self.workers, collate_fn=_unchanged)
+        made = DataLoader(maker, batch_size=None, sampler=batches, num_workers=self.workers, collate_fn=_unchanged)
         return iter(made)
 
 
@@ -165,16 +165,16 @@ class _BatchMaker:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, wanted: _Wanted) -> _Made:
+    def __getitem__(self, batch: _Wanted) -> _Made:
         refused: list[Refused] = []
         # Random numbers belong to the index that was asked for, not to the image that replaces an unreadable one.
         images, targets = [], []
-        for index in wanted.indices.tolist():
+        for index in batch.indices.tolist():
             levels, target = self._readable(index, refused)
             images.append(levels)
             targets.append(target)
-        uniform = random_uniform(self.seed, wanted.epoch, wanted.indices, 3)
-        seeds = random_bits(self.seed, wanted.epoch, wanted.indices, 4)[:, 3]
+        uniform = random_uniform(self.seed, batch.epoch, batch.indices, 3)
+        seeds = random_bits(self.seed, batch.epoch, batch.indices, 4)[:, 3]
         return _Made(self.augmenter.levels(images, uniform, seeds), classes(targets), seeds, tuple(refused))
 
     def _readable(self, index: int, refused: list[Refused]) -> tuple[Levels, int | None]:

@@ -164,8 +164,8 @@ class DaliLoader:
         with self._lock:
             self.counts.quarantined += len(slots) - len(trusted)
         kept = worth_it(trusted, self.options.min_pixels, self.options.min_batch)
-        taken = {slot.index for slot in kept}
-        return kept, [slot.index for slot in slots if slot.index not in taken]
+        kept_indexes = {slot.index for slot in kept}
+        return kept, [slot.index for slot in slots if slot.index not in kept_indexes]
 
     def _submit(
         self, items: Sequence[bytes], known: dict[int, ImageInfo], indexes: list[int]
@@ -178,12 +178,12 @@ class DaliLoader:
         """Return the JPEGs whose coded data is whole, without junk; the errors of the others go to `rows`."""
         if not self.options.strict:
             return slots
-        found = self._cpu.spread(_sound, slots)
-        watch.add("check", sum(seconds for _, seconds in found))
+        checked = self._cpu.spread(_sound, slots)
+        watch.add("check", sum(seconds for _, seconds in checked))
         rows.errors |= {
-            slot.index: made for slot, (made, _) in zip(slots, found, strict=True) if isinstance(made, InputError)
+            slot.index: made for slot, (made, _) in zip(slots, checked, strict=True) if isinstance(made, InputError)
         }
-        return [made for made, _ in found if isinstance(made, Slot)]
+        return [made for made, _ in checked if isinstance(made, Slot)]
 
     def _through_dali(self, slots: list[Slot], rows: Rows, watch: Stopwatch) -> list[list[Slot]]:
         """Decode with DALI into `rows`, and return the batches that it lost."""
@@ -216,14 +216,14 @@ class DaliLoader:
         """Decode lost batches again: bad images get their errors, good ones come from DALI if it takes them now."""
         for batch in failed:
             indexes = [slot.index for slot in batch]
-            found = self._cpu.load([items[at] for at in indexes], [known[at] for at in indexes])
-            good = [batch[place] for place in found.ok]
+            loaded = self._cpu.load([items[at] for at in indexes], [known[at] for at in indexes])
+            good = [batch[place] for place in loaded.ok]
             with self._lock:
                 self.counts.retried += len(batch)
             # If the fast loader finds nothing wrong, DALI would fail at the same body again.
-            if found.errors and good and self._decoded(good, rows, watch):
-                found.pixels, found.ok = found.pixels[:0], []
-            rows.add_loaded(indexes, found, watch)
+            if loaded.errors and good and self._decoded(good, rows, watch):
+                loaded.pixels, loaded.ok = loaded.pixels[:0], []
+            rows.add_loaded(indexes, loaded, watch)
 
 
 def _sound(slot: Slot) -> tuple[Slot | InputError, float]:

@@ -27,12 +27,12 @@ class Rows:
                 pixels[place] = _upright(pixels[place], slot.orientation)
         self._parts.append(([slot.index for slot in batch], pixels, "dali"))
 
-    def add_loaded(self, indexes: Sequence[int], found: LoadResult, watch: Stopwatch) -> None:
+    def add_loaded(self, indexes: Sequence[int], loaded: LoadResult, watch: Stopwatch) -> None:
         """Add what the fast loader returned for these indexes."""
-        if found.ok:
-            self._parts.append(([indexes[place] for place in found.ok], torch.as_tensor(found.pixels), "cpu"))
-        self.errors.update({indexes[place]: error for place, error in found.errors.items()})
-        for stage, spent in found.cpu_seconds.items():
+        if loaded.ok:
+            self._parts.append(([indexes[place] for place in loaded.ok], torch.as_tensor(loaded.pixels), "cpu"))
+        self.errors.update({indexes[place]: error for place, error in loaded.errors.items()})
+        for stage, spent in loaded.cpu_seconds.items():
             watch.add(stage, spent)
 
     def gathered(self, count: int, size: int, graph: DaliGraph, watch: Stopwatch) -> LoadResult:

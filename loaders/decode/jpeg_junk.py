@@ -65,8 +65,8 @@ def _mcu_size(components: bytes) -> tuple[int, int]:
 def _exact(header: bytes, coded: bytes) -> bytes:
     """Return an interval up to the end of its last MCU; as it is where it is damaged, or more than junk follows."""
     end = len(coded)
-    if found := _EXTRANEOUS.search(str(_decoded(header, coded, EIGHTH))):
-        end -= int(found[1])
+    if extraneous := _EXTRANEOUS.search(str(_decoded(header, coded, EIGHTH))):
+        end -= int(extraneous[1])
     while not isinstance(_decoded(header, coded[: end - 1], EIGHTH), str):  # libjpeg reads ahead, and does not tell
         end -= 1
     return coded[:end] if len(coded) - end <= MAX_JUNK_BYTES else coded

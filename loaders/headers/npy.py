@@ -104,10 +104,10 @@ def _parse(text: str) -> tuple[str, tuple[int, ...], bool]:
     while more and (item := _ITEM.match(text, position)) is not None:
         if item["fields"]:
             raise unsupported("NPY of records is not accepted: expected uint8, float16 or float32")
-        given = item["descr"] or item["order"] or f"({item['shape']})"
+        value = item["descr"] or item["order"] or f"({item['shape']})"
         if item["key"] in items or (item["key"], _slot(item)) not in _SLOTS:
             raise undecodable("NPY header is broken: expected descr, fortran_order and shape, once each")
-        items[item["key"]] = given
+        items[item["key"]] = value
         position, more = item.end(), item["comma"] == ","
     if len(items) != len(_SLOTS) or text[position:].strip() != "}":
         raise undecodable("NPY header is broken: expected descr, fortran_order and shape")

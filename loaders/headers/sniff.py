@@ -34,12 +34,12 @@ _KNOWN_OTHERS = (
 def sniff(data: bytes, accepted: tuple[Format, ...] = FORMATS) -> Format:
     """Return the format of `data`; raises InputError "unsupported_format" if it is not accepted."""
     head = bytes(data[:64])
-    found = _raster(head) or _boxed(head)
-    if found in accepted:
-        return found
-    name = "JPEG 2000" if found == "JPEG2000" else found or _foreign_name(head)
+    format = _raster(head) or _boxed(head)
+    if format in accepted:
+        return format
+    name = "JPEG 2000" if format == "JPEG2000" else format or _foreign_name(head)
     said = f"{name} is not accepted" if name else "the body is not an accepted image"
-    option = f"; a server takes {name} where --formats names {found.lower()}" if found else ""
+    option = f"; a server takes {name} where --formats names {format.lower()}" if format else ""
     raise unsupported(f"{said}: expected one of {', '.join(accepted)}{option}")
 
 

@@ -32,8 +32,8 @@ class Normaliser:
         """Normalise levels (B, S, S, 3) to float32 (B, 3, S, S), contiguous."""
         count, height, width, channels = levels.shape
         pixels = np.empty((count, channels, height, width), np.float32)
-        for each, out in zip(levels, pixels, strict=True):
-            self.write(each, out)
+        for image, out in zip(levels, pixels, strict=True):
+            self.write(image, out)
         return pixels
 
     def write(self, levels: Levels, out: Pixels) -> None:

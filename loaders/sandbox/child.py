@@ -140,10 +140,10 @@ def _serve_one(format: str, size: int, stdin: BinaryIO, stdout: BinaryIO, statm:
     data = stdin.read(size)
     try:
         image = Image.open(BytesIO(data), formats=(format,))
-        found = FOUND.pack(True, *_header(image))
+        header = FOUND.pack(True, *_header(image))
     except Exception:
-        image, found = None, FOUND.pack(False, b"", 0, 0, 0, 0)
-    stdout.write(found)
+        image, header = None, FOUND.pack(False, b"", 0, 0, 0, 0)
+    stdout.write(header)
     stdout.flush()
     if image is None:
         return

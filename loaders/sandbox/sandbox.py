@@ -75,8 +75,8 @@ class Sandbox:
 
     def crop(self, data: bytes, info: ImageInfo, spec: PreprocessSpec) -> tuple[bytes, ImageInfo]:
         """Decode one image, and return what loaders take in place of it and its header: the model's crop, as bytes."""
-        levels, found = self.read(data, info, spec)
-        return levels.tobytes(), replace(found, cropped=True)
+        levels, header = self.read(data, info, spec)
+        return levels.tobytes(), replace(header, cropped=True)
 
     def read(
         self, data: bytes, info: ImageInfo, spec: PreprocessSpec, whole: bool = False
@@ -175,28 +175,28 @@ class Sandbox:
         """Ask one child for one image. After an InputError the child can be asked for the next one."""
         child.deadline = time.monotonic() + self.answer_seconds
         child.send(ASK.pack(info.format.encode(), len(data)), data)
-        found = _header(child, info)
+        header = _header(child, info)
         try:
-            check_size(found, self.limits)
-            _check_mode(found)
+            check_size(header, self.limits)
+            _check_mode(header)
         except InputError:
             child.send(WANT.pack(NOTHING, *Crop(1)))
             raise
         turned = spec.orientation == "apply"
-        orientation, (width, height) = found.orientation if turned else 1, found.upright_size(turned)
+        orientation, (width, height) = header.orientation if turned else 1, header.upright_size(turned)
         crop = Crop(orientation) if whole else pillow_crop(spec, width, height, orientation)
         shape = (height, width, 3) if whole else (spec.size, spec.size, 3)
-        most = min(self.memory_bytes, memory_for(found.format, len(data), found.pixels))
+        most = min(self.memory_bytes, memory_for(header.format, len(data), header.pixels))
         with self._memory(most >> 20):
             child.deadline = time.monotonic() + self.answer_seconds
             child.send(WANT.pack(WHOLE if whole else CROP, *crop))
             made, size = MADE.unpack(child.receive(MADE.size))
             if not made:
-                what = f"{found.format} of {found.width}x{found.height} px cannot be decoded"
+                what = f"{header.format} of {header.width}x{header.height} px cannot be decoded"
                 raise undecodable(f"{what}: truncated, corrupt, or it takes more than {most / 1e6:.0f} MB")
             if size != math.prod(shape):
                 raise DiedError("nonsense")
-            return np.frombuffer(child.receive(size), np.uint8).reshape(shape), found
+            return np.frombuffer(child.receive(size), np.uint8).reshape(shape), header
 
     def _count(self, outcome: Outcome) -> None:
         with self._lock:
@@ -225,10 +225,10 @@ def _header(child: Child, info: ImageInfo) -> ImageInfo:
     return replace(info, width=width, height=height, mode=mode, orientation=orientation, frames=frames)
 
 
-def _check_mode(found: ImageInfo) -> None:
+def _check_mode(header: ImageInfo) -> None:
     # Pillow opens 16-bit PPM in mode I. In other formats, samples of that mode have no known range.
-    if found.mode not in _MODES and (found.format, found.mode) != ("PPM", "I"):
-        raise unsupported(f"{found.format} of mode {found.mode} is not accepted: expected 8 or 16 bit samples")
+    if header.mode not in _MODES and (header.format, header.mode) != ("PPM", "I"):
+        raise unsupported(f"{header.format} of mode {header.mode} is not accepted: expected 8 or 16 bit samples")
 
 
 def _end_all(children: deque[Child]) -> None:

@@ -38,15 +38,18 @@ Extras = Mapping[str, bytes] | Callable[[BundleConfig], Mapping[str, bytes]]
 """Extra files by name, or a function that makes them from the config, which then has its version and size."""
 
 
-def load_bundle(path: str | Path) -> tuple[nn.Module, BundleConfig]:
+def load_bundle(path: str | Path, config: BundleConfig | None = None) -> tuple[nn.Module, BundleConfig]:
     """Read a bundle: the model, float32 on the CPU, in eval mode and without gradients, and its config.
+
+    Args:
+        config: the bundle's, where it was read before; files of any other version do not fit it.
 
     Raises:
         BundleError: one line that names the bundle and the file, key or value that is wrong.
     """
     path = Path(path)
     with naming(path):
-        config = read_unnamed(path)
+        config = config or read_unnamed(path)
         if config.graph is not None:
             read_graph(path, config)
         if config.graph_only:

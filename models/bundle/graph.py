@@ -25,15 +25,18 @@ class OnnxGraph:
     record: GraphRecord
 
 
-def load_graph(path: str | Path) -> tuple[OnnxGraph, BundleConfig]:
+def load_graph(path: str | Path, config: BundleConfig | None = None) -> tuple[OnnxGraph, BundleConfig]:
     """Read the graph of a bundle, and its config. No weights are read, and nothing of torch is built.
+
+    Args:
+        config: as in `load_bundle`.
 
     Raises:
         BundleError: as `load_bundle`; the bundle has no graph.
     """
     path = Path(path)
     with naming(path):
-        config = read_unnamed(path)
+        config = config or read_unnamed(path)
         return read_graph(path, config), config
 
 

@@ -65,20 +65,25 @@ class ProgramRecord:
         return cls(precision=precision, golden=golden, counts=counts)
 
 
-def read_activations(path: Path) -> dict[str, NDArray[np.float32]]:
-    """Read the ACTIVATIONS of a bundle, whose hash was checked with its config.
+def read_activations(path: Path, sha256: str | None = None) -> dict[str, NDArray[np.float32]]:
+    """Read the ACTIVATIONS of a bundle.
+
+    Args:
+        sha256: as its config says it; None where it has none.
 
     Raises:
-        BundleError: it holds anything but vectors of finite numbers from 0 on; names the tensor.
+        BundleError: it is another file, or holds anything but vectors of finite numbers from 0 on; names the tensor.
     """
     try:
-        arrays = read_arrays(path / ACTIVATIONS, _check_entries).arrays
-        for name, values in arrays.items():
+        file = read_arrays(path / ACTIVATIONS, _check_entries)
+        if sha256 not in (None, file.sha256):
+            raise ValueError("was replaced after its config was read")
+        for name, values in file.arrays.items():
             if not (np.isfinite(values) & (values >= 0)).all():
                 raise ValueError(f"{quoted(name)} holds a number that is below 0 or not finite")
     except ValueError as error:
         raise BundleError(f"{ACTIVATIONS}: {error}") from None
-    return arrays
+    return file.arrays
 
 
 def _check_entries(entries: Mapping[str, TensorEntry]) -> None:

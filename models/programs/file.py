@@ -62,15 +62,18 @@ def stored(program: Program, *, int8: bool) -> bytes:
     return save({name: t.view(torch.bfloat16) if t.dtype == torch.uint16 else t for name, t in tensors.items()})
 
 
-def load_operators(path: str | Path) -> tuple[Program, BundleConfig]:
+def load_operators(path: str | Path, config: BundleConfig | None = None) -> tuple[Program, BundleConfig]:
     """Read the program of a bundle, rounded for this CPU, and the config. No weights are read, nothing needs torch.
+
+    Args:
+        config: as in `load_bundle`.
 
     Raises:
         BundleError: the file is missing, is not the one that was hashed, or holds no program of the config's model.
     """
     path = Path(path)
     with naming(path):
-        config = read_unnamed(path)
+        config = config or read_unnamed(path)
         if config.program is None or OPERATORS not in config.files:
             raise BundleError(f"holds no program ({OPERATORS})")
         with about(OPERATORS):
@@ -83,7 +86,7 @@ def load_operators(path: str | Path) -> tuple[Program, BundleConfig]:
             if actual != expected:
                 raise BundleError(f"size, classes and int8 are {actual}, the config says {expected}")
         if int8:
-            activations = read_activations(path)
+            activations = read_activations(path, config.files[ACTIVATIONS])
             with about(ACTIVATIONS):
                 program = rounded(program, activations)
     return program, config

@@ -1,23 +1,25 @@
 """Runs a program by the CPU kernels, as other backends run graphs."""
 
-from typing import Any
+import numpy as np
+from numpy.typing import NDArray
 
 from ...kernels.cpu.assemble import assemble
 from ...kernels.cpu.library import CpuLibraryError, Runner, fastest_set
 from ...kernels.cpu.packing import AS_USUAL, Rounding
 from ...kernels.cpu.program import Program
 from ..errors import ExportError
-from ..onnx.session import GraphSession
 
 
-class ProgramSession(GraphSession):
-    """A program on the fastest instruction set of this CPU, in the threads that call it.
+class ProgramSession:
+    """A program on the fastest instruction set of this CPU: normalised float32 images (n, 3, S, S) -> logits.
+
+    It computes in the threads that call it, several at a time, and releases Python's lock meanwhile.
 
     Raises:
         ExportError: the library cannot be used here, or its kernels do not take the program's sizes.
     """
 
-    runtime = "milkweed's CPU kernels"
+    computes_elsewhere = False
 
     def __init__(self, program: Program) -> None:
         try:
@@ -27,8 +29,8 @@ class ProgramSession(GraphSession):
             raise ExportError(str(error)) from error
         self.weight_bytes = assembled.constants.nbytes
 
-    def _compute(self, images: Any) -> Any:
-        return self._runner(images)
+    def __call__(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        return self._runner(np.ascontiguousarray(images))
 
 
 def instruction_set() -> str:

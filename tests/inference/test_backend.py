@@ -90,8 +90,8 @@ def test_answer_does_not_depend_on_neighbours_lanes_or_threads_to_the_bit(
 def test_only_the_forward_that_was_chosen_stays(colour_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load, kept = bundles.load_bundle, []
 
-    def noted(path: Path) -> Any:
-        model, config = load(path)
+    def noted(path: Path, config: Any) -> Any:
+        model, config = load(path, config)
         kept.append(weakref.ref(model))
         return model, config
 
@@ -165,14 +165,14 @@ def test_what_is_measured_is_the_time_of_whole_batches(monkeypatch: pytest.Monke
     models = Slow(2.0), Slow(1.0)
     forwards = [TorchForward(each, LanePlan(1, 1, 1), dtype="float32", size=8) for each in models]
     candidates = Candidate("torch"), Candidate("openvino")
-    make = dict(zip(candidates, forwards, strict=True)).__getitem__
-    chosen, choice = backend.choose_forward(candidates, {}, make, lambda _: None, (1, 4))
-    assert (chosen, choice.name) == (forwards[1], "openvino")
+    chosen, speeds = backend.fastest(dict(zip(candidates, forwards, strict=True)), (1, 4))
+    choice = backend.explained(chosen, speeds, (1, 4), {}, "")
+    assert (chosen, choice.name) == (candidates[1], "openvino")
     assert choice.speeds == {"torch float32": 1.0, "openvino float32": 2.0}
     assert choice.reason == "speedup over torch float32, batches of 1 and 4: openvino float32 2.00"
-    warm_up = 2  # of the smallest batch alone, since these take seconds
-    assert len(models[0].sizes) == len(models[1].sizes) == warm_up + backend.MIN_ROUNDS * (1 + 4)
-    chosen.close()
+    assert len(models[0].sizes) == len(models[1].sizes) == backend.MIN_ROUNDS * (1 + 4)
+    for forward in forwards:
+        forward.close()
 
 
 def test_several_devices_compute_with_one_backend_and_dtype() -> None:

@@ -68,12 +68,12 @@ def refuse(forward: ForwardFunction, images: Tensor) -> Captured:
 
 def test_without_a_gpu_the_form_is_what_it_was_to_the_bit() -> None:
     options = InferenceOptions(tuning="force", tuning_cache="/nonexistent")
-    form = prepare_model(small_vit(), make_config(), CPU, "float32", 32, options)
-    assert form.fusion is None
-    assert form.graph_batch_sizes == ()
+    model, fusion, graph_batch_sizes = prepare_model(small_vit(), make_config(), CPU, "float32", 32, options)
+    assert fusion is None
+    assert graph_batch_sizes == ()
     x = torch.randn(3, 3, 32, 32)
     with torch.inference_mode():
-        assert torch.equal(form.model(x), prepare_for_inference(small_vit())(x))
+        assert torch.equal(model(x), prepare_for_inference(small_vit())(x))
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_gpus_forward_in_float32_is_warned_of(fake_gpu: Device, caplog: pytest
         ("float32", ["dtype float32 on cuda:0: " + NO_FUSED_KERNEL]),
     ):
         caplog.clear()
-        assert prepare_model(small_vit(), make_config(), fake_gpu, dtype, 32, InferenceOptions()).fusion is REPORT
+        assert prepare_model(small_vit(), make_config(), fake_gpu, dtype, 32, InferenceOptions())[1] is REPORT
         assert [record.getMessage() for record in caplog.records if record.name == "milkweed.opening"] == told
 
 
@@ -139,9 +139,10 @@ def test_whole_batches_run_through_graphs() -> None:
 
 def served(name: str, settings: Settings, how: Any) -> ServedModel:
     model = HeldModel()
-    forward = TorchForward(*(model, WHOLE), dtype="float32", size=SIZE, graph_batch_sizes=(1, 2, 4, 8), capture=how)
+    options = {"graph_batch_sizes": (1, 2, 4, 8), "capture": how, "fusion": REPORT}
+    forward = TorchForward(model, WHOLE, dtype="float32", size=SIZE, **options)
     loader = make_pipeline(model).loader
-    pipeline = Pipeline(loader, forward, num_classes=CLASSES, fusion=REPORT)
+    pipeline = Pipeline(loader, forward, num_classes=CLASSES)
     return served_model(name, pipeline, settings)
 
 

@@ -58,7 +58,7 @@ def _nothing_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_served_answers_are_those_of_the_runtime_on_the_same_bytes(
     name: Backend, graph_alone: Path, colour_graph: OnnxGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unread(path: Path) -> None:
+    def unread(*_: Any) -> None:
         pytest.fail("weights are read")
 
     monkeypatch.setattr(bundles, "load_bundle", unread)
@@ -240,10 +240,10 @@ def test_what_was_read_is_what_is_served_whatever_becomes_of_the_file(
 ) -> None:
     bundle = shutil.copytree(graph_alone, tmp_path / "alone")
 
-    def read_and_removed(path: Path) -> Any:
-        found = load_graph(path)
+    def read_and_removed(path: Path, config: Any) -> Any:
+        read = load_graph(path, config)
         (path / "graph.onnx").unlink()
-        return found
+        return read
 
     monkeypatch.setattr(opening, "load_graph", read_and_removed)
     model = opened(bundle, backend="openvino")
@@ -255,19 +255,25 @@ def test_what_was_read_is_what_is_served_whatever_becomes_of_the_file(
         each.pipeline.close()
 
 
-def test_a_bundle_that_is_replaced_between_its_config_and_its_graph_is_refused(
-    graph_alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["labels.json", "graph.onnx"])
+def test_a_bundle_that_is_replaced_after_its_config_was_read_is_served_as_it_was_or_not_at_all(
+    name: str, graph_alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = shutil.copytree(graph_alone, tmp_path / "alone")
-    before = read_config(bundle).version
+    before = read_config(bundle)
+    labels = json.dumps([{"id": name, "label": name} for name in "abc"]).encode()
 
-    def replaced_and_read(path: Path) -> Any:
-        labels = json.dumps([{"id": name, "label": name} for name in "abc"]).encode()
-        (path / "labels.json").write_bytes(labels)
-        digest = hashlib.sha256(labels).hexdigest()
-        edit_config(path, lambda document: document["files"].update({"labels.json": digest}))
-        return load_graph(path)
+    def replaced_and_read(path: Path, config: Any) -> Any:
+        (path / name).write_bytes(labels)  # no graph either, which nobody is to find out
+        edit_config(path, lambda document: document["files"].update({name: hashlib.sha256(labels).hexdigest()}))
+        return load_graph(path, config)
 
     monkeypatch.setattr(opening, "load_graph", replaced_and_read)
-    with pytest.raises(BackendError, match=rf"was replaced while it was opened: {before} by \w+$"):
-        opened(bundle)
+    if name == "graph.onnx":
+        with pytest.raises(BackendError, match=rf"was replaced while it was opened: {before.version} by \w+$"):
+            opened(bundle)
+    else:
+        model = opened(bundle, backend="onnxruntime")
+        assert (model.version, model.labels) == (before.version, before.labels)
+        assert read_config(bundle).version != before.version
+        model.pipeline.close()

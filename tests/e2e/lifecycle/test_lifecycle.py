@@ -70,12 +70,12 @@ from milkweed.models.bundle import bundle as opening
 from milkweed.server.scheduler.scheduler import Scheduler
 stopped, close, load = threading.Event(), Scheduler.close, opening.load_bundle
 Scheduler.close = lambda self: (close(self), stopped.set())
-opening.load_bundle = lambda path: (stopped.wait(600), load(path))[1]
+opening.load_bundle = lambda *read: (stopped.wait(600), load(*read))[1]
 """
 """A model is loaded only once the server stops."""
 
 FAILED_LOAD = """
-def fail(path):
+def fail(*_):
     stopped.wait(600)
     raise ValueError("the load was interrupted, too")
 opening.load_bundle = fail

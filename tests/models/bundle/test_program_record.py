@@ -89,6 +89,9 @@ def test_wrong_activations_are_refused(tmp_path: Path, tensors: dict[str, torch.
 
 
 def test_changed_activations_are_refused(bundle: Path) -> None:
+    sha256 = read_config(bundle).files[ACTIVATIONS]
     save_file({name: values + 1 for name, values in FOUND.items()}, bundle / ACTIVATIONS)
     with pytest.raises(BundleError, match=r"activations.safetensors: sha256 is .*, config.json says"):
         read_config(bundle)
+    with pytest.raises(BundleError, match=r"activations.safetensors: was replaced after its config was read"):
+        read_activations(bundle, sha256)

@@ -99,8 +99,8 @@ def images(count: int) -> Tensor:
     return torch.randn(count, 3, 40, 40, generator=torch.Generator().manual_seed(1))
 
 
-def divergence(dense: Tensor, found: Tensor) -> float:
-    p, q = dense.double().softmax(-1), found.double().softmax(-1)
+def divergence(dense: Tensor, logits: Any) -> float:
+    p, q = (torch.as_tensor(values).double().softmax(-1) for values in (dense, logits))
     return float((p * (p / q).log()).sum(-1).mean())
 
 

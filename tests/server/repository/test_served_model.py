@@ -13,7 +13,7 @@ from milkweed.inference import backend
 from milkweed.inference import open as opening
 from milkweed.inference.backend import Candidate
 from milkweed.inference.forward import Forward, LanePlan
-from milkweed.inference.graph import BundleGraph
+from milkweed.inference.graph import Graph
 from milkweed.inference.pipeline import Pipeline
 from milkweed.inference.torch_forward import TorchForward
 from milkweed.server.config.settings import Settings
@@ -48,7 +48,7 @@ def fail(*_: Any, **__: Any) -> Any:
         (opening, "plan_lanes"),
         (TorchForward, "__init__"),
         (Forward, "warm_up"),
-        (opening, "choose_forward"),
+        (opening, "fastest"),
         (Forward, "check_golden"),
         (Pipeline, "__init__"),
         (opening, "trim_heap"),
@@ -65,12 +65,13 @@ def test_a_bundle_that_fails_leaves_no_thread(
 def test_a_backend_that_cannot_be_measured_leaves_no_thread(
     colour_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def graph_forward(graph: BundleGraph, candidate: Candidate, plan: LanePlan, size: int) -> Forward:
+    def graph_forward(graph: Graph, candidate: Candidate, plan: LanePlan, size: int, fixed: bool) -> Forward:
         made = TorchForward(HeldModel(), LanePlan(1, 2, 1), dtype=candidate.dtype, size=size)
         made.run(made.blank(4))
         return made
 
-    monkeypatch.setattr(BundleGraph, "forward", graph_forward)
+    monkeypatch.setattr(opening, "exported_graph", lambda *_: Graph(b"", 0))
+    monkeypatch.setattr(opening, "graph_forward", graph_forward)
     monkeypatch.setattr(Forward, "check_golden", lambda *_: None)
     monkeypatch.setattr(backend, "_speeds", fail)
     with failing():
