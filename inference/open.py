@@ -48,7 +48,7 @@ class OpenedModel:
 
 
 @dataclass
-class Bundle:
+class ReadBundle:
     """A bundle that is being opened: its config, which is read once, and what of it is computed.
 
     Args:
@@ -140,7 +140,7 @@ def open_model(path: Path, options: InferenceOptions = DEFAULT_OPTIONS, version:
     return OpenedModel(config=config, pipeline=pipeline, **seconds)
 
 
-def read_bundle(path: Path, options: InferenceOptions, device: Device, version: str | None = None) -> Bundle:
+def read_bundle(path: Path, options: InferenceOptions, device: Device, version: str | None = None) -> ReadBundle:
     """Read a bundle's config, find what may compute it, and read what that computes, nothing else.
 
     Raises:
@@ -152,7 +152,7 @@ def read_bundle(path: Path, options: InferenceOptions, device: Device, version: 
     backends = find_candidates(
         options.backend, options.dtype, device, config.graph, config.program, weights=not config.graph_only
     )
-    bundle, first, program = Bundle(path, config, options, device, *backends), backends[0][0], config.program
+    bundle, first, program = ReadBundle(path, config, options, device, *backends), backends[0][0], config.program
     with _of_one_version(bundle):
         if config.graph is not None and first.backend in config.graph.backends:
             bundle.record, bundle.graph = config.graph, own_graph(load_graph(path, config)[0])
@@ -172,7 +172,7 @@ def read_bundle(path: Path, options: InferenceOptions, device: Device, version: 
     return bundle
 
 
-def make_forward(bundle: Bundle, candidate: Candidate) -> Forward:
+def make_forward(bundle: ReadBundle, candidate: Candidate) -> Forward:
     """Make the forward of a candidate, cold.
 
     Raises:
@@ -193,7 +193,7 @@ def make_forward(bundle: Bundle, candidate: Candidate) -> Forward:
     return torch_forward(model, bundle.config, bundle.plan, bundle.device, candidate.dtype, bundle.options)
 
 
-def check_answers(bundle: Bundle, forward: Forward) -> None:
+def check_answers(bundle: ReadBundle, forward: Forward) -> None:
     """Hold a forward against the golden answers of what it computes; raises BundleError."""
     record = bundle.record
     if isinstance(record, ProgramRecord):
@@ -202,7 +202,7 @@ def check_answers(bundle: Bundle, forward: Forward) -> None:
         forward.check_golden(bundle.golden, "int8" if record is not None and record.precision == "int8" else None)
 
 
-def _fastest_forward(bundle: Bundle, batch_sizes: Sequence[int]) -> tuple[Forward, BackendChoice]:
+def _fastest_forward(bundle: ReadBundle, batch_sizes: Sequence[int]) -> tuple[Forward, BackendChoice]:
     """The fastest of the forwards that answer rightly, warm, and why it is that; all others are closed.
 
     Raises:
@@ -231,7 +231,7 @@ def _fastest_forward(bundle: Bundle, batch_sizes: Sequence[int]) -> tuple[Forwar
     return forwards[chosen], explained(chosen, speeds, batch_sizes, left_out, bundle.origin)
 
 
-def _warm_forward(bundle: Bundle, candidate: Candidate, batch_sizes: Sequence[int]) -> Forward:
+def _warm_forward(bundle: ReadBundle, candidate: Candidate, batch_sizes: Sequence[int]) -> Forward:
     """A forward that is warm and answers rightly."""
     with ExitStack() as unless_it_is_right:
         forward = make_forward(bundle, candidate)
@@ -242,7 +242,7 @@ def _warm_forward(bundle: Bundle, candidate: Candidate, batch_sizes: Sequence[in
     return forward
 
 
-def _read_model(bundle: Bundle) -> "nn.Module":
+def _read_model(bundle: ReadBundle) -> "nn.Module":
     """The weights as a torch model, in float32."""
     from ..models.bundle.bundle import load_bundle
 
@@ -250,7 +250,7 @@ def _read_model(bundle: Bundle) -> "nn.Module":
         return load_bundle(bundle.path, bundle.config)[0]
 
 
-def _counted(bundle: Bundle) -> Mapping[str, int]:
+def _counted(bundle: ReadBundle) -> Mapping[str, int]:
     """COUNTS of the model, which is built where its weights are not read."""
     from ..models.bundle.bundle import empty_model, model_counts
 
@@ -259,7 +259,7 @@ def _counted(bundle: Bundle) -> Mapping[str, int]:
     return model_counts(model, bundle.size)
 
 
-def _graph(bundle: Bundle) -> Graph:
+def _graph(bundle: ReadBundle) -> Graph:
     """The bundle's own graph, or one that is exported when it is first needed, once."""
     if bundle.graph is None:
         try:
@@ -272,7 +272,7 @@ def _graph(bundle: Bundle) -> Graph:
 
 
 @contextmanager
-def _of_one_version(bundle: Bundle) -> Iterator[None]:
+def _of_one_version(bundle: ReadBundle) -> Iterator[None]:
     """Say so where what is read does not fit the config because another bundle has taken the place of this one."""
     try:
         yield
@@ -281,7 +281,7 @@ def _of_one_version(bundle: Bundle) -> Iterator[None]:
         raise
 
 
-def _loader(bundle: Bundle) -> Loader:
+def _loader(bundle: ReadBundle) -> Loader:
     options, device = bundle.options, bundle.device
     return create_loader(
         options.loader,

@@ -25,9 +25,6 @@ from .shapes import MonarchShape
 Layer = tuple[Tensor, Tensor, Tensor | None]
 """A Monarch layer as in a checkpoint: w1 (K, q, p), w2 (J, s, r), bias (J*s,) or None."""
 
-Norm = tuple[Tensor, Tensor, float]
-"""LayerNorm: weight (width,), bias (width,), eps."""
-
 BLOCK_WIDTHS = {2: (96, 128, 192), 4: (48, 64, 80, 96), 8: (32, 48)}
 """The block widths Q that the kernel is compiled for, by nblocks."""
 
@@ -218,7 +215,9 @@ def _output_matrix(pieces: Tensor, nblocks: int) -> Tensor:
     return tiles.permute(2, 0, 3, 1, 5, 4, 6).flatten(3).flatten(1, 2)
 
 
-def mlp_reference(x: Tensor, packed: BlockedMlp, residual: Tensor | None = None, norm: Norm | None = None) -> Tensor:
+def mlp_reference(
+    x: Tensor, packed: BlockedMlp, residual: Tensor | None = None, norm: tuple[Tensor, Tensor, float] | None = None
+) -> Tensor:
     """Compute what the kernel does from the packed tensors in plain torch: the operator's CPU implementation.
 
     It rounds to the dtype of x where the kernel does, and accumulates in float32 (float64 where x is float64).
@@ -226,7 +225,7 @@ def mlp_reference(x: Tensor, packed: BlockedMlp, residual: Tensor | None = None,
     Args:
         x: (M, width).
         residual: (M, width) or None.
-        norm: applied to x first; the residual stays as it is.
+        norm: weight (width,), bias (width,) and eps of a LayerNorm of x; the residual stays as it is.
 
     Returns:
         (M, width), dtype of x.

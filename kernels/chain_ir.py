@@ -126,7 +126,7 @@ class Gelu:
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class SelfAttention:
     """Softmax attention on packed qkv: (B, N, 3*H*D), order q, k, v, then heads -> (B, N, H*D)."""
 
     num_heads: int
@@ -149,7 +149,7 @@ class Add:
 
 
 Linear = Dense | Monarch
-Operator = LayerNorm | Dense | Monarch | Gelu | Attention | Add
+Operator = LayerNorm | Dense | Monarch | Gelu | SelfAttention | Add
 
 
 def _bias(bias: Tensor | None) -> str:
@@ -195,7 +195,7 @@ def _value(operator: Operator, x: Tensor, residual: Tensor | None) -> Tensor:
             return y if bias is None else y + bias.to(x)
         case Gelu():
             return F.gelu(x)
-        case Attention(num_heads, _, scale):
+        case SelfAttention(num_heads, _, scale):
             return attention_reference(x, num_heads, scale)
         case Add():
             return x + needed(residual).to(x)

@@ -152,13 +152,13 @@ def _lane_order(size: int) -> Tensor:
 
 def _feature_terms(w: Tensor, dtype: torch.dtype) -> Tensor:
     """Split w log2(e) into a sum of terms of `dtype`: (m, dim) -> (m / 16, terms, dim / 16, 32, 8)."""
-    rest = w.double() * _LOG2_E
+    remainder = w.double() * _LOG2_E
     terms = []
     for _ in range(_TERMS[dtype]):
-        term = rest.to(dtype)
+        term = remainder.to(dtype)
         if not term.isfinite().all():
             raise ValueError(f"performer features w up to {w.abs().max():.3g} do not fit {dtype}")
-        rest = rest - term.double()
+        remainder = remainder - term.double()
         terms.append(fragments(term))
     return torch.stack(terms, dim=1)
 
@@ -168,12 +168,12 @@ def _unpack(weights: Tensor, dim: int, *, mlp: bool) -> list[Tensor]:
     order = torch.argsort(_lane_order(dim)).to(weights.device)
     steps, terms = dim // 16, _TERMS[weights.dtype]
     sizes = [terms * dim * (dim // 2), dim * dim] + [2 * dim * dim] * mlp
-    features, projection, *rest = weights.float().split(sizes)
+    features, projection, *mlp_weights = weights.float().split(sizes)
     by_term = features.view(steps // 2, terms, steps, 32, 8).unbind(dim=1)
     w = sum(matrix_of(term) for term in reversed(by_term))
     assert isinstance(w, Tensor)
     matrices = [w[:, order], matrix_of(projection.view(steps, steps, 32, 8))[order]]
-    for both in rest:
+    for both in mlp_weights:
         rows, columns = both.view(steps, 2, steps, 32, 8).unbind(dim=1)
         matrices += [matrix_of(rows)[:, order], matrix_of(columns.transpose(0, 1))[order]]
     return matrices

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ...kernels.attention import sdpa_attention
 from ...kernels.batched import monarch_batched
-from ...kernels.chain_ir import Attention, Dense, Gelu, Monarch, Problem, evaluate
+from ...kernels.chain_ir import Dense, Gelu, Monarch, Problem, SelfAttention, evaluate
 from ...kernels.impls.base import family
 from ...kernels.reference import monarch_to_dense
 from ...kernels.tuning.chain import Chain, compile_plan
@@ -171,7 +171,7 @@ def attention(task: Task, unit: str) -> list[Record]:
     """Make all rows of one shape and batch; every candidate takes packed qkv and gives (B, N, H*D)."""
     (_, shape, size, _), bench = unit.split("/"), bench_of(task)
     batch, (heads, head_dim, tokens) = int(size), ATTENTION_SHAPES[shape]
-    operator = Attention(heads, head_dim, head_dim**-0.5)
+    operator = SelfAttention(heads, head_dim, head_dim**-0.5)
     problem = Problem(bench.device, bench.dtype, batch, tokens)
     # q, k, v are read once, the output written once.
     work = Work(4.0 * problem.rows * heads * tokens * head_dim, 2.0 * 4 * problem.rows * heads * head_dim)

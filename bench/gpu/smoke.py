@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...kernels.chain_ir import Add, Attention, Gelu, LayerNorm, Operator, Problem, evaluate, kinds
+from ...kernels.chain_ir import Add, Gelu, LayerNorm, Operator, Problem, SelfAttention, evaluate, kinds
 from ...kernels.impls.all import all_impls
 from ...kernels.impls.base import OTHER_KIND, Impl, family
 from ...kernels.impls.native import native_impls
@@ -161,7 +161,7 @@ def _segments(bench: Bench, rows: Sequence[int]) -> Iterator[tuple[tuple[Operato
         heads, head_dim, _ = ATTENTION_SHAPES[name]
         for batch, tokens in IMAGES[:2] if bench.dry else IMAGES:
             problem = Problem(bench.device, bench.dtype, batch, tokens)
-            yield (Attention(heads, head_dim, head_dim**-0.5),), problem, name
+            yield (SelfAttention(heads, head_dim, head_dim**-0.5),), problem, name
 
 
 def _segment_case(impl: Impl, segment: Sequence[Operator], problem: Problem, shape: str) -> Case:
@@ -171,7 +171,7 @@ def _segment_case(impl: Impl, segment: Sequence[Operator], problem: Problem, sha
     def truth(*inputs: Tensor) -> Tensor:
         return evaluate(segment, *(tensor.double() for tensor in inputs))
 
-    make, mixes = partial(impl.build, segment, problem), isinstance(segment[0], Attention)
+    make, mixes = partial(impl.build, segment, problem), isinstance(segment[0], SelfAttention)
     return Case(impl.name, what, problem, widths, make, truth, TOLERANCE[problem.dtype], mixes)
 
 

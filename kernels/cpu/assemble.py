@@ -59,14 +59,14 @@ class _Assembly:
 
     def run(self) -> Assembled:
         self._begin()
-        between, given, read = list[OnRows](), None, None
+        between, attended, read = list[OnRows](), None, None
         for place, operator in enumerate(self.program.operators):
             if isinstance(operator, Norm | Factor | Grid):
                 between.append(operator)
                 continue
             if between:
-                read = self._between(between, given, self.program.operators[place:])
-                between, given = [], None
+                read = self._between(between, attended, self.program.operators[place:])
+                between, attended = [], None
             before, self.state = self.state, self.states[place + 1]
             if isinstance(operator, Pyramid):
                 between = [operator]
@@ -76,8 +76,8 @@ class _Assembly:
                 self._merge(operator, before)
             else:
                 assert read is not None, "infer_shapes lets no attention follow anything but a factor"
-                given = self._attended(operator, read, before, _factor(self.program.operators[place:]))
-        self._between(between, given, [])
+                attended = self._attended(operator, read, before, _factor(self.program.operators[place:]))
+        self._between(between, attended, [])
         logits, constants = self._head(), self.tables.constants.memory()
         arena, limit = self.tables.arena.size, ARENA_BYTES + ARENA_OF_WEIGHTS * len(constants)
         if arena > limit:
@@ -120,7 +120,7 @@ class _Assembly:
         buffers = [rows, from_row(self.stream, tokens - patches)]
         self.tables.step(structs.ROWS, buffers, [stage], rows=patches, tile=TILE_ROWS)
 
-    def _between(self, operators: Sequence[OnRows], given: Rows | None, behind: Sequence[Operator]) -> Rows | None:
+    def _between(self, operators: Sequence[OnRows], attended: Rows | None, behind: Sequence[Operator]) -> Rows | None:
         """One step of the operators from an attention, a merge or a pyramid to the next; what an attention then reads.
 
         Args:
@@ -128,15 +128,15 @@ class _Assembly:
         """
         if not operators:
             return None
-        step = TileStep() if isinstance(operators[0], Pyramid) else TileStep.of(self.stream, given)
+        step = TileStep() if isinstance(operators[0], Pyramid) else TileStep.of(self.stream, attended)
         for place, operator in enumerate(operators):
-            rest = [*operators[place + 1 :], *behind]
+            behind_it = [*operators[place + 1 :], *behind]
             if isinstance(operator, Pyramid):
-                self._pyramid(step, operator, rest)
+                self._pyramid(step, operator, behind_it)
             elif isinstance(operator, Grid):
-                self.grids.cast(step, self.order, self.state.tokens, operator.prefix, rest)
+                self.grids.cast(step, self.order, self.state.tokens, operator.prefix, behind_it)
             else:
-                self._on_rows(step, operator, rest)
+                self._on_rows(step, operator, behind_it)
         rows = tile_rows(operators[0].convolutions) if isinstance(operators[0], Pyramid) else TILE_ROWS
         buffers = step.placed(self.tables, rows)
         self.tables.step(structs.ROWS, buffers, step.stages, rows=self.state.tokens, tile=rows)
@@ -175,24 +175,25 @@ class _Assembly:
         check_lanes(self.state.width)
         self.order = stream_order(behind, self.state.width)
         out = Vector(self.order, None, structs.F32)
-        if isinstance(next((each for each in behind if not isinstance(each, Norm | Factor)), None), Performer):
+        readers = (operator for operator in behind if not isinstance(operator, Norm | Factor))
+        if isinstance(next(readers, None), Performer):
             step.buffers.append(out)
         else:
             self.stream = self.tables.rows("stream", out.row_bytes, self.state.tokens)
             step.buffers.append(self.stream)
         self.grids.pyramid(step, pyramid, self.order, out)
 
-    def _attended(self, operator: Attention | Performer, given: Rows, before: State, reader: Factor) -> Rows:
+    def _attended(self, operator: Attention | Performer, qkv: Rows, before: State, reader: Factor) -> Rows:
         if isinstance(operator, Performer):
-            return self._performer(operator, given, reader)
-        self.keys = given
-        return self._attention(operator, given, before, reader)
+            return self._performer(operator, qkv, reader)
+        self.keys = qkv
+        return self._attention(operator, qkv, before, reader)
 
-    def _attention(self, attention: Attention, given: Rows, before: State, reader: Factor) -> Rows:
+    def _attention(self, attention: Attention, qkv: Rows, before: State, reader: Factor) -> Rows:
         if attention.head_dim % LANES:
             raise ValueError(f"heads of {attention.head_dim} channels: the kernels take multiples of {LANES}")
         inner, queries = attention.heads * attention.head_dim, self.state.tokens
-        out = vector(given.vector.order[2 * inner :] - 2 * inner, reader.quantiser)
+        out = vector(qkv.vector.order[2 * inner :] - 2 * inner, reader.quantiser)
         to = self.tables.rows(f"attention's outputs {out.kind}", out.row_bytes, queries)
         values: dict[str, Any] = {"to_type": out.kind, "queries": queries}
         if out.quantiser is not None:
@@ -201,7 +202,7 @@ class _Assembly:
         weighted = [(before.tokens, 4)] * before.sized
         self.tables.step(
             structs.ATTENTION,
-            [given.buffer, to, *([self.sizes] if weighted else [])],
+            [qkv.buffer, to, *([self.sizes] if weighted else [])],
             takes=[(before.tokens, 6 * inner), (queries, inner * structs.ITEM_BYTES[out.kind]), *weighted],
             rows=before.tokens,
             heads=attention.heads,
@@ -212,7 +213,7 @@ class _Assembly:
         )
         return Rows(out, to)
 
-    def _performer(self, performer: Performer, given: Rows, reader: Factor) -> Rows:
+    def _performer(self, performer: Performer, qkv: Rows, reader: Factor) -> Rows:
         """A performer; its values are the stream from now on."""
         features, width = performer.w.shape
         check_lanes(width, "a performer of ")
@@ -229,8 +230,8 @@ class _Assembly:
         size = structs.performer_bytes(width, padded)
         self.tables.step(
             structs.PERFORMER,
-            [given.buffer, self.stream, to],
-            takes=[(self.state.tokens, each) for each in (12 * width, 4 * width, columns["writes"])],
+            [qkv.buffer, self.stream, to],
+            takes=[(self.state.tokens, item_bytes) for item_bytes in (12 * width, 4 * width, columns["writes"])],
             rows=self.state.tokens,
             width=width,
             features=padded,
@@ -293,4 +294,4 @@ class _Assembly:
 
 
 def _factor(operators: Sequence[Operator]) -> Factor:
-    return next(each for each in operators if isinstance(each, Factor))
+    return next(operator for operator in operators if isinstance(operator, Factor))

@@ -22,8 +22,8 @@ def build(library: Path = LIBRARY) -> bool:
     Raises:
         CpuLibraryError: there is no compiler, or it failed; its own words follow the first line.
     """
-    wanted = source_hash()
-    if library.is_file() and sources_of(library) == wanted:
+    sources = source_hash()
+    if library.is_file() and sources_of(library) == sources:
         return False
     if platform.machine() != "x86_64":
         raise CpuLibraryError(f"{platform.machine()}: the kernels are for x86-64")
@@ -32,12 +32,12 @@ def build(library: Path = LIBRARY) -> bool:
         raise CpuLibraryError(f"no C++ compiler {compiler}: install g++, or name one in CXX")
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder, ThreadPoolExecutor() as pool:
-        objects = [Path(folder) / f"{name}.o" for name in ("library", *(each.name for each in SETS))]
-        commands = [[compiler, *OPTIONS, f'-DSOURCES="{wanted}"', "-c", str(SOURCES / "library.cpp")]]
-        for each, (_, flags) in SETS.items():
+        objects = [Path(folder) / f"{name}.o" for name in ("library", *(isa.name for isa in SETS))]
+        commands = [[compiler, *OPTIONS, f'-DSOURCES="{sources}"', "-c", str(SOURCES / "library.cpp")]]
+        for isa, (_, flags) in SETS.items():
             entries = {"ENTRY": "run", "PEAK": "peak", "RESIZE": "resize"}
-            names = [f"-D{macro}=milkweed_{name}_{each.name}" for macro, name in entries.items()]
-            options = (*OPTIONS, *flags, f"-DISA={each.name}", *names)
+            names = [f"-D{macro}=milkweed_{name}_{isa.name}" for macro, name in entries.items()]
+            options = (*OPTIONS, *flags, f"-DISA={isa.name}", *names)
             commands.append([compiler, *options, "-c", str(SOURCES / "isa.cpp")])
         list(pool.map(_run, ([*c, "-o", str(o)] for c, o in zip(commands, objects, strict=True))))
         built = Path(folder) / library.name

@@ -65,40 +65,40 @@ class Grids:
         assert self.current is not None
         grid, first = len(step.buffers), 0
         step.buffers.append(self.current.buffer)
-        for each in pyramid.convolutions:
-            self._require_own(each, self.current)
+        for convolution in pyramid.convolutions:
+            self._require_own(convolution, self.current)
             taps = len(step.buffers)
-            step.buffers.append(taps_of(each))
-            step.add(self.stages.gather(each, self.current.vector), grid, taps)
-            step.add(self.stages.factor(each.factor, taps_of(each), order, out, first), taps, 0)
-            first += each.factor.width
+            step.buffers.append(taps_of(convolution))
+            step.add(self.stages.gather(convolution, self.current.vector), grid, taps)
+            step.add(self.stages.factor(convolution.factor, taps_of(convolution), order, out, first), taps, 0)
+            first += convolution.factor.width
 
     def branch(self, branch: Branch, stream: Fields, order: Places) -> None:
         """The steps of a branch, which adds to the stream, whose columns are in that order."""
         behind = from_row(stream, branch.prefix)
         if self.in_lanes or self.current is None:
             return self._by_groups(branch, behind, order)
-        given = self.current
-        self._require_own(branch.convolutions[0], given)
-        for place, each in enumerate(branch.convolutions[:-1]):
-            channels = np.arange(each.factor.width)
+        grid = self.current
+        self._require_own(branch.convolutions[0], grid)
+        for place, convolution in enumerate(branch.convolutions[:-1]):
+            channels = np.arange(convolution.factor.width)
             kept = vector(channels, _quantiser(branch.convolutions[place + 1], len(channels)))
-            rows = self._rows(f"branch {place % 2}", kept, each.across**2, dropping=_drops(each))
-            self._convolved(each, given, rows.buffer, channels, kept)
-            given = rows
-        return self._convolved(branch.convolutions[-1], given, behind, order, None)
+            rows = self._rows(f"branch {place % 2}", kept, convolution.across**2, dropping=_drops(convolution))
+            self._convolved(convolution, grid, rows.buffer, channels, kept)
+            grid = rows
+        return self._convolved(branch.convolutions[-1], grid, behind, order, None)
 
     def _require_own(self, convolution: Convolution, grid: Rows) -> None:
         """Refuse a convolution whose grid was written in another one's 8 bits."""
-        own, written = _quantiser(convolution, len(grid.vector.order)), grid.vector.quantiser
-        if own and written and not np.array_equal([own.scale, own.zero], [written.scale, written.zero]):
+        expected, written = _quantiser(convolution, len(grid.vector.order)), grid.vector.quantiser
+        if expected and written and not np.array_equal([expected.scale, expected.zero], [written.scale, written.zero]):
             raise ValueError(f"{convolution.factor.name}: its activations are not those of others that read its grid")
 
-    def _convolved(self, convolution: Convolution, given: Rows, to: Fields, order: Places, out: Vector | None) -> None:
+    def _convolved(self, convolution: Convolution, grid: Rows, to: Fields, order: Places, out: Vector | None) -> None:
         """The step of one convolution; `out` is None where it adds to the stream."""
         step, taps, tile = TileStep(), taps_of(convolution), tile_rows([convolution])
-        step.buffers += [given.buffer, taps, to]
-        step.add(self.stages.gather(convolution, given.vector), 0, 1)
+        step.buffers += [grid.buffer, taps, to]
+        step.add(self.stages.gather(convolution, grid.vector), 0, 1)
         step.add(self.stages.factor(convolution.factor, taps, order, out), 1, 2)
         rows = convolution.across**2
         self.tables.step(structs.ROWS, step.placed(self.tables, tile), step.stages, rows=rows, tile=tile)
@@ -106,11 +106,11 @@ class Grids:
     def _by_groups(self, branch: Branch, stream: Fields, order: Places) -> None:
         """The step of a branch of which a lane of a vector computes a group; in float32 it reads the stream itself."""
         readers = [*branch.convolutions[1:], None]
-        given = [None if each is None else _quantiser(each, each.channels) for each in readers]
-        stages = [self.stages.grouped(each, order, out) for each, out in zip(branch.convolutions, given, strict=True)]
+        outs = [None if reader is None else _quantiser(reader, reader.channels) for reader in readers]
+        stages = [self.stages.grouped(conv, order, out) for conv, out in zip(branch.convolutions, outs, strict=True)]
         first = branch.convolutions[0]
-        edge = max(each.kernel for each in branch.convolutions) // 2
-        channels = max(number for each in stages for number in (each["inputs"], each["outputs"]))
+        edge = max(convolution.kernel for convolution in branch.convolutions) // 2
+        channels = max(number for stage in stages for number in (stage["inputs"], stage["outputs"]))
         places = (first.side + 2 * edge) * (first.side + 2 * edge + PLACES)
         size = 4 * LANES * (2 * places + PLACES) * channels
         buffers, takes = [stream], [(first.side**2, stages[-1]["writes"])]
@@ -138,8 +138,8 @@ class Grids:
 
 def tile_rows(convolutions: Sequence[Convolution]) -> int:
     """Return how many rows of taps a tile holds."""
-    most = max(taps_of(each).row_bytes for each in convolutions)
-    rows = max(each.across**2 for each in convolutions)
+    most = max(taps_of(convolution).row_bytes for convolution in convolutions)
+    rows = max(convolution.across**2 for convolution in convolutions)
     return max(1, min(TILE_BYTES // most, rows + TILE_STEP - 1) // TILE_STEP) * TILE_STEP
 
 
@@ -150,20 +150,22 @@ def taps_of(convolution: Convolution) -> Vector:
 
 def _first(operators: Sequence[Operator]) -> Convolution:
     """The convolution that reads a grid first."""
-    return next(each for each in operators if isinstance(each, Branch | Pyramid)).convolutions[0]
+    return next(operator for operator in operators if isinstance(operator, Branch | Pyramid)).convolutions[0]
 
 
 def _reads_the_stream(behind: Sequence[Operator]) -> bool:
     """Whether the next convolutions are a branch by groups, before which nothing changes the stream."""
-    for each in behind:
-        if not isinstance(each, Norm | Attention) and not (isinstance(each, Factor) and not each.adds):
-            return isinstance(each, Branch) and each.by_groups and each.convolutions[0].factor.quantiser is None
+    for operator in behind:
+        if not isinstance(operator, Norm | Attention) and not (isinstance(operator, Factor) and not operator.adds):
+            if not isinstance(operator, Branch):
+                return False
+            return operator.by_groups and operator.convolutions[0].factor.quantiser is None
     return False
 
 
 def _in_lanes(behind: Sequence[Operator]) -> bool:
     """Whether the next convolutions are a branch by groups in 8 bits."""
-    branch = next(each for each in behind if isinstance(each, Branch | Pyramid))
+    branch = next(operator for operator in behind if isinstance(operator, Branch | Pyramid))
     return isinstance(branch, Branch) and branch.by_groups and branch.convolutions[0].factor.quantiser is not None
 
 

@@ -41,7 +41,7 @@ SETS: dict[InstructionSet, tuple[frozenset[str], tuple[str, ...]]] = {
 @functools.cache
 def source_hash() -> str:
     """Return the hash of all that the library is made of."""
-    digest = hashlib.sha256(repr((OPTIONS, sorted((each.name, flags) for each, (_, flags) in SETS.items()))).encode())
+    digest = hashlib.sha256(repr((OPTIONS, sorted((isa.name, flags) for isa, (_, flags) in SETS.items()))).encode())
     for path in (*sorted(SOURCES.iterdir()), RESIZE):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
@@ -59,7 +59,7 @@ def cpu_flags() -> frozenset[str]:
 
 def supported_sets() -> list[InstructionSet]:
     """Return the sets that this CPU has."""
-    return [each for each, (flags, _) in SETS.items() if flags <= cpu_flags()]
+    return [isa for isa, (flags, _) in SETS.items() if flags <= cpu_flags()]
 
 
 def preferred_sets() -> list[InstructionSet]:
@@ -70,12 +70,12 @@ def preferred_sets() -> list[InstructionSet]:
     Raises:
         ValueError: the variable names no set; one line.
     """
-    names = [each.name for each in SETS]
+    names = [isa.name for isa in SETS]
     fastest = os.environ.get(VARIABLE) or names[0]
     if fastest not in names:
         raise ValueError(f"{VARIABLE} = {fastest!r}: there is no such instruction set, there are {', '.join(names)}")
     allowed = names[names.index(fastest) :]
-    return [each for each in supported_sets() if each.name in allowed and (each.name != "avx512_bf16" or _is_amd())]
+    return [isa for isa in supported_sets() if isa.name in allowed and (isa.name != "avx512_bf16" or _is_amd())]
 
 
 @functools.cache

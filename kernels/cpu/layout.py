@@ -29,15 +29,15 @@ def order_for(inputs: Places, written: Sequence[Places], room: int = 0, multiple
         room: rows that a block of the writer may have, so that runs may be filled up.
         multiple: each block of the vector has a multiple of so many places.
     """
-    channels = max(inputs.max(), *(each.max(initial=0) for each in written)) + 1
+    channels = max(inputs.max(), *(block.max(initial=0) for block in written)) + 1
     rank, writer = np.full(channels, inputs.size), np.full(channels, -1)
     rank[np.concatenate(list(written))] = np.arange(sum(map(len, written)))
-    for block, given in enumerate(written):
-        writer[given] = block
+    for block, block_channels in enumerate(written):
+        writer[block_channels] = block
     order = np.take_along_axis(inputs, np.argsort(rank[inputs], axis=1, kind="stable"), axis=1)
-    blocks = _filled([np.split(each, np.flatnonzero(np.diff(writer[each])) + 1) for each in order], writer, room)
+    blocks = _filled([np.split(row, np.flatnonzero(np.diff(writer[row])) + 1) for row in order], writer, room)
     length = -(-max(map(len, blocks)) // multiple) * multiple
-    order = np.stack([np.pad(each, (0, length - len(each)), constant_values=-1) for each in blocks])
+    order = np.stack([np.pad(block, (0, length - len(block)), constant_values=-1) for block in blocks])
     return np.where((order >= 0) & (rank[order] < inputs.size), order, -1).reshape(-1)
 
 
@@ -60,9 +60,9 @@ def _whole(run: Places) -> int:
 
 def positions(order: Places, channels: int) -> Places:
     """Return the position of each channel; -1 for one that has none."""
-    found = np.full(channels, -1)
-    found[order[order >= 0]] = np.flatnonzero(order >= 0)
-    return found
+    places = np.full(channels, -1)
+    places[order[order >= 0]] = np.flatnonzero(order >= 0)
+    return places
 
 
 def rows_by_position(outputs: Places, place: Places, free: Places, room: int) -> tuple[Places, Places]:

@@ -31,7 +31,7 @@ class _Program(ctypes.Structure):
     )
 
 
-class Runner:
+class ProgramRunner:
     """An assembled program, ready to run. Several threads may call it at a time; each has memory of its own.
 
     The CPU has to have its instruction set (`fastest_set`): another one ends the process.
@@ -44,7 +44,7 @@ class Runner:
         self._assembled = assembled  # the structure points into its arrays
         self._run = _entry(library, assembled.isa.name)
         self._program = _Program(
-            *(each.ctypes.data for each in (assembled.steps, assembled.stages, assembled.buffers)),
+            *(array.ctypes.data for array in (assembled.steps, assembled.stages, assembled.buffers)),
             *(len(assembled.steps), assembled.classes, assembled.logits, 3 * assembled.size**2),
         )
         self._own = threading.local()
@@ -60,7 +60,7 @@ class Runner:
         if not hasattr(self._own, "arena"):
             self._own.arena = structs.aligned(whole.arena_bytes + structs.SLACK)
         logits = np.empty((count, whole.classes), np.float32)
-        data = (each.ctypes.data for each in (whole.constants, self._own.arena, images))
+        data = (array.ctypes.data for array in (whole.constants, self._own.arena, images))
         self._run(ctypes.addressof(self._program), *data, count, logits.ctypes.data)
         return logits
 
@@ -84,7 +84,7 @@ def fastest_set(library: Path = LIBRARY) -> InstructionSet:
         CpuLibraryError: the library is missing, or of other sources, or the variable names no instruction set.
     """
     try:
-        return next(each for each in preferred_sets() if _allowed(library, each.name))
+        return next(isa for isa in preferred_sets() if _allowed(library, isa.name))
     except ValueError as error:
         raise CpuLibraryError(str(error)) from error
 

@@ -109,10 +109,10 @@ def pack(
     nr, padded = isa.panel_for(outputs), isa.room_for(outputs)
     rows, at = np.full((2, blocks, padded), -1)
     for block in range(blocks):
-        given, to = rows_by_position(factor.outputs[block], place, free, padded)
-        rows[block, : len(given)], at[block, : len(given)] = given, to
+        of_block, to = rows_by_position(factor.outputs[block], place, free, padded)
+        rows[block, : len(of_block)], at[block, : len(of_block)] = of_block, to
     weight, scale, bias = ordered(factor, order, isa)
-    weight, scale, bias = (_rows(each, rows) for each in (weight, scale, bias))
+    weight, scale, bias = (_rows(values, rows) for values in (weight, scale, bias))
     to_8_bits = _rows_of(out, factor, rows)
     if to_8_bits is not None and not (factor.gelu or factor.silu):
         scale, bias = scale * to_8_bits[0], bias * to_8_bits[0] + to_8_bits[1]
@@ -146,17 +146,17 @@ def ordered(factor: Factor, order: Places, isa: InstructionSet) -> tuple[NDArray
     column = np.full(max(factor.inputs.max(), order.max()) + 1, 0)
     weight = np.zeros((blocks, outputs, inputs), factor.weight.dtype)
     bias = np.where(factor.outputs < factor.width, factor.bias[np.minimum(factor.outputs, factor.width - 1)], 0.0)
-    scale, given = np.ones((blocks, outputs)), factor.weight
+    scale, values = np.ones((blocks, outputs)), factor.weight
     if factor.scale is not None:
-        largest = np.maximum(given.max(-1).astype(np.int16), -given.min(-1).astype(np.int16))
+        largest = np.maximum(values.max(-1).astype(np.int16), -values.min(-1).astype(np.int16))
         most = np.maximum(largest / isa.rounding.levels, 1)
         scale = factor.scale.astype(np.float64) * most
         if largest.max() > isa.rounding.levels:
-            given = np.rint(given / most[..., None]).astype(np.int8)
+            values = np.rint(values / most[..., None]).astype(np.int8)
     for block in range(blocks):
         channels = order[block * inputs : (block + 1) * inputs]
         column[factor.inputs[block]] = np.arange(factor.inputs.shape[1])
-        weight[block] = np.where(channels >= 0, given[block].take(column[channels], 1), 0)
+        weight[block] = np.where(channels >= 0, values[block].take(column[channels], 1), 0)
         if factor.quantiser is not None:
             zero = np.where(channels >= 0, factor.quantiser.zero[channels], 0.0)
             bias[block] -= scale[block] * (weight[block].astype(np.float64) @ zero)
@@ -168,9 +168,9 @@ def ordered(factor: Factor, order: Places, isa: InstructionSet) -> tuple[NDArray
 
 def _rows(values: NDArray[Any], rows: Places) -> NDArray[Any]:
     """Rows of each block in another order, zeros at -1."""
-    taken = np.stack([each[np.maximum(row, 0)] for each, row in zip(values, rows, strict=True)])
-    taken[rows < 0] = 0
-    return taken
+    reordered = np.stack([block[np.maximum(row, 0)] for block, row in zip(values, rows, strict=True)])
+    reordered[rows < 0] = 0
+    return reordered
 
 
 def _rows_of(out: Quantiser | None, factor: Factor, rows: Places) -> tuple[Floats, Floats] | None:

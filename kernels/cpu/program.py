@@ -162,11 +162,11 @@ class Branch:
     def by_groups(self) -> bool:
         """Whether many groups stay apart in all of its convolutions: then a lane computes a group."""
         return all(
-            each.groups == self.convolutions[0].groups >= LEAST_GROUPS
-            and (each.stride, each.dilation, each.padding) == (1, 1, each.kernel // 2)
-            and each.kernel % 2 == 1
-            and each.factor.silu | each.factor.adds
-            for each in self.convolutions
+            convolution.groups == self.convolutions[0].groups >= LEAST_GROUPS
+            and (convolution.stride, convolution.dilation, convolution.padding) == (1, 1, convolution.kernel // 2)
+            and convolution.kernel % 2 == 1
+            and convolution.factor.silu | convolution.factor.adds
+            for convolution in self.convolutions
         )
 
 
@@ -264,16 +264,16 @@ def convolution(weight: Floats, bias: Floats | None, side: int, groups: int = 1,
         options: stride, dilation and padding; the rest is the factor's.
     """
     out, per, kernel, _ = weight.shape
-    count, taps, given = _groups_in_block(groups, out // groups), kernel**2, out // groups
+    count, taps, outputs = _groups_in_block(groups, out // groups), kernel**2, out // groups
     blocks = groups // count
-    full = np.zeros((blocks, count, given, taps, count, per), weight.dtype)
+    full = np.zeros((blocks, count, outputs, taps, count, per), weight.dtype)
     for i in range(count):
-        full[:, i, :, :, i] = weight.reshape(blocks, count, given, per, taps)[:, i].transpose(0, 1, 3, 2)
+        full[:, i, :, :, i] = weight.reshape(blocks, count, outputs, per, taps)[:, i].transpose(0, 1, 3, 2)
     channels = np.arange(per * groups).reshape(blocks, 1, count * per)
     inputs = (np.arange(taps)[:, None] * per * groups + channels).reshape(blocks, -1)
     geometry = {name: options.pop(name) for name in ("stride", "dilation", "padding") if name in options}
     bias = np.zeros(out) if bias is None else bias
-    weight = full.reshape(blocks, count * given, -1)
+    weight = full.reshape(blocks, count * outputs, -1)
     factor = Factor(weight, inputs, np.arange(out).reshape(blocks, -1), out, bias, **options)
     return Convolution(factor, side, per * groups, kernel, groups=groups, **geometry)
 
@@ -293,5 +293,5 @@ def filters_of(convolution: Convolution, weight: NDArray[Any]) -> NDArray[Any]:
 
 def _groups_in_block(groups: int, outputs: int) -> int:
     """How many groups a block holds, so that panels of 32 outputs multiply few zeros; of equal ones the most."""
-    counts = [each for each in range(1, groups + 1) if groups % each == 0]
-    return min(counts, key=lambda each: (-(-each * outputs // 32), -each))
+    counts = [count for count in range(1, groups + 1) if groups % count == 0]
+    return min(counts, key=lambda count: (-(-count * outputs // 32), -count))

@@ -59,23 +59,23 @@ class _Reader:
 
 def calibrated(program: Program, batches: Iterable[Floats]) -> Maxima:
     """Return the maxima over batches of images."""
-    found: dict[str, Floats] = {}
-    wanted = channels_of(program)
+    maxima: dict[str, Floats] = {}
+    channels = channels_of(program)
 
     def observe(factor: Factor, x: Floats) -> None:
-        if factor.name in wanted:
+        if factor.name in channels:
             seen = np.abs(x).max(0).astype(np.float32)
-            found[factor.name] = np.maximum(seen, found.get(factor.name, seen))
+            maxima[factor.name] = np.maximum(seen, maxima.get(factor.name, seen))
 
     for batch in batches:
         evaluate(program, batch, observe)
-    return found
+    return maxima
 
 
 def channels_of(program: Program) -> dict[str, int]:
     """Return the number of channels of the inputs of each factor that is quantised, by its name."""
     readers = list(_readers(program))
-    channels = {each.factor.name: each.channels for each in readers}
+    channels = {reader.factor.name: reader.channels for reader in readers}
     if len(channels) < len(readers):
         raise ValueError(f"{len(readers)} layers have {len(channels)} names: each needs its own for its activations")
     return channels
@@ -88,21 +88,21 @@ def quantised(program: Program, maxima: Maxima, rounding: Rounding = AS_USUAL) -
         rounding: what the instruction set that will run it likes, if that is known. A program that was rounded to more
             levels is rounded again where it runs, and loses more by it.
     """
-    found = {
-        each.factor.name: _quantised(each, maxima[each.factor.name].astype(np.float64), rounding)
-        for each in _readers(program)
+    factors = {
+        reader.factor.name: _quantised(reader, maxima[reader.factor.name].astype(np.float64), rounding)
+        for reader in _readers(program)
     }
-    return with_factors(program, lambda factor: found[factor.name])
+    return with_factors(program, lambda factor: factors[factor.name])
 
 
 def with_factors(program: Program, changed: Callable[[Factor], Factor]) -> Program:
     """Return the program with each factor changed that may be quantised: not the classifier."""
-    return replace(program, operators=[_with(each, changed) for each in program.operators])
+    return replace(program, operators=[_with(operator, changed) for operator in program.operators])
 
 
 def _with(operator: Operator, changed: Callable[[Factor], Factor]) -> Operator:
     if isinstance(operator, Pyramid | Branch):
-        convolutions = [replace(each, factor=changed(each.factor)) for each in operator.convolutions]
+        convolutions = [replace(conv, factor=changed(conv.factor)) for conv in operator.convolutions]
         return replace(operator, convolutions=convolutions)
     return changed(operator) if isinstance(operator, Factor) else operator
 
@@ -121,12 +121,12 @@ def _readers(program: Program) -> Iterator[_Reader]:
         elif isinstance(operator, Performer):
             channels, least = operator.w.shape[1], 0.0
         elif isinstance(operator, Pyramid):
-            yield from (_Reader(each.factor, each.channels, taps=each.kernel**2) for each in operator.convolutions)
+            yield from (_Reader(conv.factor, conv.channels, taps=conv.kernel**2) for conv in operator.convolutions)
         elif isinstance(operator, Branch):
             before = 0.0
-            for each in operator.convolutions:
-                yield _Reader(each.factor, each.channels, before, each.kernel**2)
-                before = _least(each.factor)
+            for conv in operator.convolutions:
+                yield _Reader(conv.factor, conv.channels, before, conv.kernel**2)
+                before = _least(conv.factor)
 
 
 def _least(factor: Factor) -> float:

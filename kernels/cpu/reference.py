@@ -63,13 +63,13 @@ def evaluate(program: Program, images: Floats, observe: Observe = lambda factor,
             side = math.isqrt(stream.shape[1] - operator.prefix)
             grid = stream[:, operator.prefix :].reshape(len(stream), side, side, -1)
         elif isinstance(operator, Pyramid):
-            stream = np.concatenate([_convolved(each, grid, observe) for each in operator.convolutions], axis=-1)
+            stream = np.concatenate([_convolved(conv, grid, observe) for conv in operator.convolutions], axis=-1)
             stream = stream.reshape(len(stream), -1, stream.shape[-1])
             sizes = np.ones(stream.shape[:2], stream.dtype)
         elif isinstance(operator, Branch):
             y = grid
-            for each in operator.convolutions:
-                y = _convolved(each, y, observe)
+            for conv in operator.convolutions:
+                y = _convolved(conv, y, observe)
             stream = stream.copy()
             stream[:, operator.prefix :] += y.reshape(len(y), -1, y.shape[-1])
         elif isinstance(operator, Merge):
@@ -122,11 +122,11 @@ def _convolved(convolution: Convolution, grid: Floats, observe: Observe) -> Floa
     edge, step, across = convolution.padding, convolution.dilation, convolution.across
     padded = np.pad(grid, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
     reach = convolution.stride * (across - 1) + 1
-    starts = [step * each for each in range(convolution.kernel)]
+    starts = [step * tap for tap in range(convolution.kernel)]
     taps = [padded[:, y : y + reach, x : x + reach] for y in starts for x in starts]
     return _product(
         convolution.factor,
-        np.concatenate([each[:, :: convolution.stride, :: convolution.stride] for each in taps], axis=-1),
+        np.concatenate([tap[:, :: convolution.stride, :: convolution.stride] for tap in taps], axis=-1),
     )
 
 
@@ -170,9 +170,9 @@ def _merged(merge: Merge, stream: Floats, sizes: Floats, qkv: Floats) -> tuple[F
     patches = stream.shape[1] - merge.prefix
     keys = k.mean(1)[:, merge.prefix :]
     keys = keys / np.linalg.norm(keys, axis=-1, keepdims=True)
-    taken = merge.protect * patches * _softmax(q[:, :, :1], k, sizes).mean(1)[:, 0, merge.prefix :]
+    protected = merge.protect * patches * _softmax(q[:, :, :1], k, sizes).mean(1)[:, 0, merge.prefix :]
     similarity = keys[:, ::2] @ keys[:, 1::2].transpose(0, 2, 1)
-    order = np.argsort(taken[:, ::2] - similarity.max(-1), axis=1, kind="stable")
+    order = np.argsort(protected[:, ::2] - similarity.max(-1), axis=1, kind="stable")
     results = []
     for i, nearest in enumerate(similarity.argmax(-1)):
         gone, kept = order[i, : merge.count], np.sort(order[i, merge.count :])

@@ -78,7 +78,7 @@ def infer_shapes(program: Program) -> list[State]:
         kind, before = type(operator), states[-1]
         try:
             followers = _READERS[before.giver] if before.giver else _UNREAD
-            _require(kind in followers, f"follows what {' or '.join(each.__name__ for each in followers)} may follow")
+            _require(kind in followers, f"follows what {' or '.join(a.__name__ for a in followers)} may follow")
             states.append(_RULES[kind](before, operator))
             _require(states[-1].tokens <= MAX_TOKENS, f"{states[-1].tokens} tokens, at most {MAX_TOKENS} may be")
         except ValueError as error:
@@ -148,21 +148,21 @@ def _grid(state: State, grid: Grid) -> State:
 
 
 def _pyramid(state: State, pyramid: Pyramid) -> State:
-    sides = {_convolved(each, state.grid)[0] for each in pyramid.convolutions}
+    sides = {_convolved(conv, state.grid)[0] for conv in pyramid.convolutions}
     _require(len(sides) == 1, f"of sides {sides}")
-    _require(not any(each.factor.adds or each.factor.silu for each in pyramid.convolutions), "it adds, or has SiLU")
-    width = sum(each.factor.width for each in pyramid.convolutions)
+    _require(not any(conv.factor.adds or conv.factor.silu for conv in pyramid.convolutions), "it adds, or has SiLU")
+    width = sum(conv.factor.width for conv in pyramid.convolutions)
     return State(sides.pop() ** 2, width, grid=state.grid)
 
 
 def _branch(state: State, branch: Branch) -> State:
-    given, (*others, last) = state.grid, branch.convolutions
-    for each in branch.convolutions:
-        given = _convolved(each, given)
+    grid, (*others, last) = state.grid, branch.convolutions
+    for conv in branch.convolutions:
+        grid = _convolved(conv, grid)
     _require(_whole(branch.prefix, 0, state.tokens), f"a prefix of {branch.prefix}")
-    fits = given == (last.across, state.width) and last.across**2 == state.tokens - branch.prefix
-    fits = fits and last.factor.adds and not any(each.factor.adds for each in others)
-    _require(fits, f"adds {given} to {state.tokens} tokens")
+    fits = grid == (last.across, state.width) and last.across**2 == state.tokens - branch.prefix
+    fits = fits and last.factor.adds and not any(conv.factor.adds for conv in others)
+    _require(fits, f"adds {grid} to {state.tokens} tokens")
     # There may be no grid: kernels of a branch may read the stream itself.
     return replace(state, grid=None, unread=False)
 

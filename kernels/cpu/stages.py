@@ -63,7 +63,7 @@ class Stages:
             "outside": self.constants.add(outside.astype(np.uint16 if grid.quantiser is None else np.uint8)),
         }
 
-    def factor(self, factor: Factor, given: Vector, order: Places, out: Vector | None, first: int = 0) -> Fields:
+    def factor(self, factor: Factor, read: Vector, order: Places, out: Vector | None, first: int = 0) -> Fields:
         """A factor whose outputs are written to columns in that order.
 
         Args:
@@ -75,18 +75,18 @@ class Stages:
         dropped = 0 if factor.adds else len(order)
         free = np.arange(2 * len(order)) if factor.adds else np.flatnonzero(order < 0)
         to_type = structs.F32 if out is None else out.kind
-        packed = pack(factor, given.order, place, free, dropped, None if out is None else out.quantiser, self.isa)
+        packed = pack(factor, read.order, place, free, dropped, None if out is None else out.quantiser, self.isa)
         stage = {
             "action": structs.FACTOR,
-            "type": given.kind,
+            "type": read.kind,
             "blocks": factor.weight.shape[0],
-            "inputs": len(given.order) // factor.weight.shape[0],
+            "inputs": len(read.order) // factor.weight.shape[0],
             "outputs": packed.outputs,
             "nr": packed.nr,
             "epilogue": _epilogue(factor),
             "to_type": to_type,
             "group": packed.group,
-            "reads": len(given.order) * structs.ITEM_BYTES[given.kind],
+            "reads": len(read.order) * structs.ITEM_BYTES[read.kind],
             # What fills up a last run adds zeros to the next row.
             "writes": _end(packed.places - factor.adds * (FILLED - 1), packed.group, to_type),
         }
@@ -147,7 +147,7 @@ class Stages:
             "inputs": padded.shape[2] // 4,
             "outputs": padded.shape[1],
             "weights": self.constants.add(_in_lanes(fours)),
-            **{name: self.floats(_in_lanes(np.append(each, 0)[channels])) for name, each in of_sums.items()},
+            **{name: self.floats(_in_lanes(np.append(sums, 0)[channels])) for name, sums in of_sums.items()},
             "group": group,
             # What is added for a dropped output is 0, and may be added anywhere.
             "places": self.constants.add(np.maximum(places, 0).astype(np.int32)),
@@ -173,12 +173,12 @@ class TileStep:
         self.at, self._given = 0, list[Vector]()
 
     @classmethod
-    def of(cls, stream: Fields, given: Rows | None) -> "TileStep":
+    def of(cls, stream: Fields, attended: Rows | None) -> "TileStep":
         """Begin with the stream, and what an attention gave."""
         step = cls()
         step.buffers.append(stream)
-        if given is not None:
-            step.gives(given.buffer, given.vector)
+        if attended is not None:
+            step.gives(attended.buffer, attended.vector)
         return step
 
     @property
@@ -200,8 +200,8 @@ class TileStep:
     def placed(self, tables: Tables, rows: int) -> list[Fields]:
         """Return all buffers, those of vectors with room for so many rows."""
         return [
-            tables.tile(rows, place, each.kind, each.row_bytes) if isinstance(each, Vector) else each
-            for place, each in enumerate(self.buffers)
+            tables.tile(rows, place, buffer.kind, buffer.row_bytes) if isinstance(buffer, Vector) else buffer
+            for place, buffer in enumerate(self.buffers)
         ]
 
 
@@ -212,8 +212,8 @@ def grouped_order(convolution: Convolution) -> Places:
 
 def _in_fours(groups: int, channels: int) -> Places:
     """The channels of each group, (groups, channels), filled up with -1 to whole vectors and fours."""
-    found = np.arange(groups * channels).reshape(groups, channels)
-    return np.pad(found, ((0, -groups % LANES), (0, -channels % 4)), constant_values=-1)
+    by_group = np.arange(groups * channels).reshape(groups, channels)
+    return np.pad(by_group, ((0, -groups % LANES), (0, -channels % 4)), constant_values=-1)
 
 
 def _by_vector(by_group: Places) -> Places:

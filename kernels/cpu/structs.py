@@ -84,9 +84,9 @@ class Constants:
         return offset
 
     def memory(self) -> NDArray[np.uint8]:
-        found = aligned(self._size + SLACK)
-        found[: self._size] = np.frombuffer(b"".join(self._parts), np.uint8)
-        return found
+        memory = aligned(self._size + SLACK)
+        memory[: self._size] = np.frombuffer(b"".join(self._parts), np.uint8)
+        return memory
 
 
 class Arena:
@@ -110,11 +110,11 @@ def aligned(size: int) -> NDArray[np.uint8]:
 
 def table(rows: Sequence[Mapping[str, Any]], kind: np.dtype[Any]) -> NDArray[Any]:
     """Return structures in a row; fields that a row does not name are 0, and what is no field of theirs is left out."""
-    found = np.zeros(len(rows), kind)
+    structures = np.zeros(len(rows), kind)
     for place, row in enumerate(rows):
-        for name in row.keys() & set(found.dtype.names or ()):
-            found[name][place] = row[name]
-    return found
+        for name in row.keys() & set(structures.dtype.names or ()):
+            structures[name][place] = row[name]
+    return structures
 
 
 class Tables:
@@ -158,7 +158,7 @@ class Tables:
         Raises:
             ValueError: a row or column lies outside of its buffer.
         """
-        checked = [(buffer, *each) for buffer, each in zip(buffers, takes, strict=True)] if takes else []
+        checked = [(buffer, *taking) for buffer, taking in zip(buffers, takes, strict=True)] if takes else []
         for stage in stages if kind == ROWS else ():
             for end, row_bytes in (("from", stage["reads"]), ("to", stage["writes"])):
                 whole = buffers[stage[end]]

@@ -69,14 +69,14 @@ def stream_order(operators: Sequence[Operator], width: int) -> Places:
     In each of its blocks they come in the order in which the factor with most blocks adds to them. What starts the
     stream anew, or is another's values, comes in the channels' own order.
     """
-    of_this = list(takewhile(lambda each: not isinstance(each, Pyramid | Performer), operators))
-    adding = [each for each in of_this if isinstance(each, Factor) and each.adds]
-    reading = [each for norm, each in pairwise(of_this) if isinstance(norm, Norm) and isinstance(each, Factor)]
+    of_this = list(takewhile(lambda operator: not isinstance(operator, Pyramid | Performer), operators))
+    adding = [operator for operator in of_this if isinstance(operator, Factor) and operator.adds]
+    reading = [reader for norm, reader in pairwise(of_this) if isinstance(norm, Norm) and isinstance(reader, Factor)]
     if not adding:
         return np.arange(width)
-    order = np.concatenate(kept_outputs(max(adding, key=lambda each: len(each.outputs))))
+    order = np.concatenate(kept_outputs(max(adding, key=lambda factor: len(factor.outputs))))
     if reading:
-        order = order_for(max(reading, key=lambda each: len(each.inputs)).inputs, [order])
+        order = order_for(max(reading, key=lambda factor: len(factor.inputs)).inputs, [order])
     return order[order >= 0]
 
 
@@ -85,26 +85,26 @@ def qkv_order(writer: Factor, attention: Attention, reader: Factor) -> Places:
 
     Queries and keys of all heads have to lie in one order, values where the reader's blocks are contiguous.
     """
-    given, taken = _blocks(writer.outputs, writer.width), _blocks(reader.inputs, int(reader.inputs.max()) + 1)
+    writers, readers = _blocks(writer.outputs, writer.width), _blocks(reader.inputs, int(reader.inputs.max()) + 1)
     heads = np.arange(writer.width).reshape(3, attention.heads, attention.head_dim)
-    order = np.argsort(given[heads], axis=2, kind="stable")
+    order = np.argsort(writers[heads], axis=2, kind="stable")
     if (order[:2] != order[0, 0]).any():
         order[:2] = np.arange(attention.head_dim)
     values = heads[2] - 2 * attention.heads * attention.head_dim
-    order[2] = np.lexsort((given[heads[2]], taken[values]), axis=1)
+    order[2] = np.lexsort((writers[heads[2]], readers[values]), axis=1)
     return np.take_along_axis(heads, order, axis=2).reshape(-1)
 
 
 def kept_outputs(factor: Factor) -> list[Places]:
     """Return the channels that each block of a factor gives."""
-    return [each[each < factor.width] for each in factor.outputs]
+    return [channels[channels < factor.width] for channels in factor.outputs]
 
 
 def _blocks(channels: Places, count: int) -> Places:
     """The block of each channel."""
-    found = np.zeros(max(count, int(channels.max()) + 1), np.int64)
-    found[channels] = np.arange(len(channels))[:, None]
-    return found
+    blocks = np.zeros(max(count, int(channels.max()) + 1), np.int64)
+    blocks[channels] = np.arange(len(channels))[:, None]
+    return blocks
 
 
 def by_heads(operators: Sequence[Operator]) -> list[Operator]:
@@ -112,14 +112,14 @@ def by_heads(operators: Sequence[Operator]) -> list[Operator]:
 
     A factor whose blocks are of other channels, or filled up, becomes one block with zeros in it.
     """
-    found = list(operators)
-    for place, each in enumerate(found):
-        if isinstance(each, Attention):
-            at = next(at for at in range(place, len(found)) if isinstance(found[at], Factor))
-            reader, heads = cast(Factor, found[at]), np.arange(each.heads * each.head_dim)
+    changed = list(operators)
+    for place, attention in enumerate(changed):
+        if isinstance(attention, Attention):
+            at = next(at for at in range(place, len(changed)) if isinstance(changed[at], Factor))
+            reader, heads = cast(Factor, changed[at]), np.arange(attention.heads * attention.head_dim)
             if not np.array_equal(np.sort(reader.inputs).ravel(), heads):
-                found[at] = _one_block(reader, heads)
-    return found
+                changed[at] = _one_block(reader, heads)
+    return changed
 
 
 def _one_block(factor: Factor, inputs: Places) -> Factor:

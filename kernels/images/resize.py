@@ -12,7 +12,7 @@ from ..cpu.library import CpuLibraryError, resize_entry
 WEIGHT_BITS = 22
 
 
-class Span(NamedTuple):
+class CroppedAxis(NamedTuple):
     """What is kept of a resized axis.
 
     Args:
@@ -55,7 +55,7 @@ def resize_refusal() -> str | None:
     return None
 
 
-def resize(pixels: NDArray[np.uint8], across: Span, down: Span, *, bilinear: bool) -> NDArray[np.uint8]:
+def resize(pixels: NDArray[np.uint8], across: CroppedAxis, down: CroppedAxis, *, bilinear: bool) -> NDArray[np.uint8]:
     """Resize RGB levels (height, width, 3) by the antialiased bicubic or bilinear filter; rows first, then columns.
 
     Returns:
@@ -72,13 +72,13 @@ def resize(pixels: NDArray[np.uint8], across: Span, down: Span, *, bilinear: boo
     lines = rows.starts[-1] + rows.weights.shape[1] - rows.starts[0]
     scratch = np.empty(row_bytes * (4 * columns.weights.shape[1] + int(lines)) + 3 * width + 1, np.uint8)
     out = np.empty((down.kept, row_bytes // 4, 4), np.uint8)
-    axes = (ctypes.byref(_Axis.of(each)) for each in (columns, rows))
+    axes = (ctypes.byref(_Axis.of(side)) for side in (columns, rows))
     resize_entry()(pixels.ctypes.data, width, *axes, scratch.ctypes.data, out.ctypes.data)
     return out[:, : across.kept, :3]
 
 
 @lru_cache(64)
-def axis(span: Span, bilinear: bool) -> Axis:
+def axis(span: CroppedAxis, bilinear: bool) -> Axis:
     """Return the weights of an axis: those of Pillow's `Resample.c`, in its order of float64 operations."""
     scale = span.length / span.resized
     stretch = max(scale, 1.0)

@@ -98,10 +98,10 @@ def packed(
     if layouts is None:
         raise TypeError(f"{operator.kind} has no tensors to pack")
     key = (layout, problem.dtype, str(problem.device), *more)
-    found = layouts.get(key)
-    if found is None:
-        found = layouts[key] = Packed([tensor.detach() for tensor in make() if tensor is not None])
-    return found
+    layout_tensors = layouts.get(key)
+    if layout_tensors is None:
+        layout_tensors = layouts[key] = Packed([tensor.detach() for tensor in make() if tensor is not None])
+    return layout_tensors
 
 
 def on_rows(segment: Sequence[Operator], out_features: int, kernel: Call, *weights: Packed) -> Runner:

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..attention import attention_refusal
 from ..blocked import Activation, block_monarch, blocked_refusal
 from ..blocked_mlp import block_mlp, block_width, mlp_refusal, tile_refusal
-from ..chain_ir import Attention, LayerNorm, Monarch, Operator, Problem, kinds
+from ..chain_ir import LayerNorm, Monarch, Operator, Problem, SelfAttention, kinds
 from ..native.library import library_path, native_status
 from ..native.stamp import read_stamp
 from ..native.torch_ops import monarch_linear, monarch_mlp, short_attention
@@ -94,8 +94,8 @@ class NativeMlp(Native):
         eps = norm.eps if norm else 0.0
 
         def kernel(x: Tensor, residual: Tensor | None) -> Tensor:
-            given = (x, factor1, stream, factor2, bias1, bias2, residual)
-            return monarch_mlp(*given, norm_weight, norm_bias, eps, self.tile)
+            operands = (x, factor1, stream, factor2, bias1, bias2, residual)
+            return monarch_mlp(*operands, norm_weight, norm_bias, eps, self.tile)
 
         return on_rows(segment, fc2.out_features, kernel, weights, *norms)
 
@@ -109,7 +109,7 @@ class NativeAttention(Native):
 
     def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
         attention = segment[0]
-        if len(segment) != 1 or not isinstance(attention, Attention):
+        if len(segment) != 1 or not isinstance(attention, SelfAttention):
             return OTHER_KIND
         head_dim, scale = attention.head_dim, attention.scale
         refusal = attention_refusal(problem.batch, problem.tokens, head_dim, scale, problem.dtype)
@@ -117,7 +117,7 @@ class NativeAttention(Native):
 
     def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
         (attention,) = segment
-        assert isinstance(attention, Attention)
+        assert isinstance(attention, SelfAttention)
         heads, scale = attention.num_heads, attention.scale
         return Runner(lambda qkv, _: short_attention(qkv.contiguous(), heads, scale, self.tile))
 

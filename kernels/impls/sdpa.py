@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention import sdpa_attention, split_heads
-from ..chain_ir import Attention, Operator, Problem
+from ..chain_ir import Operator, Problem, SelfAttention
 from .base import OTHER_KIND, Runner
 
 
@@ -29,7 +29,7 @@ class SdpaImpl:
         return f"sdpa_{self.backend}"
 
     def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
-        if len(segment) != 1 or not isinstance(segment[0], Attention):
+        if len(segment) != 1 or not isinstance(segment[0], SelfAttention):
             return OTHER_KIND
         if problem.device.type != "cuda":
             return f"no choice of backends on {problem.device.type}"
@@ -39,7 +39,7 @@ class SdpaImpl:
 
     def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
         (attention,) = segment
-        assert isinstance(attention, Attention)
+        assert isinstance(attention, SelfAttention)
 
         def call(qkv: Tensor, _: Tensor | None) -> Tensor:
             return sdpa_attention(qkv, attention.num_heads, attention.scale, self.backend)
@@ -57,7 +57,7 @@ def sdpa_impls() -> list[SdpaImpl]:
     ]
 
 
-def _parameters(attention: Attention, problem: Problem) -> Any:
+def _parameters(attention: SelfAttention, problem: Problem) -> Any:
     """Return what the backends decide by: q, k and v of one image, without values."""
     width = 3 * attention.num_heads * attention.head_dim
     qkv = torch.empty(1, problem.tokens, width, dtype=problem.dtype, device=problem.device)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ..attention import sdpa_attention
 from ..batched import monarch_batched
-from ..chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Monarch, Operator, Packed, Problem, needed
+from ..chain_ir import Add, Dense, Gelu, LayerNorm, Monarch, Operator, Packed, Problem, SelfAttention, needed
 from .base import OTHER_KIND, Call, Runner, packed
 
 
@@ -49,7 +49,7 @@ def _step(operator: Operator, problem: Problem) -> tuple[Call, Packed | None]:
             return lambda x, _: monarch_batched(x, w1, w2, biases[0] if biases else None, out), factors
         case Gelu():
             return lambda x, _: F.gelu(x), None
-        case Attention(num_heads, _, scale):
+        case SelfAttention(num_heads, _, scale):
             return lambda x, _: sdpa_attention(x, num_heads, scale), None
         case Add():
             return _add, None
@@ -61,9 +61,9 @@ def _add(x: Tensor, residual: Tensor | None) -> Tensor:
 
 def plain_tensors(layer: LayerNorm | Dense | Monarch, problem: Problem) -> Packed:
     """Return a layer's own tensors on the problem's device and in its dtype: weight or factors, and bias if any."""
-    own = (layer.w1, layer.w2) if isinstance(layer, Monarch) else (layer.weight,)
-    given = own if layer.bias is None else (*own, layer.bias)
-    return packed(layer, "plain", problem, lambda: [t.to(problem.device, problem.dtype).contiguous() for t in given])
+    weights = (layer.w1, layer.w2) if isinstance(layer, Monarch) else (layer.weight,)
+    tensors = weights if layer.bias is None else (*weights, layer.bias)
+    return packed(layer, "plain", problem, lambda: [t.to(problem.device, problem.dtype).contiguous() for t in tensors])
 
 
 def finish(y: Tensor, segment: Sequence[Operator], residual: Tensor | None) -> Tensor:

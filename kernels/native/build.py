@@ -70,26 +70,26 @@ def gencode(arch: str) -> str:
     Raises:
         BuildError: it is neither.
     """
-    found = _ARCH.fullmatch(arch)
-    if not found:
+    architecture = _ARCH.fullmatch(arch)
+    if not architecture:
         raise BuildError(f"architecture {arch!r}: give numbers as in {', '.join(ARCHS)}")
-    if found[1]:
-        return f"-gencode=arch=compute_{found[1]},code=compute_{found[1]}"
+    if architecture[1]:
+        return f"-gencode=arch=compute_{architecture[1]},code=compute_{architecture[1]}"
     return f"-gencode=arch=compute_{arch},code=sm_{arch}"
 
 
 def included(source: Path, root: Path) -> list[Path]:
     """Return a source and every file that it includes, directly or not; includes are paths from `root`."""
-    found: list[Path] = []
+    files: list[Path] = []
     waiting = [source]
     while waiting:
         path = waiting.pop()
-        if path in found or not path.exists():
+        if path in files or not path.exists():
             continue
-        found.append(path)
+        files.append(path)
         names = re.findall(r'^\s*#include "([^"]+)"', path.read_text(), re.MULTILINE)
         waiting += [root / name for name in names]
-    return sorted(found)
+    return sorted(files)
 
 
 def build(job: Build, say: Say = print) -> bool:
@@ -193,14 +193,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time (default: cores)")
     parser.add_argument("--out", type=Path, default=LIBRARY, help=f"the library (default: {LIBRARY})")
     parser.add_argument("--build-folder", type=Path, default=BUILD_FOLDER, help=f"objects (default: {BUILD_FOLDER})")
-    given = parser.parse_args(arguments)
-    if given.jobs < 1:
-        parser.error(f"--jobs {given.jobs}: at least 1")
+    options = parser.parse_args(arguments)
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs}: at least 1")
     try:
-        archs = tuple(dict.fromkeys(_native() if arch == "native" else arch for arch in given.arch))
+        archs = tuple(dict.fromkeys(_native() if arch == "native" else arch for arch in options.arch))
         for arch in archs:
             gencode(arch)
-        build(Build(find_toolchain(), archs, given.out, given.build_folder, given.jobs), _say)
+        build(Build(find_toolchain(), archs, options.out, options.build_folder, options.jobs), _say)
     except BuildError as error:
         print(f"kernels: {error}", file=sys.stderr)
         return 1

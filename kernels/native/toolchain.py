@@ -80,18 +80,16 @@ def _find_nvcc() -> Path:
 
 def _nvcc_version(nvcc: Path) -> str:
     done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"release (\d+)\.(\d+)", done.stdout)
-    if done.returncode or not found:
+    cuda = re.search(r"release (\d+)\.(\d+)", done.stdout)
+    if done.returncode or not cuda:
         raise BuildError(f"{nvcc} --version says nothing usable: {(done.stderr or done.stdout).strip()[:200]}")
-    version = (int(found[1]), int(found[2]))
+    version = (int(cuda[1]), int(cuda[2]))
     if version < OLDEST_NVCC:
-        raise BuildError(
-            f"{nvcc} is version {found[1]}.{found[2]}: {OLDEST_NVCC[0]}.{OLDEST_NVCC[1]} or newer is needed"
-        )
+        raise BuildError(f"{nvcc} is version {cuda[1]}.{cuda[2]}: {OLDEST_NVCC[0]}.{OLDEST_NVCC[1]} or newer is needed")
     of_torch = torch.version.cuda
     if of_torch is not None and int(of_torch.partition(".")[0]) != version[0]:
-        raise BuildError(f"{nvcc} is of CUDA {found[1]}.{found[2]}, this PyTorch of CUDA {of_torch}: the major differs")
-    return f"{found[1]}.{found[2]}"
+        raise BuildError(f"{nvcc} is of CUDA {cuda[1]}.{cuda[2]}, this PyTorch of CUDA {of_torch}: the major differs")
+    return f"{cuda[1]}.{cuda[2]}"
 
 
 def run_compiler(command: list[str], what: str, cwd: Path | None = None) -> str:

@@ -14,5 +14,5 @@ class DriverModuleCache(FileCacheManager):  # type: ignore[misc]
     def get_file(self, filename: str) -> str | None:
         if filename == DRIVER_MODULE.name and DRIVER_MODULE.is_file():
             return str(DRIVER_MODULE)
-        found: str | None = super().get_file(filename)
-        return found
+        file: str | None = super().get_file(filename)
+        return file

@@ -150,8 +150,8 @@ def _mlp(
     return y
 
 
-_linear.register_fake(lambda x, *rest: x.new_empty(x.shape[0], rest[-3]))
-_mlp.register_fake(lambda x, *rest: x.new_empty(x.shape[0], rest[-2]))
+_linear.register_fake(lambda x, *arguments: x.new_empty(x.shape[0], arguments[-3]))
+_mlp.register_fake(lambda x, *arguments: x.new_empty(x.shape[0], arguments[-2]))
 
 
 def _check(x: Tensor, layers: tuple[BlockedMonarch, ...], residual: Tensor | None, tile: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from ..chain_ir import Add, Attention, Dense, LayerNorm, Monarch, Operator, Problem, describe
+from ..chain_ir import Add, Dense, LayerNorm, Monarch, Operator, Problem, SelfAttention, describe
 from ..impls.base import Impl, Runner
 from .plan import Plan, Span
 
@@ -70,8 +70,8 @@ class CompiledChain:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Tensors that it keeps on the device, and shares with chains of the same layer for other batches."""
-        found = {id(tensor): tensor for runner in self.runners for tensor in runner.tensors}
-        return tuple(found.values())
+        tensors = {id(tensor): tensor for runner in self.runners for tensor in runner.tensors}
+        return tuple(tensors.values())
 
     @property
     def resident_bytes(self) -> int:
@@ -116,19 +116,19 @@ def _widths(operators: Sequence[Operator]) -> tuple[int, ...]:
         raise ValueError("no operator of the chain has a width")
     # Operators before the first one of known width do not change the width.
     widths = [takes[first]]
-    for operator, taken, given in zip(operators, takes, gives, strict=True):
-        if taken and taken != widths[-1]:
-            raise ValueError(f"{operator.describe()} takes {taken} features and is given {widths[-1]}")
-        widths.append(given or widths[-1])
+    for operator, reads, writes in zip(operators, takes, gives, strict=True):
+        if reads and reads != widths[-1]:
+            raise ValueError(f"{operator.describe()} takes {reads} features and is given {widths[-1]}")
+        widths.append(writes or widths[-1])
     return tuple(widths)
 
 
 def _residual_width(operators: Sequence[Operator], widths: Sequence[int]) -> int:
     """Return the features of the residual; 0 if nothing adds it."""
-    found = {width for operator, width in zip(operators, widths, strict=False) if isinstance(operator, Add)}
-    if len(found) > 1:
-        raise ValueError(f"one residual cannot be added at widths {sorted(found)}")
-    return found.pop() if found else 0
+    added = {width for operator, width in zip(operators, widths, strict=False) if isinstance(operator, Add)}
+    if len(added) > 1:
+        raise ValueError(f"one residual cannot be added at widths {sorted(added)}")
+    return added.pop() if added else 0
 
 
 def _in_out(operator: Operator) -> tuple[int, int]:
@@ -138,7 +138,7 @@ def _in_out(operator: Operator) -> tuple[int, int]:
             return len(weight), len(weight)
         case Dense() | Monarch():
             return operator.in_features, operator.out_features
-        case Attention(num_heads, head_dim):
+        case SelfAttention(num_heads, head_dim):
             return 3 * num_heads * head_dim, num_heads * head_dim
         case _:
             return 0, 0

@@ -53,12 +53,12 @@ def timer_for(device: torch.device) -> Measure:
 def host_seconds(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     """Return the median time of a call that returns when its work is done."""
     call()
-    taken: list[float] = []
-    while len(taken) < CPU_ROUNDS[0] or (sum(taken) < CPU_SECONDS and len(taken) < CPU_ROUNDS[1]):
+    spent: list[float] = []
+    while len(spent) < CPU_ROUNDS[0] or (sum(spent) < CPU_SECONDS and len(spent) < CPU_ROUNDS[1]):
         started = clock()
         call()
-        taken.append(clock() - started)
-    return median(taken)
+        spent.append(clock() - started)
+    return median(spent)
 
 
 def graph_seconds(device: torch.device, call: Callable[[], object]) -> float:
@@ -70,10 +70,10 @@ def graph_seconds(device: torch.device, call: Callable[[], object]) -> float:
     with torch.cuda.device(device):
         calls = _between(GRAPH_CALLS, GRAPH_SECONDS / warm_up(call))
         graph = capture(call, calls)
-        taken = _replay(graph, GRAPH_ROUNDS[0])
-        rounds = _between(GRAPH_ROUNDS, MEASURING_SECONDS / max(median(taken), 1e-6))
-        taken += _replay(graph, rounds - len(taken))
-    return median(taken) / calls
+        spent = _replay(graph, GRAPH_ROUNDS[0])
+        rounds = _between(GRAPH_ROUNDS, MEASURING_SECONDS / max(median(spent), 1e-6))
+        spent += _replay(graph, rounds - len(spent))
+    return median(spent) / calls
 
 
 def _between(bounds: tuple[int, int], value: float) -> int:

@@ -84,13 +84,13 @@ def tune_chain(
     Raises:
         TuningError: no plan gives right values, or the device no longer works.
     """
-    found = cached_chain(chain, problem, impls, cache) if cache else None
-    if found is None:
+    tuned = cached_chain(chain, problem, impls, cache) if cache else None
+    if tuned is None:
         with torch.no_grad():
-            found = _Tuning(chain, problem, impls, measure or timer_for(problem.device)).run()
+            tuned = _Tuning(chain, problem, impls, measure or timer_for(problem.device)).run()
         if cache:
-            cache.put(tuning_key(chain, problem, impls), {**found.plan.as_json(), "seconds": found.seconds})
-    return found
+            cache.put(tuning_key(chain, problem, impls), {**tuned.plan.as_json(), "seconds": tuned.seconds})
+    return tuned
 
 
 def batch_buckets(max_batch: int) -> tuple[int, ...]:
@@ -233,11 +233,11 @@ class _Tuning:
         seconds: dict[Plan, float] = {}
         for _, plan in [*plans, *reversed(plans)]:
             if plan in compiled:
-                taken = self._time_plan(compiled[plan], oracle)
-                if taken is None:
+                spent = self._time_plan(compiled[plan], oracle)
+                if spent is None:
                     del compiled[plan]
                 else:
-                    seconds[plan] = min(taken, seconds.get(plan, taken))
+                    seconds[plan] = min(spent, seconds.get(plan, spent))
         trials = [
             Trial(plan, predicted, seconds[plan], compiled[plan].resident_bytes)
             for predicted, plan in plans

@@ -83,11 +83,11 @@ class Oracle:
             Exception: whatever the runner raises, and a failed launch.
         """
         x, residual = self.inputs[0]
-        given = [x] if residual is None else [x, residual]
-        before = [tensor.clone() for tensor in given]
+        inputs = [x] if residual is None else [x, residual]
+        before = [tensor.clone() for tensor in inputs]
         got = run(x, residual)
-        changed = not all(map(torch.equal, given, before))
-        for tensor, value in zip(given, before, strict=True):
+        changed = not all(map(torch.equal, inputs, before))
+        for tensor, value in zip(inputs, before, strict=True):
             tensor.copy_(value)  # the next runner gets the right input, whatever this one did
         if changed:
             return "changes its input"

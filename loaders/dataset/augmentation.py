@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
+from ..preprocess.normalise import Levels
 from ..preprocess.spec import PreprocessSpec
 
 CROPS = ("resized", "pad", "none")
-Levels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..headers.limits import DEFAULT_LIMITS, Limits
-from ..preprocess.normalise import Normaliser
+from ..preprocess.normalise import Levels, Normaliser
 from ..preprocess.spec import PreprocessSpec
 from ..sandbox.sandbox import Sandbox
-from .augmentation import Levels
 from .folder import read_levels
 from .training import CACHE_BYTES, Sample, classes
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..headers.limits import DEFAULT_LIMITS, Limits
-from ..preprocess.normalise import Normaliser
+from ..preprocess.normalise import Levels, Normaliser
 from ..preprocess.spec import PreprocessSpec
 from ..sandbox.sandbox import Sandbox
-from .augmentation import Augmentation, Augmenter, Levels
+from .augmentation import Augmentation, Augmenter
 from .counter_rng import epoch_order, random_bits, random_uniform
 from .folder import read_levels
 

@@ -28,7 +28,7 @@ from .batch import Stopwatch
 from .cpu import CpuLoader
 from .dali_graph import DEFAULT_DALI, LARGE_PIXELS, DaliError, DaliGraph, DaliOptions
 from .dali_route import Slot, batches_of, slot_of, worth_it
-from .dali_rows import Rows
+from .dali_rows import DaliRows
 from .quarantine import Quarantine
 from .turbo import sound_jpeg
 
@@ -103,7 +103,7 @@ class DaliLoader:
         sources = [None] * len(items) if sources is None else sources
         if not len(infos) == len(sources) == len(items):
             raise ValueError(f"{len(infos)} infos, {len(sources)} sources for {len(items)} items: expected one each")
-        rows, watch = Rows(), Stopwatch()
+        rows, watch = DaliRows(), Stopwatch()
         known, slots, others = self._sorted(items, infos, rows, watch)
         eligible = [slot.index for slot in slots]
         slots, set_aside = self._set_aside(slots, sources)
@@ -137,7 +137,7 @@ class DaliLoader:
         self,
         items: Sequence[bytes],
         infos: Sequence[ImageInfo | None],
-        rows: Rows,
+        rows: DaliRows,
         watch: Stopwatch,
     ) -> tuple[dict[int, ImageInfo], list[Slot], list[int]]:
         """Return the headers by index, what DALI can take, and the indexes of the rest. Refusals go to `rows`."""
@@ -174,7 +174,7 @@ class DaliLoader:
             return None
         return self._beside.submit(self._cpu.load, [items[at] for at in indexes], [known[at] for at in indexes])
 
-    def _checked(self, slots: list[Slot], rows: Rows, watch: Stopwatch) -> list[Slot]:
+    def _checked(self, slots: list[Slot], rows: DaliRows, watch: Stopwatch) -> list[Slot]:
         """Return the JPEGs whose coded data is whole, without junk; the errors of the others go to `rows`."""
         if not self.options.strict:
             return slots
@@ -185,7 +185,7 @@ class DaliLoader:
         }
         return [made for made, _ in checked if isinstance(made, Slot)]
 
-    def _through_dali(self, slots: list[Slot], rows: Rows, watch: Stopwatch) -> list[list[Slot]]:
+    def _through_dali(self, slots: list[Slot], rows: DaliRows, watch: Stopwatch) -> list[list[Slot]]:
         """Decode with DALI into `rows`, and return the batches that it lost."""
         return [
             batch
@@ -193,7 +193,7 @@ class DaliLoader:
             if not self._decoded(batch, rows, watch)
         ]
 
-    def _decoded(self, batch: list[Slot], rows: Rows, watch: Stopwatch) -> bool:
+    def _decoded(self, batch: list[Slot], rows: DaliRows, watch: Stopwatch) -> bool:
         """Run one batch; return False if it was lost."""
         try:
             with self._lock, watch.stage("decode"):
@@ -210,7 +210,7 @@ class DaliLoader:
         items: Sequence[bytes],
         known: dict[int, ImageInfo],
         failed: list[list[Slot]],
-        rows: Rows,
+        rows: DaliRows,
         watch: Stopwatch,
     ) -> None:
         """Decode lost batches again: bad images get their errors, good ones come from DALI if it takes them now."""

@@ -13,7 +13,7 @@ from .dali_graph import DaliGraph
 from .dali_route import Slot
 
 
-class Rows:
+class DaliRows:
     """Collects the pixels of one request part by part, and the errors."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels.images.resize import Span, resize
+from ...kernels.images.resize import CroppedAxis, resize
 from .spec import Geometry
 
 
@@ -35,7 +35,7 @@ def resize_crop(pixels: NDArray[np.uint8], target: Geometry, interpolation: str)
     return padded
 
 
-def _kept(length: int, resized: int, start: int, size: int) -> Span:
+def _kept(length: int, resized: int, start: int, size: int) -> CroppedAxis:
     """The part of an axis that lies in the crop."""
     first = max(start, 0)
-    return Span(length, resized, first, min(start + size, resized) - first)
+    return CroppedAxis(length, resized, first, min(start + size, resized) - first)

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...kernels import chain_ir
-from ...kernels.chain_ir import Dense, Gelu, LayerNorm, Linear
+from ...kernels.chain_ir import Dense, Gelu, LayerNorm, Linear, SelfAttention
 from ...kernels.cpu.program import Attention, Factor, Floats, Norm, Operator, dense, monarch
 from ..serving.fused.chains import BlockChains, NotFusable, as_norm
 
@@ -17,7 +16,7 @@ from ..serving.fused.chains import BlockChains, NotFusable, as_norm
 def attention_of(chains: BlockChains, name: str, first: bool = False) -> tuple[list[Operator], list[Factor]]:
     """The operators of a block's attention: to the attention itself, and behind it."""
     norm, qkv, attention, proj, _ = chains.attention.operators
-    assert isinstance(attention, chain_ir.Attention)
+    assert isinstance(attention, SelfAttention)
     heads, head_dim = attention.num_heads, attention.head_dim
     queries = np.ones(3 * heads * head_dim, np.float32)
     queries[: heads * head_dim] = attention.scale * log2(e)

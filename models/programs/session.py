@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.cpu.assemble import assemble
-from ...kernels.cpu.library import CpuLibraryError, Runner, fastest_set
+from ...kernels.cpu.library import CpuLibraryError, ProgramRunner, fastest_set
 from ...kernels.cpu.packing import AS_USUAL, Rounding
 from ...kernels.cpu.program import Program
 from ..errors import ExportError
@@ -24,7 +24,7 @@ class ProgramSession:
     def __init__(self, program: Program) -> None:
         try:
             assembled = assemble(program, fastest_set())
-            self._runner = Runner(assembled)
+            self._runner = ProgramRunner(assembled)
         except (CpuLibraryError, ValueError) as error:
             raise ExportError(str(error)) from error
         self.weight_bytes = assembled.constants.nbytes

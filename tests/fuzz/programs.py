@@ -19,7 +19,7 @@ import numpy as np
 from milkweed.kernels.cpu.assemble import assemble
 from milkweed.kernels.cpu.instruction_sets import supported_sets
 from milkweed.kernels.cpu.library import LIBRARY as BUILT
-from milkweed.kernels.cpu.library import Runner
+from milkweed.kernels.cpu.library import ProgramRunner
 from milkweed.kernels.cpu.program import Grid, Program, Pyramid, convolution
 from milkweed.kernels.cpu.quantise import calibrated
 from milkweed.kernels.cpu.reference import evaluate
@@ -106,7 +106,7 @@ def _computed(arrays: Arrays, seed: int, tame: bool) -> str:
     assembled = assemble(program, sets[seed % len(sets)])
     if assembled.arena_bytes > MAX_ARENA:
         return "large"
-    found = Runner(assembled, Path(os.environ.get(LIBRARY, BUILT)))(images)
+    found = ProgramRunner(assembled, Path(os.environ.get(LIBRARY, BUILT)))(images)
     wanted = evaluate(program, images.astype(np.float64))
     if tame and np.isfinite(wanted).all() and np.abs(wanted).max() < HUGE:
         off, limit = np.abs(found - wanted).max(), ERRORS[int8] * np.abs(wanted).max() + 1e-3

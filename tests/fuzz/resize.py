@@ -10,7 +10,7 @@ from PIL import Image
 from milkweed.kernels.cpu.instruction_sets import supported_sets
 from milkweed.kernels.cpu.library import resize_entry
 from milkweed.kernels.images import resize as resizing
-from milkweed.kernels.images.resize import Span
+from milkweed.kernels.images.resize import CroppedAxis
 
 from .finding import Finding
 
@@ -26,7 +26,7 @@ def resize(draw: random.Random) -> None:
     bilinear, isa = draw.random() < 0.5, draw.choice(supported_sets()).name
     how = Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC
     whole = Image.fromarray(levels).resize((across, height), how).resize((across, down), how)
-    spans = Span(width, across, left, right - left), Span(height, down, top, bottom - top)
+    spans = CroppedAxis(width, across, left, right - left), CroppedAxis(height, down, top, bottom - top)
     with patch.object(resizing, "resize_entry", partial(resize_entry, isa)):
         found = resizing.resize(levels, *spans, bilinear=bilinear)
     if not np.array_equal(found, np.asarray(whole)[top:bottom, left:right]):

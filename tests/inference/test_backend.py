@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor, nn
 
 from milkweed.inference import backend
@@ -28,11 +27,7 @@ from milkweed.server.repository.open import open_on_all
 from milkweed.server.repository.served_model import ServedModel
 
 from ..support.server_parts import HeldModel, broken, encoded, make_pipeline, served_model
-from .backend_case import measured, opened
-
-
-def pixels(count: int) -> Tensor:
-    return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+from .backend_case import measured, opened, pixels
 
 
 @pytest.mark.usefixtures("at_once")

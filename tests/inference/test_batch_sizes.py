@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from milkweed.inference import batch_sizes
 from milkweed.inference.backend import Candidate
@@ -22,6 +20,8 @@ from milkweed.models.errors import ExportError
 from milkweed.models.onnx.session import GraphSession
 from milkweed.server.config.settings import Settings
 from milkweed.server.repository.served_model import open_model
+
+from .backend_case import pixels
 
 SIZE = 16
 
@@ -47,10 +47,6 @@ class Colours(GraphSession):
         for place, error in self.wrong.items():
             found[place] += np.float32(error)
         return found
-
-
-def pixels(count: int) -> Tensor:
-    return torch.randn(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
 
 
 def planned(micro_batch: int, **planted: Any) -> tuple[dict[int, Colours], Forward]:

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from milkweed.inference import backend, graph
 from milkweed.inference import open as opening
@@ -25,27 +23,18 @@ from milkweed.models.bundle.onnx_header import read_header
 from milkweed.models.errors import BundleError
 from milkweed.models.onnx.openvino_session import OpenVinoSession
 from milkweed.models.onnx.session import OnnxSession
-from milkweed.server.config.settings import Settings
-from milkweed.server.repository.served_model import ServedModel, open_model
 
 from ..models.bundle.edits import edit_config
 from ..support.server_parts import encoded
+from .backend_case import opened, pixels
 
 RUNTIMES: tuple[Backend, ...] = ("onnxruntime", "openvino")
-
-
-def opened(bundle: Path, **settings: Any) -> ServedModel:
-    return open_model("colours", bundle, Settings(device="cpu", **settings))
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *installed: str) -> None:
     """These runtimes are installed, no others."""
     versions = dict.fromkeys(installed, "1.0")
     monkeypatch.setattr(backend, "runtime_version", versions.get)
-
-
-def pixels(count: int) -> Tensor:
-    return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(autouse=True)

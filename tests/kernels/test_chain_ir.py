@@ -9,12 +9,12 @@ from torch.nn import functional as F
 
 from milkweed.kernels.chain_ir import (
     Add,
-    Attention,
     Dense,
     Gelu,
     LayerNorm,
     Monarch,
     Problem,
+    SelfAttention,
     adds_residual,
     describe,
     evaluate,
@@ -58,7 +58,7 @@ def test_monarch_is_its_dense_matrix() -> None:
 
 def test_attention_takes_packed_heads_in_order() -> None:
     qkv = normal(2, 5, 3 * 2 * 4)
-    got = evaluate([Attention(2, 4, 0.7)], qkv)
+    got = evaluate([SelfAttention(2, 4, 0.7)], qkv)
     for image in range(2):
         for head in range(2):
             q, k, v = (qkv[image, :, part * 8 + head * 4 : part * 8 + head * 4 + 4] for part in range(3))
@@ -82,7 +82,7 @@ def test_a_chain_is_its_operators_in_order() -> None:
 def test_descriptions_are_shapes_not_values() -> None:
     chain = [LayerNorm(torch.ones(7), torch.ones(7), 1e-6), monarch(), Gelu(), Dense(torch.ones(7, 9), None), Add()]
     assert describe(chain) == "norm(7,1e-06)+monarch(7>9,2x3x4,2x5x3,bias)+gelu+dense(9>7)+add"
-    assert Attention(3, 64, 0.125).describe() == "attention(3x64,0.125)"
+    assert SelfAttention(3, 64, 0.125).describe() == "attention(3x64,0.125)"
     assert describe([Dense(torch.ones(7, 9), torch.ones(7))]) == describe([Dense(torch.zeros(7, 9), torch.ones(7))])
     assert Problem(CPU, torch.bfloat16, 8, 197).describe() == "bfloat16,8x197"
     assert Problem(CPU, torch.bfloat16, 8, 197).rows == 1576

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Linear, Monarch
+from ....kernels.chain_ir import Add, Dense, Gelu, LayerNorm, Linear, Monarch, SelfAttention
 from ....kernels.tuning.chain import Chain
 from ...architectures.plain_mlp import PLAIN_MLPS
 from ...architectures.t2t_vit import Block
@@ -79,7 +79,7 @@ def token_chains(block: TokenBlock) -> BlockChains:
     return _vit_block(block)
 
 
-def _timm_attention(attn: nn.Module, scale: nn.Module | None) -> list[Linear | Attention]:
+def _timm_attention(attn: nn.Module, scale: nn.Module | None) -> list[Linear | SelfAttention]:
     if type_name(attn) not in _TIMM_ATTENTIONS:
         raise NotFusable(f"there is no rule for attention of type {type(attn).__name__}")
     parts = _parts(attn, "qkv", "proj", "q_norm", "k_norm", "attn_drop", "proj_drop", "norm", "gate")
@@ -89,7 +89,7 @@ def _timm_attention(attn: nn.Module, scale: nn.Module | None) -> list[Linear | A
     if not heads or qkv.out_features % (3 * heads):
         raise NotFusable(f"attention of {heads} heads on a qkv of {qkv.out_features}")
     head_dim = qkv.out_features // (3 * heads)
-    return [qkv, Attention(heads, head_dim, head_dim**-0.5), _scaled(as_linear(parts["proj"]), scale)]
+    return [qkv, SelfAttention(heads, head_dim, head_dim**-0.5), _scaled(as_linear(parts["proj"]), scale)]
 
 
 def _timm_mlp(mlp: nn.Module, scale: nn.Module | None) -> list[Linear | Gelu]:
@@ -115,7 +115,7 @@ def _own_block(block: nn.Module) -> BlockChains:
         raise NotFusable("its attention is within windows")
     qkv = as_linear(attn.qkv)
     head_dim = qkv.out_features // (3 * attn.num_heads)
-    attention = Attention(attn.num_heads, head_dim, head_dim**-0.5)
+    attention = SelfAttention(attn.num_heads, head_dim, head_dim**-0.5)
     return BlockChains(
         Chain([as_norm(block.norm1), qkv, attention, as_linear(attn.proj), Add()]),
         Chain([as_norm(block.norm2), as_linear(mlp.fc1), _gelu(mlp.act), as_linear(mlp.fc2), Add()]),

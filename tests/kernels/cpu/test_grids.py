@@ -10,7 +10,7 @@ import pytest
 from milkweed.kernels.cpu import structs
 from milkweed.kernels.cpu.assemble import assemble
 from milkweed.kernels.cpu.instruction_sets import SETS
-from milkweed.kernels.cpu.library import LIBRARY, Runner
+from milkweed.kernels.cpu.library import LIBRARY, ProgramRunner
 from milkweed.kernels.cpu.packing import InstructionSet
 from milkweed.kernels.cpu.program import (
     Branch,
@@ -58,7 +58,7 @@ def test_both_number_types_are_near_the_definition(shape: str, isa: InstructionS
 def test_neither_company_nor_memory_changes_an_answer(shape: str, eight_bits: bool, isa: InstructionSet) -> None:
     program = made(**SHAPES[shape])
     images = images_of(program, 5)
-    runner = Runner(assemble(in_8_bits(program, images, isa) if eight_bits else program, isa), LIBRARY)
+    runner = ProgramRunner(assemble(in_8_bits(program, images, isa) if eight_bits else program, isa), LIBRARY)
     together = runner(images)
     assert np.array_equal(np.concatenate([runner(image[None]) for image in images]), together)
     assert np.array_equal(runner(np.ascontiguousarray(images[::-1])), together[::-1])
@@ -121,7 +121,7 @@ def test_silu_is_as_near_as_its_comment_says(isa: InstructionSet) -> None:
     assembled = assemble(program, isa)
     stream = int(assembled.buffers["offset"][-3 - 1])  # before the last step's three, the mean reads it
     for pixel in np.linspace(1, 2, 129)[:-1].astype(np.float32):  # exact in bfloat16
-        runner = Runner(assembled, LIBRARY)
+        runner = ProgramRunner(assembled, LIBRARY)
         runner(np.full((1, 3, 1, 1), pixel, np.float32))
         found = runner._own.arena[stream : stream + 4 * 4096].view(np.float32)
         x = weight[:, 0, 0, 0] * pixel

@@ -11,7 +11,7 @@ import pytest
 
 from milkweed.kernels.cpu.assemble import assemble
 from milkweed.kernels.cpu.instruction_sets import SETS
-from milkweed.kernels.cpu.library import LIBRARY, Runner
+from milkweed.kernels.cpu.library import LIBRARY, ProgramRunner
 from milkweed.kernels.cpu.packing import InstructionSet
 from milkweed.kernels.cpu.program import Attention, Embed, Factor, Head, Merge, Norm, Operator, Program, dense, monarch
 from milkweed.kernels.cpu.quantise import LEVELS, calibrated, quantised
@@ -94,7 +94,7 @@ def error(found: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def run(assembled: Assembled, images: np.ndarray) -> np.ndarray:
-    runner = Runner(assembled, LIBRARY)
+    runner = ProgramRunner(assembled, LIBRARY)
     return runner(images)
 
 
@@ -126,7 +126,7 @@ def test_an_image_has_one_answer_in_any_company_and_memory(shape: str, eight_bit
     images = images_of(program, 5)
     if eight_bits:
         program = quantised(program, calibrated(program, [images]))
-    runner = Runner(assemble(program, isa), LIBRARY)
+    runner = ProgramRunner(assemble(program, isa), LIBRARY)
     together = runner(images)
     alone = np.concatenate([runner(image[None]) for image in images])
     assert np.array_equal(together, alone)
@@ -187,7 +187,7 @@ def test_sizes_that_the_kernels_do_not_take_are_named(shape: dict[str, Any], sai
 
 
 def test_images_of_another_shape_are_refused(isa: InstructionSet) -> None:
-    runner = Runner(assemble(made(), isa), LIBRARY)
+    runner = ProgramRunner(assemble(made(), isa), LIBRARY)
     for shape in ((1, 3, 32, 32), (3, 64, 64), (1, 1, 64, 64)):
         with pytest.raises(ValueError, match=re.escape(f"images of shape {shape}: (n, 3, 64, 64) is taken")):
             runner(np.zeros(shape, np.float32))

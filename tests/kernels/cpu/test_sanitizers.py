@@ -33,10 +33,10 @@ from pathlib import Path
 import numpy as np
 from milkweed.kernels.cpu.assemble import assemble
 from milkweed.kernels.cpu.instruction_sets import supported_sets
-from milkweed.kernels.cpu.library import Runner, resize_entry
+from milkweed.kernels.cpu.library import ProgramRunner, resize_entry
 from milkweed.kernels.cpu.quantise import calibrated, quantised
 from milkweed.kernels.images import resize as resizing
-from milkweed.kernels.images.resize import Span
+from milkweed.kernels.images.resize import CroppedAxis
 
 def loaded(cases):
     spec = spec_from_file_location("cases", cases)
@@ -54,11 +54,11 @@ for isa in (each for each in supported_sets() if each.name in names):
             assembled = assemble(each, isa)
             if plant:  # more than the images hold
                 assembled.steps["side"][0] *= 2
-            assert np.isfinite(Runner(assembled, library)(images)).all()
+            assert np.isfinite(ProgramRunner(assembled, library)(images)).all()
     entry = resize_entry(isa.name, library)
     resizing.resize_entry = lambda: entry
     for width, height, size in ((61, 43, 24), (5, 9, 31), (300, 2, 7)):
-        spans = Span(width, 2 * size, size // 2, size), Span(height, size, 0, size)
+        spans = CroppedAxis(width, 2 * size, size // 2, size), CroppedAxis(height, size, 0, size)
         resizing.resize(np.full((height, width, 3), 255, np.uint8), *spans, bilinear=False)
 print("done")
 """

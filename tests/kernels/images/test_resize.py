@@ -11,7 +11,7 @@ from milkweed.kernels.cpu.build import build
 from milkweed.kernels.cpu.instruction_sets import supported_sets
 from milkweed.kernels.cpu.library import CpuLibraryError, resize_entry
 from milkweed.kernels.images import resize as resizing
-from milkweed.kernels.images.resize import Span, axis, resize
+from milkweed.kernels.images.resize import CroppedAxis, axis, resize
 
 SIZES = ((500, 375), (1, 1), (2, 300), (300, 2), (37, 41), (640, 97))
 TO = ((256, 341), (7, 5), (224, 1), (1, 224), (401, 400))
@@ -42,14 +42,14 @@ def test_every_crop_has_pillows_bits(
     for across, down in TO:
         expected = np.asarray(Image.fromarray(pixels).resize((across, height), how).resize((across, down), how))
         for left, top, right, bottom in ((0, 0, across, down), (across // 3, down // 2, across, down - down // 4)):
-            spans = Span(width, across, left, right - left), Span(height, down, top, bottom - top)
+            spans = CroppedAxis(width, across, left, right - left), CroppedAxis(height, down, top, bottom - top)
             found = resize(pixels, *spans, bilinear=bilinear)
             assert np.array_equal(found, expected[top:bottom, left:right])
 
 
 def test_pixels_of_any_strides_are_taken_and_of_no_other_shape() -> None:
     pixels = levels(60, 40)
-    spans = Span(40, 20, 0, 20), Span(60, 30, 0, 30)
+    spans = CroppedAxis(40, 20, 0, 20), CroppedAxis(60, 30, 0, 30)
     turned = resize(pixels.transpose(1, 0, 2), *spans, bilinear=False)
     assert np.array_equal(turned, resize(pixels.transpose(1, 0, 2).copy(), *spans, bilinear=False))
     for wrong in (pixels, pixels.transpose(1, 0, 2)[..., :2], pixels.transpose(1, 0, 2).astype(np.int32)):
@@ -59,7 +59,7 @@ def test_pixels_of_any_strides_are_taken_and_of_no_other_shape() -> None:
 
 def test_weights_are_of_inputs_that_there_are_and_sum_to_one() -> None:
     for length, resized in ((500, 256), (3, 400), (65535, 7), (1, 9)):
-        starts, weights = axis(Span(length, resized, 0, resized), False)
+        starts, weights = axis(CroppedAxis(length, resized, 0, resized), False)
         assert starts.min() >= 0
         assert (starts + weights.shape[1]).max() <= length
         assert abs(weights.sum(1) - (1 << resizing.WEIGHT_BITS)).max() <= weights.shape[1]

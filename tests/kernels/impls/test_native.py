@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from milkweed.kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Operator, Problem, evaluate
+from milkweed.kernels.chain_ir import Add, Dense, Gelu, LayerNorm, Operator, Problem, SelfAttention, evaluate
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.impls.base import OTHER_KIND
 from milkweed.kernels.impls.native import native_impls
@@ -38,7 +38,7 @@ SEGMENTS: dict[str, list[list[Operator]]] = {
         [layers.monarch(64, 128)],
     ],
     "native_mlp": [MLP, MLP[:4], MLP[1:], MLP[1:4]],
-    "native_attention": [[Attention(2, 32, 0.2)]],
+    "native_attention": [[SelfAttention(2, 32, 0.2)]],
 }
 
 
@@ -75,12 +75,12 @@ def test_tile_variants_share_their_weights() -> None:
         ("native_mlp:2", MLP, torch.float32, "not bfloat16 or float16"),
         ("native_mlp:2", [monarch(1024, 2048), Gelu(), monarch(2048, 1024)], torch.bfloat16, "width 1024"),
         ("native_mlp:2", [monarch(64, 128), Gelu(), monarch(128, 32)], torch.bfloat16, "64 features go in and 32 come"),
-        ("native_attention:0", [Attention(2, 48, 0.2)], torch.bfloat16, "head dim 48"),
+        ("native_attention:0", [SelfAttention(2, 48, 0.2)], torch.bfloat16, "head dim 48"),
         ("native_linear:0", MLP, torch.bfloat16, OTHER_KIND),
         ("native_linear:0", [Dense(normal(64, 64, seed=1), None)], torch.bfloat16, OTHER_KIND),
         ("native_linear:0", [MLP[1], Add(), Gelu()], torch.bfloat16, OTHER_KIND),
         ("native_mlp:2", MLP[:3], torch.bfloat16, OTHER_KIND),
-        ("native_attention:0", [Attention(2, 32, 0.2), MLP[3]], torch.bfloat16, OTHER_KIND),
+        ("native_attention:0", [SelfAttention(2, 32, 0.2), MLP[3]], torch.bfloat16, OTHER_KIND),
     ],
 )
 def test_what_they_do_not_take_they_name(name: str, segment: list[Operator], dtype: torch.dtype, reason: str) -> None:
@@ -125,7 +125,7 @@ def test_an_untuned_plan_takes_one_launch_for_an_mlp_and_two_for_a_wide_one(monk
     assert str(untuned_plan(wide, problem, impls)) == "0b0101 torch | native_linear:0 | native_linear:0"
     without = [impl for impl in impls if not impl.name.startswith("native_")]
     assert str(untuned_plan(wide, problem, without)) == "0b0001 torch | triton_mlp:0"
-    attention = Chain([MLP[0], Dense(normal(192, 64, seed=8), None), Attention(2, 32, 0.2), monarch(64, 64), Add()])
+    attention = Chain([MLP[0], Dense(normal(192, 64, seed=8), None), SelfAttention(2, 32, 0.2), monarch(64, 64), Add()])
     plan = "0b0111 torch | dense | native_attention:0 | native_linear:0"
     assert str(untuned_plan(attention, problem, impls)) == plan
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from milkweed.kernels.chain_ir import Attention, Operator, Problem
+from milkweed.kernels.chain_ir import Operator, Problem, SelfAttention
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.impls.base import OTHER_KIND, Impl
 from milkweed.kernels.impls.dense import DenseImpl
@@ -57,7 +57,7 @@ def test_a_family_means_all_its_tiles_and_no_other_family(monkeypatch: pytest.Mo
     assert len(triton) > 1
     assert refused(impls, MLP[1:2]) == triton
     assert refused(impls, MLP[1:4]) == refused(impls, MLP)  # which triton_mlp runs too
-    assert len(refused(impls, [Attention(2, 32, 0.2)])) == 4
+    assert len(refused(impls, [SelfAttention(2, 32, 0.2)])) == 4
     plan = untuned_plan(Chain(MLP), PROBLEM, impls)
     assert not [name for name in plan.impls if name.startswith(("native_mlp", "triton:"))]
 

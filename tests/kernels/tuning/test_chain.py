@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from milkweed.kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Problem, evaluate
+from milkweed.kernels.chain_ir import Add, Dense, Gelu, LayerNorm, Problem, SelfAttention, evaluate
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.impls.base import OTHER_KIND, Impl
 from milkweed.kernels.impls.feature_major import FeatureMajorImpl
@@ -42,7 +42,7 @@ def mixed_mlp() -> Chain:
 
 def attention() -> Chain:
     qkv = Dense(normal(36, 12, seed=6), None)
-    return Chain([norm(12), qkv, Attention(3, 4, 0.4), monarch(12, 12), Add()])
+    return Chain([norm(12), qkv, SelfAttention(3, 4, 0.4), monarch(12, 12), Add()])
 
 
 CHAINS = {"mlp": mlp(), "mixed_mlp": mixed_mlp(), "attention": attention()}
@@ -173,7 +173,7 @@ def test_inputs_that_do_not_fit_are_named() -> None:
         ([], "at least one operator"),
         ([Gelu(), Add()], "no operator of the chain has a width"),
         ([norm(12), monarch(13, 21)], "takes 13 features and is given 12"),
-        ([monarch(13, 21), Gelu(), Attention(2, 4, 1.0)], r"attention\(2x4,1\) takes 24 features and is given 21"),
+        ([monarch(13, 21), Gelu(), SelfAttention(2, 4, 1.0)], r"attention\(2x4,1\) takes 24 features and is given 21"),
         ([Add(), monarch(13, 21), Add()], r"one residual cannot be added at widths \[13, 21\]"),
     ],
 )

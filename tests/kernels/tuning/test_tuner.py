@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkweed.kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Problem, evaluate, kinds
+from milkweed.kernels.chain_ir import Add, Dense, Gelu, LayerNorm, Problem, SelfAttention, evaluate, kinds
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.impls.base import OTHER_KIND
 from milkweed.kernels.impls.dense import DenseImpl
@@ -262,7 +262,7 @@ def test_on_a_gpu_what_is_chosen_is_right_and_not_slower_than_plain(dtype: torch
     qkv = Dense(normal(576, 192, seed=6), normal(576, seed=7))
     for chain in (
         Chain([norm, monarch(192, 768, nblocks=4), Gelu(), monarch(768, 192, nblocks=4), Add()]),
-        Chain([norm, qkv, Attention(3, 64, 0.125), monarch(192, 192, nblocks=4), Add()]),
+        Chain([norm, qkv, SelfAttention(3, 64, 0.125), monarch(192, 192, nblocks=4), Add()]),
     ):
         tuned = tune_chain(chain, problem, all_impls())
         assert tuned.discarded == 0, report(tuned.rows, tuned.trials)
