@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ...inference.decode_stage import DecodedBatch
-from ...inference.device import CPU, Device, use_device
+from ...inference.device import Device, use_device
 from ...inference.pipeline import Pipeline
 from ...inference.results import BatchResult
 from ..scheduler.request import Batch, RemovedModel
 from ..scheduler.scheduler import Scheduler
 from .decode_ahead import Decoded, DecodedQueue, failed, not_decoded
-from .events import EngineEvents
+from .events import BatchEvents, StateEvents
 
 logger = logging.getLogger("milkweed.engine")
 
@@ -38,7 +38,8 @@ class Engine:
     """Runs batches until the scheduler is closed and empty. A batch that fails harms no other.
 
     Args:
-        events: hears of the engine's readiness, of each batch, of removed models and of the end.
+        batch_events: hears of each batch and of removed models.
+        state_events: hears of the engine's readiness and of its end.
         overlap: decode the next images while a forward runs.
         expendable: whether other engines can do the work. An engine that fails every forward is quick to take the next
             batch: where there are others, it ends instead.
@@ -48,18 +49,18 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        events: EngineEvents,
+        batch_events: BatchEvents,
+        state_events: StateEvents,
         *,
-        engine_id: int = 0,
-        device: Device = CPU,
-        overlap: bool = False,
-        expendable: Callable[[], bool] = lambda: False,
-        stall_seconds: float = 60.0,
-        clock: Callable[[], float] = time.perf_counter,
+        engine_id: int,
+        device: Device,
+        overlap: bool,
+        expendable: Callable[[], bool],
+        stall_seconds: float,
     ) -> None:
         self.engine_id, self.overlap, self.restarts = engine_id, overlap, 0
-        self._scheduler, self._events, self._device = scheduler, events, device
-        self._expendable, self._stall_seconds, self._clock = expendable, stall_seconds, clock
+        self._scheduler, self._batch_events, self._state_events = scheduler, batch_events, state_events
+        self._device, self._expendable, self._stall_seconds = device, expendable, stall_seconds
         self._pipelines: dict[str, Pipeline] = {}
         self._lock = threading.Lock()  # between `add` and the end
         self._thread: threading.Thread | None = None
@@ -74,14 +75,13 @@ class Engine:
         self._failures = 0  # forwards in a row that failed as a whole
 
     def start(self, open_models: Callable[[], dict[str, Pipeline]]) -> None:
-        """Start the thread; `events.ready` is called when the models are warm or could not be loaded. `open_models`:
+        """Start the thread; `ready` is called when the models are warm or could not be loaded. `open_models`:
         loads and warms the models, by key; it runs on the engine's thread, which owns the device."""
         self._thread = threading.Thread(target=self._main, args=(open_models,), name="milkweed-engine", daemon=True)
         self._thread.start()
 
-    def stop(self, timeout_seconds: float) -> bool:
-        """Close the scheduler and let the engine finish what waits; False when it did not end in time."""
-        self._scheduler.close()
+    def join(self, timeout_seconds: float) -> bool:
+        """Wait for its end, once the scheduler is closed; False when it did not end in time."""
         if self._thread is not None:
             self._thread.join(timeout_seconds)
         return self._thread is None or not self._thread.is_alive()
@@ -118,10 +118,10 @@ class Engine:
     def silent_seconds(self) -> float:
         """Time since the last sign of life of the decoder or the device; 0 while idle."""
         if self._ended_at is not None:
-            return max(0.0, self._clock() - self._ended_at)
+            return max(0.0, time.perf_counter() - self._ended_at)
         since = [at for at in (self._busy_since, self._decoding_since) if at is not None]
         if since:
-            return max(0.0, self._clock() - min(since))
+            return max(0.0, time.perf_counter() - min(since))
         return self._scheduler.oldest_age_seconds() if self._ready else 0.0
 
     def run(self) -> None:
@@ -129,28 +129,21 @@ class Engine:
         if self.overlap:
             self._run_overlapped()
             return
-        for batch in self._batches(self._remove):
-            self.step(batch)
-
-    def step(self, batch: Batch) -> None:
-        """Decode a batch, compute it and deliver it."""
-        self._busy_since = self._clock()
-        decoded = self._decode(batch)
-        results = self._forward([(batch, decoded)])
-        self._deliver([batch], results)
+        for decoded in self._decode_batches(self._remove):
+            self.step([decoded])
+            del decoded  # or its pixels would stay until the next batch comes
 
     def _run_overlapped(self) -> None:
-        """Compute what another thread decodes: as much of it in one forward as waits."""
+        """Run what another thread decodes: as much of it in one forward as waits."""
         queue = self._decoded = DecodedQueue(lambda key: self._pipelines[key].max_batch_size)
         decoding = threading.Thread(target=self._decode_ahead, args=(queue,), name="milkweed-decode", daemon=True)
         decoding.start()
         try:
-            while taken := queue.take():
-                if isinstance(taken, str):
-                    self._remove(taken)
-                    continue
-                self._busy_since = self._clock()
-                self._deliver([batch for batch, _ in taken], self._forward(taken))
+            while decoded := queue.take():
+                if isinstance(decoded, str):
+                    self._remove(decoded)
+                else:
+                    self.step(decoded)
         finally:
             queue.close()
             self._scheduler.wake()
@@ -158,8 +151,13 @@ class Engine:
         if not self._scheduler.closed:
             raise RuntimeError("the decoding thread died")
 
+    def step(self, decoded: Sequence[Decoded]) -> None:
+        """Compute decoded batches of one model in one forward, and deliver them."""
+        self._busy_since = time.perf_counter()
+        self._deliver([batch for batch, _ in decoded], self._forward(decoded))
+
     def _decode_ahead(self, queue: DecodedQueue) -> None:
-        """The decoding thread: take batches and decode them as long as there is room."""
+        """The decoding thread: decode batches as long as there is room."""
 
         def removed(key: str) -> None:
             self._removing.add(key)  # the queue may be lost with its thread
@@ -167,31 +165,31 @@ class Engine:
 
         try:
             use_device(self._device)
-            for batch in self._batches(removed, lambda: queue.closed):
-                self._decoding_since = self._clock()
-                decoded = self._decode(batch)
-                self._decoding_since = None
-                queue.put((batch, decoded))
+            for decoded in self._decode_batches(removed, lambda: queue.closed):
+                queue.put(decoded)
                 if not queue.wait_for_room():
                     return
         finally:
             queue.close()
 
-    def _batches(self, removed: Callable[[str], None], give_up: Callable[[], bool] = lambda: False) -> Iterator[Batch]:
-        """The batches of this engine, each in flight from now on; `removed` hears the key of each model that no batch
-        will come of any more."""
+    def _decode_batches(
+        self, removed: Callable[[str], None], give_up: Callable[[], bool] = lambda: False
+    ) -> Iterator[Decoded]:
+        """Take the batches of this engine, each in flight from now on, and decode them; `removed` hears the key of each
+        model that no batch will come of any more."""
         while (batch := self._scheduler.next_batch(self.engine_id, give_up)) is not None:
             if isinstance(batch, RemovedModel):
                 removed(batch.key)
                 continue
             if batch.expired:
-                self._events.requests_expired(batch.expired)
+                self._batch_events.requests_expired(batch.expired)
             if batch.items:
                 self._in_flight.append(batch)
-                yield batch
+                yield batch, self._decode(batch)
 
     def _decode(self, batch: Batch) -> DecodedBatch:
         """Decode a batch; where that fails as a whole, its images have errors and no pixels."""
+        self._decoding_since = time.perf_counter()
         try:
             return self._pipelines[batch.model].decode(
                 [item.data for item in batch.items],
@@ -201,19 +199,22 @@ class Engine:
         except Exception:
             logger.exception("a batch of %d images could not be decoded", len(batch.items))
             return not_decoded(batch)
+        finally:
+            self._decoding_since = None
 
     def _forward(self, decoded: Sequence[Decoded]) -> list[BatchResult]:
         """Compute decoded batches of one model in one forward; the results are on the host when it returns."""
-        first = decoded[0][0]
+        model = decoded[0][0].model
         try:
-            results = self._pipelines[first.model].forward(
-                [each for _, each in decoded], [[item.request.top_k for item in batch.items] for batch, _ in decoded]
+            results = self._pipelines[model].forward(
+                [images for _, images in decoded],
+                [[item.request.top_k for item in batch.items] for batch, _ in decoded],
             )
             self._failures = 0
         except Exception:
             self._failures += 1
             logger.exception("a batch of %d images failed", sum(len(batch.items) for batch, _ in decoded))
-            return [failed(each) for _, each in decoded]
+            return [failed(images) for _, images in decoded]
         return results if self.overlap else [_with_decoding(result) for result in results]
 
     def _deliver(self, batches: Sequence[Batch], results: Sequence[BatchResult]) -> None:
@@ -223,7 +224,7 @@ class Engine:
             self._in_flight.remove(batch)
             self._scheduler.batch_done(self.engine_id)
             try:
-                self._events.batch_done(batch, result)
+                self._batch_events.batch_done(batch, result)
             except Exception:
                 logger.exception("a batch of %d images could not be delivered", len(batch.items))
         if self._failures >= MAX_FAILURES and self._expendable():
@@ -235,27 +236,27 @@ class Engine:
             self._pipelines.pop(key).close()
         except Exception:
             logger.exception("a pipeline could not be closed")  # its device is lost
-        self._events.model_removed(self.engine_id, key)
+        self._batch_events.model_removed(self.engine_id, key)
 
     def _main(self, open_models: Callable[[], dict[str, Pipeline]]) -> None:
         try:
             self._pipelines = open_models()
             use_device(self._device)  # now: models may have been opened for other devices as well
         except BaseException as error:
-            self._ended_at = self._clock()  # before anyone hears of the error: the thread ends a moment later
-            self._events.ready(self.engine_id, error)
+            self._ended_at = time.perf_counter()  # before anyone hears of the error: the thread ends a moment later
+            self._state_events.ready(self.engine_id, error)
             return
         self._ready = True
-        self._events.ready(self.engine_id, None)
+        self._state_events.ready(self.engine_id, None)
         try:
             while self._run_until_closed_or_dead():
                 self.restarts += 1
         finally:
             with self._lock:
-                self._ended_at = self._clock()
+                self._ended_at = time.perf_counter()
             for key in list(self._pipelines):
                 self._remove(key)
-            self._events.engine_ended(self.engine_id)
+            self._state_events.engine_ended(self.engine_id)
 
     def _run_until_closed_or_dead(self) -> bool:
         """Run batches; True where something ended that and it is worth starting again."""
@@ -267,7 +268,7 @@ class Engine:
         except BaseException:
             logger.exception("the engine thread was ended; what it had in hand is lost")
             self._fail_in_flight()
-            now = self._clock()
+            now = time.perf_counter()
             self._deaths = [at for at in self._deaths if now - at < RESTART_WINDOW_SECONDS] + [now]
             return len(self._deaths) <= MAX_RESTARTS
         return False
@@ -278,7 +279,7 @@ class Engine:
         while self._in_flight:
             batch = self._in_flight.popleft()
             self._scheduler.batch_done(self.engine_id)
-            self._events.batch_done(batch, failed(not_decoded(batch)))
+            self._batch_events.batch_done(batch, failed(not_decoded(batch)))
         for key in list(self._removing):
             self._remove(key)
 

@@ -3,19 +3,17 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
 from ...inference.device import Device, device_names, usable_cores
 from ...inference.forward import plan_lanes
 from ...inference.pipeline import Pipeline
-from ...inference.results import BatchResult
 from ..config.settings import Settings
-from ..scheduler.request import Batch, Request
 from ..scheduler.scheduler import Scheduler
 from .engine import Engine
-from .events import EngineEvents
+from .events import EngineEvents, StateEvents
 
 logger = logging.getLogger("milkweed.engines")
 
@@ -23,7 +21,7 @@ Pipelines = Mapping[int, Pipeline]
 """The pipelines of one model, by engine_id."""
 
 
-class EngineGroup(EngineEvents):
+class EngineGroup(StateEvents):
     """Each engine has its own thread, its own pipeline of every model and its own decoders; none waits for another.
 
     Args:
@@ -67,22 +65,19 @@ class EngineGroup(EngineEvents):
         """Close the scheduler and let the engines finish what waits; False when they did not end in time."""
         self._scheduler.close()
         end = time.monotonic() + timeout_seconds
-        return all(engine.stop(max(0.0, end - time.monotonic())) for engine in self.engines)
+        return all(engine.join(max(0.0, end - time.monotonic())) for engine in self.engines)
 
     def add(self, key: str, pipelines: Pipelines) -> set[int]:
         """Compute a model from now on; returns the engines that do. The pipeline of one that has ended is closed."""
-        taken = {engine_id for engine_id, pipeline in pipelines.items() if self.engines[engine_id].add(key, pipeline)}
-        for engine_id in pipelines.keys() - taken:
+        active = {engine_id for engine_id, pipeline in pipelines.items() if self.engines[engine_id].add(key, pipeline)}
+        for engine_id in pipelines.keys() - active:
             pipelines[engine_id].close()
-        return taken
+        return active
 
-    def share_of(self, settings: Settings, engine_id: int) -> Settings:
-        """The settings that a model is opened with for one engine."""
-        return share_of(settings, self._devices[engine_id], len(self._devices))
-
-    def running(self) -> Iterator[int]:
-        """The engine_ids of those that have not ended."""
-        return (engine.engine_id for engine in self.engines if not engine.ended)
+    def shares(self, settings: Settings) -> dict[int, Settings]:
+        """What a model is opened with, by the engine_id of each engine that has not ended."""
+        count = len(self._devices)
+        return {e.engine_id: share_of(settings, self._devices[e.engine_id], count) for e in self.engines if not e.ended}
 
     @property
     def alive(self) -> bool:
@@ -102,15 +97,6 @@ class EngineGroup(EngineEvents):
             return None
         return "the engine does not answer" if len(self) == 1 else f"no answer from the engine on {', '.join(lost)}"
 
-    @property
-    def decoded_images(self) -> int:
-        """Number of decoded images that wait for a device."""
-        return sum(engine.decoded_images for engine in self.engines)
-
-    def silent_seconds(self) -> float:
-        """The longest time since an engine's last sign of life; 0 while they are idle."""
-        return max(engine.silent_seconds() for engine in self.engines)
-
     def ready(self, engine_id: int, error: BaseException | None) -> None:
         """Pass on the readiness of the last engine; where one fails, all fail as the first one did."""
         with self._lock:
@@ -119,18 +105,6 @@ class EngineGroup(EngineEvents):
         if last:
             self._opened = Future()  # it would hold the first models for ever
             self._events.ready(engine_id, error)
-
-    def batch_done(self, batch: Batch, result: BatchResult) -> None:
-        """Pass on a batch."""
-        self._events.batch_done(batch, result)
-
-    def requests_expired(self, requests: Sequence[Request]) -> None:
-        """Pass on requests whose time is over."""
-        self._events.requests_expired(requests)
-
-    def model_removed(self, engine_id: int, key: str) -> None:
-        """Pass on that a model is removed from one engine."""
-        self._events.model_removed(engine_id, key)
 
     def engine_ended(self, engine_id: int) -> None:
         """Let the others go on without an engine; pass on the end of the last one."""
@@ -147,12 +121,13 @@ class EngineGroup(EngineEvents):
         overlap = self._settings.overlap
         return Engine(
             self._scheduler,
+            self._events,
             self,
             engine_id=engine_id,
             device=device,
             # On a CPU decoding ahead would only take cores from the forward.
             overlap=overlap == "on" or (overlap == "auto" and device.type == "cuda"),
-            expendable=lambda: any(each.alive for each in self.engines if each.engine_id != engine_id),
+            expendable=lambda: any(other.alive for other in self.engines if other.engine_id != engine_id),
             stall_seconds=self._settings.engine_stall_seconds,
         )
 

@@ -2,7 +2,7 @@
 several at once, where none disturbs another."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -47,7 +47,7 @@ def open_on_all(
     name: str,
     path: Path,
     settings: Mapping[int, Settings],
-    devices: Mapping[int, str],
+    devices: Sequence[str],
     serving: bool = False,
 ) -> ServedModel:
     """A model with a pipeline for each engine.
@@ -56,7 +56,8 @@ def open_on_all(
     the first GPU is there for the next of its kind.
 
     Args:
-        settings, devices: what to open it with and what the device is called, by engine_id.
+        settings: what to open it with, by engine_id.
+        devices: names of all devices, in the order of their engine_ids.
         serving: other models serve meanwhile.
 
     Raises:
@@ -68,31 +69,36 @@ def open_on_all(
         raise DeviceError(f"model {name} cannot be opened: every engine has ended")
     opened: dict[int, ServedModel] = {}
     try:
-        for engine_id, own in settings.items():
+        for engine_id, share in settings.items():
             tried = {"serving": True} if serving and not opened else {}  # by a child once, for all engines
             if opened:  # measured once: answers must not depend on who computed them
-                own = own.model_copy(update=_chosen(next(iter(opened.values()))))
+                share = share.model_copy(update=_chosen(next(iter(opened.values()))))
             where = f"device {devices[engine_id]}: " if len(settings) > 1 else ""
-            opened[engine_id] = _open(partial(open_model, name, path, own, **tried), name, where)
-        model = next(iter(opened.values()))
-        canonical_json(model.describe())  # raises here what would fail /v1/models for all
-        if any(each.version != model.version for each in opened.values()):
-            raise DeviceError(f"model {name}: its bundle was replaced while it was opened")
-        dtypes = {devices[engine_id]: each.dtype for engine_id, each in opened.items()}
-        if len(set(dtypes.values())) > 1:
-            what = ", ".join(f"{device} in {dtype}" for device, dtype in dtypes.items())
-            raise DeviceError(f"model {name} would be computed {what}: set --dtype, so that answers are the same")
+            opened[engine_id] = _open(partial(open_model, name, path, share, **tried), name, where)
+        return _joined(opened, devices)
     except BaseException:
-        for each in opened.values():
+        for model in opened.values():
             with suppress(Exception):
-                each.pipeline.close()
+                model.pipeline.close()
         raise
+
+
+def _joined(opened: Mapping[int, ServedModel], devices: Sequence[str]) -> ServedModel:
+    """One model of those that were opened, by engine_id. Raises DeviceError where their answers would differ."""
+    models = list(opened.values())
+    model = models[0]
+    canonical_json(model.describe())  # raises here what would fail /v1/models for all
+    if any(other.version != model.version for other in models):
+        raise DeviceError(f"model {model.name}: its bundle was replaced while it was opened")
+    if len({other.dtype for other in models}) > 1:
+        what = ", ".join(f"{devices[engine_id]} in {other.dtype}" for engine_id, other in opened.items())
+        raise DeviceError(f"model {model.name} would be computed {what}: set --dtype, so that answers are the same")
     return replace(
         model,
-        pipelines={engine_id: each.pipeline for engine_id, each in opened.items()},
+        pipelines={engine_id: other.pipeline for engine_id, other in opened.items()},
         devices=tuple(devices[engine_id] for engine_id in opened),
-        load_seconds=sum(each.load_seconds for each in opened.values()),
-        warmup_seconds=sum(each.warmup_seconds for each in opened.values()),
+        load_seconds=sum(other.load_seconds for other in models),
+        warmup_seconds=sum(other.warmup_seconds for other in models),
     )
 
 

@@ -85,12 +85,10 @@ class ModelLifecycle:
         Raises:
             ValueError: (BundleError, DeviceError, TrialError) it cannot be loaded or answers wrongly.
         """
-        settings, modules = self._settings.of(name), len(sys.modules)
-        shares = {engine_id: self._engines.share_of(settings, engine_id) for engine_id in self._engines.running()}
-        names = dict(enumerate(self._engines.names))
+        shares, modules = self._engines.shares(self._settings.of(name)), len(sys.modules)
         self._metrics.loading.labels(name).set_to_current_time()
         try:
-            model = open_on_all(self._open_model, name, path, shares, names, serving)
+            model = open_on_all(self._open_model, name, path, shares, self._engines.names, serving)
         finally:
             self._metrics.loading.remove(name)
         if gc.get_freeze_count() and len(sys.modules) != modules:
@@ -166,8 +164,8 @@ class ModelLifecycle:
             for engine_id in model.pipelines.keys() - self._engines.add(model.key, model.pipelines):
                 self._loaded.remove_engine(model.key, engine_id)  # that engine has ended meanwhile
             self.index = index
-        for each in old:
-            self._unload(each)
+        for replaced in old:
+            self._unload(replaced)
         return model
 
     async def _opened(self, name: str, path: Path, number: str) -> ServedModel:
@@ -189,7 +187,7 @@ class ModelLifecycle:
         `unknown_model`. Raises AliasError where an alias stands for it."""
         async with self._changing:
             self.index, old = self.index.without(name, version)
-        await asyncio.gather(*(asyncio.shield(self._unload(each)) for each in old))
+        await asyncio.gather(*(asyncio.shield(self._unload(model)) for model in old))
         return old
 
     def set_alias(self, name: str, target: AliasTarget | None) -> AliasTarget | None:
@@ -206,8 +204,8 @@ class ModelLifecycle:
         if before is not None:
             index, old = index.trimmed(before.model, self._settings.keep_versions)
         self.index = index
-        for each in old:
-            self._unload(each)
+        for model in old:
+            self._unload(model)
         return before
 
     async def settled(self) -> None:

@@ -181,7 +181,7 @@ def test_several_devices_compute_with_one_backend_and_dtype() -> None:
         return served_model(name, pipeline, settings)
 
     settings = dict.fromkeys((0, 1, 2), Settings(backend="auto"))
-    open_on_all(open_held, "held", Path("x"), settings, {0: "cpu:0", 1: "cpu:1", 2: "cpu:2"})
+    open_on_all(open_held, "held", Path("x"), settings, ("cpu:0", "cpu:1", "cpu:2"))
     assert wanted == [("auto", "auto"), ("onnxruntime", "bfloat16"), ("onnxruntime", "bfloat16")]
 
 

@@ -61,7 +61,7 @@ async def test_hanging_engine_is_neither_live_nor_ready(running: Start) -> None:
         await asyncio.sleep(0.6)  # to be idle is no silence
         assert await probes(app) == (200, 200, 200)
         stuck = await app.hold()
-        await until(lambda: app.service.engines.silent_seconds() > 0.5)
+        await until(lambda: app.service.engines.engines[0].silent_seconds() > 0.5)
         assert await probes(app) == (503, 503, 200)
         app.model.gate.set()
         await stuck

@@ -49,7 +49,7 @@ async def test_images_are_decoded_while_a_forward_runs_and_then_go_together(runn
             tasks.append(post(app, seed))
             await until(lambda seen=seed + 1: len(loader.sizes) == seen)
         assert loader.sizes == [1, 1, 1, 1]
-        await until(lambda: app.service.engines.decoded_images == 3)  # decoded, all three
+        await until(lambda: app.service.engines.engines[0].decoded_images == 3)  # decoded, all three
         app.model.gate.set()
         answers = [(await task).json()["results"][0] for task in tasks]
         assert app.model.sizes == [1, 3]
@@ -85,7 +85,7 @@ async def test_a_decoder_that_hangs_turns_liveness_red_while_the_loop_answers(ru
         stuck = post(app)
         await until(lambda: bool(loader.sizes))
         assert (await app.client.get("/livez")).status_code == 200
-        await until(lambda: app.service.engines.silent_seconds() > 1.0)
+        await until(lambda: app.service.engines.engines[0].silent_seconds() > 1.0)
         live = await app.client.get("/livez")
         assert live.status_code == 503
         assert "does not answer" in live.json()["error"]["message"]
@@ -131,7 +131,7 @@ async def test_models_do_not_share_a_forward(running: Start) -> None:
         await entered(held)
         for count, name in enumerate(("held", "other", "held"), 1):
             tasks.append(app.begin(params={"model": name}))
-            await until(lambda count=count: app.service.engines.decoded_images == count)
+            await until(lambda count=count: app.service.engines.engines[0].decoded_images == count)
         held.gate.set()
         assert {(await task).status_code for task in tasks} == {200}
         assert other.sizes == [1]
@@ -156,7 +156,7 @@ async def test_stages_add_up_with_overlap(running: Start) -> None:
         HeldLoader(app)
         first = await app.hold()
         second = post(app, 1)
-        await until(lambda: app.service.engines.decoded_images == 1)
+        await until(lambda: app.service.engines.engines[0].decoded_images == 1)
         await asyncio.sleep(0.05)
         app.model.gate.set()
         for task in (first, second):

@@ -49,7 +49,7 @@ def test_a_device_that_cannot_load_a_model_is_named_and_nothing_stays_open(
         return model
 
     with pytest.raises(DeviceError) as caught:
-        open_on_all(open_held, "held", Path("x"), {0: Settings(), 1: Settings()}, {0: "cuda:0", 1: "cuda:1"})
+        open_on_all(open_held, "held", Path("x"), {0: Settings(), 1: Settings()}, ("cuda:0", "cuda:1"))
     assert str(caught.value) == line
     assert closed == [1]
     logged = [record.exc_info[1] for record in caplog.records if record.exc_info]
@@ -58,7 +58,7 @@ def test_a_device_that_cannot_load_a_model_is_named_and_nothing_stays_open(
 
 def test_without_an_engine_nothing_is_opened() -> None:
     with pytest.raises(DeviceError, match=r"^model held cannot be opened: every engine has ended$"):
-        open_on_all(lambda *_: None, "held", Path("x"), {}, {})  # type: ignore[arg-type, return-value]
+        open_on_all(lambda *_: None, "held", Path("x"), {}, ())  # type: ignore[arg-type, return-value]
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_devices_that_would_answer_in_different_numbers_are_refused() -> None:
         return served_model(name, pipeline, settings)
 
     with pytest.raises(DeviceError, match="cuda:0 in bfloat16, cuda:1 in float32: set --dtype"):
-        open_on_all(open_held, "a", Path("x"), {0: Settings(), 1: Settings()}, {0: "cuda:0", 1: "cuda:1"})
+        open_on_all(open_held, "a", Path("x"), {0: Settings(), 1: Settings()}, ("cuda:0", "cuda:1"))
 
 
 def test_a_model_that_cannot_be_described_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +134,8 @@ def test_a_model_that_cannot_be_described_is_refused(monkeypatch: pytest.MonkeyP
         model.pipeline.close = lambda: closed.append(1)
         return model
 
-    assert open_on_all(open_held, "held", Path("x"), {0: Settings()}, {0: "cpu"}).name == "held"
+    assert open_on_all(open_held, "held", Path("x"), {0: Settings()}, ("cpu",)).name == "held"
     monkeypatch.setattr(ServedModel, "describe", lambda model: {"load_seconds": float("inf")})
     with pytest.raises(ValueError, match="JSON"):
-        open_on_all(open_held, "held", Path("x"), {0: Settings()}, {0: "cpu"})
+        open_on_all(open_held, "held", Path("x"), {0: Settings()}, ("cpu",))
     assert closed == [1]
