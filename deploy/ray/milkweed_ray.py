@@ -101,7 +101,7 @@ def open_metrics(service: "Service") -> None:
             if not error.in_use:
                 raise
             continue
-        MetricsPort(listener, service).start()
+        MetricsPort(listener, service.metrics.registry, service.checks).start()
         logger.info("metrics", extra={"event": {"port": port}})
         return
     raise PortError(f"cannot listen on {host}: metrics ports {first} to {ports[-1]} are all in use")

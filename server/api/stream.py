@@ -10,7 +10,7 @@ from ..errors import ClientDisconnected, ServiceError
 from ..http.disconnect import cancel_on_disconnect
 from ..http.parser_threads import ParserThreads
 from ..repository.served_model import ServedModel
-from ..scheduler.request import Outcome, Request, outcome_label
+from ..scheduler.request import Outcome, outcome_label
 from ..service.caller import Caller
 from ..service.params import ClassifyParams
 
@@ -25,20 +25,13 @@ def wants_stream(headers: dict[bytes, bytes]) -> bool:
 
 
 class Stream:
-    """Sends the lines of one request, which has been submitted or has nothing to wait for. `request`: calls `put` for
-    each outcome; images that were refused before have theirs already."""
+    """Sends the lines of one request. `images`: how many it has; `put` takes the outcome of each."""
 
-    def __init__(
-        self, params: ClassifyParams, request: Request, caller: Caller, send: Send, parsers: ParserThreads
-    ) -> None:
+    def __init__(self, params: ClassifyParams, images: int, caller: Caller, send: Send, parsers: ParserThreads) -> None:
         self._params, self._caller, self._send, self._parsers = params, caller, send, parsers
         self._ready: asyncio.Queue[tuple[int, Outcome] | None] = asyncio.Queue()
-        self._open = set(range(len(request.outcomes)))
+        self._open = set(range(images))
         self.counts: Counter[str] = Counter()  # images by how they ended
-        for index, outcome in enumerate(request.outcomes):
-            if outcome is not None:
-                self.put(index, outcome)
-        request.listener = self.put
 
     def put(self, index: int, outcome: Outcome) -> None:
         """Take the outcome of an image; called on the event loop."""
@@ -69,8 +62,7 @@ class Stream:
             done = [await self._ready.get()]
             while not self._ready.empty():
                 done.append(self._ready.get_nowait())
-            finished = [each for each in done if each is not None]
-            if finished:
+            if finished := [result for result in done if result is not None]:
                 await self._write(finished)
             if None in done and waiter.done() and self._open and self._ready.empty():
                 waiter.result()  # raises what ended it before all were done
@@ -81,7 +73,7 @@ class Stream:
     async def _write(self, done: list[tuple[int, Outcome]]) -> None:
         model, top_k = self._params.model, self._params.top_k
         cost = SCORE_COST * top_k * sum(isinstance(outcome, Predictions) for _, outcome in done)
-        lines = await self._parsers.run(lambda: b"".join(_line(model, *each) for each in done), cost)
+        lines = await self._parsers.run(lambda: b"".join(_line(model, index, outcome) for index, outcome in done), cost)
         for index, outcome in done:  # only now: a deadline in between gives each of them an error
             self._open.discard(index)
             self.counts[outcome_label(outcome)] += 1

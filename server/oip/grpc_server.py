@@ -80,7 +80,7 @@ class GrpcServer:
             import grpc.aio
 
             self._calls = GrpcService(service, auth)
-            self._health = GrpcHealth(service, [SERVICE_NAME, HEALTH, REFLECTION])
+            self._health = GrpcHealth(service.checks, [SERVICE_NAME, HEALTH, REFLECTION])
         except ImportError as error:
             raise GrpcError(f"grpc_port needs grpcio, protobuf: pip install 'milkweed[grpc]' ({error})") from None
         self._grpc: Any = grpc
@@ -106,7 +106,7 @@ class GrpcServer:
         grpc, settings = self._grpc, self._service.settings
         handlers = {
             # Declared as a stream of one message: then it is we who ask for it, once we know who calls.
-            name: grpc.stream_unary_rpc_method_handler(self._handler(name, method))
+            name: grpc.stream_unary_rpc_method_handler(partial(self._handle, name, method))
             for name, method in (*self._calls.methods.items(), ("Check", self._health.check))
         }
         self._server = grpc.aio.server(options=_options(settings))
@@ -134,54 +134,61 @@ class GrpcServer:
             self._health.ending.set()
             await self._server.stop(grace_seconds)
 
-    def _handler(self, name: str, method: Method) -> Any:
-        """Make what gRPC calls before anything of a message is read."""
+    async def _handle(self, name: str, method: Method, _: Any, rpc: Any) -> bytes:
+        """Answer a call; gRPC calls this before anything of the message is read."""
+        # A probe has a second. Who finds MAX_WAITING held back is no longer: else a crowd would close the port.
+        slowly = self._reading.crowded and name not in PROBES and len(self._crowd) < MAX_WAITING
+        await (self._crowd if slowly else self._port.table.turns).wait()
+        context = self._context(rpc)
+        answer, failure = b"", None
+        held = contextlib.ExitStack()  # until the client has taken the answer
+        _when_over(held.close)
+        try:
+            answer = await self._answer(name, method, context, rpc, held)
+        except ServiceError as error:
+            failure = without_frames(error)
+        except asyncio.CancelledError:
+            self._count_cancelled(name, context, rpc)
+            raise
+        except Exception:
+            logger.exception("a gRPC call failed", extra={"request_id": context.request_id.decode()})
+            failure = internal_error()
+        metadata = metadata_of(context)
+        if failure is not None:
+            held.close()
+            await self._refuse(name, failure, context, rpc, metadata)
+        rpc.set_trailing_metadata((*metadata, ("server-timing", context.server_timing().decode())))
+        self._count(name, "OK", context)
+        return answer
 
-        async def handle(_: Any, rpc: Any) -> bytes:
-            # A probe has a second. Who finds MAX_WAITING held back is no longer: else a crowd would close the port.
-            slowly = self._reading.crowded and name not in PROBES and len(self._crowd) < MAX_WAITING
-            await (self._crowd if slowly else self._port.table.turns).wait()
-            headers = headers_of(rpc.invocation_metadata())
-            context = RequestContext(headers)
-            if self._tracer is not None:
-                context.span = self._tracer.begin(headers)
-                current_span.set(context.span)
-            answer, failure = b"", None
-            held = contextlib.ExitStack()  # until the client has taken the answer
-            _when_over(held.close)
-            lease = held.enter_context(self._service.body_budget.lease())
-            try:
-                connection = self._connection(name, rpc)
-                call = self._call(name, context, rpc, connection, lease)
-                if name not in PROBES:
-                    lease.take(CALL_BYTES)
-                payload = [b""] if name in EMPTY else [await self._reading.message(rpc)]
-                context.body_bytes = len(payload[0])
-                with connection.answering():
-                    made = await method(payload.pop(), call)
-                answer = made if isinstance(made, bytes) else made.SerializeToString()
-                lease.resize(CALL_BYTES + ANSWER_COPIES * len(answer))
-                held.callback(asyncio.create_task(connection.end_unless_read()).cancel)
-            except ServiceError as error:
-                failure = without_frames(error)
-            except asyncio.CancelledError:
-                self._count_cancelled(name, context, rpc)
-                raise
-            except Exception:
-                logger.exception("a gRPC call failed", extra={"request_id": context.request_id.decode()})
-                failure = internal_error()
-            metadata = metadata_of(context)
-            if failure is not None:
-                held.close()
-                await self._refuse(name, failure, context, rpc, metadata)
-            rpc.set_trailing_metadata((*metadata, ("server-timing", context.server_timing().decode())))
-            self._count(name, "OK", context)
-            return answer
+    def _context(self, rpc: Any) -> RequestContext:
+        headers = headers_of(rpc.invocation_metadata())
+        context = RequestContext(headers)
+        if self._tracer is not None:
+            context.span = self._tracer.begin(headers)
+            current_span.set(context.span)
+        return context
 
-        return handle
+    async def _answer(
+        self, name: str, method: Method, context: RequestContext, rpc: Any, held: contextlib.ExitStack
+    ) -> bytes:
+        """Make the answer of a call; `held` takes what is to be closed once the client has taken it."""
+        lease = held.enter_context(self._service.body_budget.lease())
+        connection = self._connection(name, rpc)
+        call = self._call(name, context, rpc, connection, lease)
+        if name not in PROBES:
+            lease.take(CALL_BYTES)
+        payload = [b""] if name in EMPTY else [await self._reading.message(rpc)]
+        context.body_bytes = len(payload[0])
+        with connection.answering():
+            made = await method(payload.pop(), call)
+        answer: bytes = made if isinstance(made, bytes) else made.SerializeToString()
+        lease.resize(CALL_BYTES + ANSWER_COPIES * len(answer))
+        held.callback(asyncio.create_task(connection.end_unless_read()).cancel)
+        return answer
 
     def _stream(self, method: Callable[[Read], AsyncIterator[Any]]) -> Any:
-        """Make what gRPC calls for a stream of answers; each has to be read in time."""
+        """Make what gRPC calls for a stream of answers; each of these has to be read in time."""
 
         async def handle(_: Any, rpc: Any) -> None:
             try:

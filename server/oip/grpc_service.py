@@ -13,13 +13,13 @@ from ..repository.served_model import ServedModel
 from ..security.auth import Authenticator
 from ..security.key_store import Account
 from ..service.caller import Caller
+from ..service.inference_handler import Change, Query
 from ..service.params import ClassifyParams, params_for
-from ..service.service import Service
+from ..service.service import Checks, Service
 from ..telemetry.context import RequestContext
 from . import metadata as describe
 from .grpc_convert import infer_response, parsed_bytes, read_infer_message
-from .infer import Inference, find_version, prepare
-from .tensors import InferRequest
+from .infer import read_query
 
 EMPTY = frozenset({"ServerLive", "ServerReady"})
 """Calls whose messages say nothing, so that they are not read."""
@@ -89,29 +89,26 @@ class GrpcService:
         call.lease.take(cost)
         message = await service.parsers.run(partial(self._read, "ModelInferRequest", payload), size)
         del payload
-        model = find_version(service, message.model_name, message.model_version)
+        model = service.find_version(message.model_name, message.model_version)
         request = read_infer_message(message)
         del message
         call.lease.give_back(cost - 2 * size)
-        with service.lifecycle.using(model):
-            return await self._answer(request, size, model, call)
+        params, write = self._params(model, call), partial(infer_response, self._messages, model)
+        caller, charge = Caller(call.context, receive=None), partial(self._auth.charge_images, call.account)
 
-    async def _answer(self, request: InferRequest, size: int, model: ServedModel, call: Call) -> Any:
-        service = self._service
-        charge = partial(self._auth.charge_images, call.account)
-        caller = Caller(call.context, receive=None)
-        inference = Inference(service, *self._params(model, call), caller, call.lease, charge)
-        read = partial(service.parsers.run, partial(prepare, request, model, service.settings), size)
-        return await inference.answer(read, partial(infer_response, self._messages, model))
+        def read(change: Change) -> Awaitable[Query[bytes]]:
+            return read_query(request, size, params, change, write, service.settings, service.parsers)
 
-    def _params(self, model: ServedModel, call: Call) -> tuple[ClassifyParams, bool]:
-        """Read the metadata and the caller's deadline; also tell whether the caller named any time."""
-        params = params_for(model, call.context.headers, self._service.settings)
-        requested = b"x-request-timeout-ms" in call.context.headers
+        return await service.handler.answer(params, caller, call.lease, charge, read)
+
+    def _params(self, model: ServedModel, call: Call) -> ClassifyParams:
+        """Read the metadata and the caller's deadline."""
+        settings = self._service.settings
+        params = params_for(model, call.context.headers, settings)
         if call.seconds_left is None:
-            return params, requested
-        most = params.timeout_seconds if requested else self._service.settings.max_timeout_ms / 1e3
-        return replace(params, timeout_seconds=min(most, call.seconds_left)), True
+            return params
+        most = params.timeout_seconds if params.timeout_named else settings.max_timeout_ms / 1e3
+        return replace(params, timeout_seconds=min(most, call.seconds_left), timeout_named=True)
 
     async def _server_live(self, payload: bytes, call: Call) -> Any:
         return self._messages.ServerLiveResponse(live=passes(self._service.check_alive))
@@ -123,7 +120,7 @@ class GrpcService:
         request = self._read("ModelReadyRequest", payload)
 
         def check() -> None:
-            find_version(self._service, request.name, request.version)
+            self._service.find_version(request.name, request.version)
             self._service.check_ready()
 
         return self._messages.ModelReadyResponse(ready=passes(check))
@@ -133,27 +130,28 @@ class GrpcService:
 
     async def _model_metadata(self, payload: bytes, call: Call) -> Any:
         request = self._read("ModelMetadataRequest", payload)
-        model = find_version(self._service, request.name, request.version)
+        model = self._service.find_version(request.name, request.version)
         return self._messages.ModelMetadataResponse(
             **describe.model_metadata(model, self._service.models.versions(model.name))
         )
 
     async def _model_config(self, payload: bytes, call: Call) -> Any:
         request = self._read("ModelConfigRequest", payload)
-        model = find_version(self._service, request.name, request.version)
+        model = self._service.find_version(request.name, request.version)
         return self._messages.ModelConfigResponse(config=describe.model_config(self._service.settings, model))
 
     async def _model_statistics(self, payload: bytes, call: Call) -> Any:
         request = self._read("ModelStatisticsRequest", payload)
         models: list[ServedModel] = list(self._service.models.values())
         if request.name:
-            models = [find_version(self._service, request.name, request.version)]
-        found = describe.statistics(models, await self._service.statistics())
-        return self._messages.ModelStatisticsResponse(model_stats=found)
+            models = [self._service.find_version(request.name, request.version)]
+        statistics = describe.statistics(models, await self._service.statistics())
+        return self._messages.ModelStatisticsResponse(model_stats=statistics)
 
     async def _repository_index(self, payload: bytes, call: Call) -> Any:
         request = self._read("RepositoryIndexRequest", payload)
-        index = describe.repository_index(self._service, ready_only=request.ready)
+        service = self._service
+        index = describe.repository_index(service.models, service.lifecycle.failures, service.names, request.ready)
         return self._messages.RepositoryIndexResponse(models=index)
 
     def _read(self, name: str, payload: bytes) -> Any:
@@ -164,7 +162,7 @@ class GrpcHealth:
     """Tells whether the server is ready, by the names "", `readyz` and each of `services`, and by `livez` whether it is
     alive. Reflection lists `services`. Raises ImportError where the packages are missing."""
 
-    def __init__(self, service: Service, services: list[str]) -> None:
+    def __init__(self, checks: Checks, services: list[str]) -> None:
         from google.protobuf.descriptor_pool import DescriptorPool
         from grpc_health.v1 import health_pb2
         from grpc_reflection.v1alpha import reflection, reflection_pb2
@@ -176,7 +174,7 @@ class GrpcHealth:
             pool.AddSerializedFile(messages.DESCRIPTOR.serialized_pb)
         self._messages, self._reflected = health_pb2, reflection_pb2.ServerReflectionRequest
         self._reflection = reflection.aio.ReflectionServicer(services, pool)
-        self._checks = dict.fromkeys(("", "readyz", *services), service.check_ready) | {"livez": service.check_alive}
+        self._checks = dict.fromkeys(("", "readyz", *services), checks["readyz"]) | {"livez": checks["livez"]}
         self._watches = 0
         self.ending = asyncio.Event()
         """Set when watches shall end."""

@@ -1,168 +1,69 @@
-"""Runs one inference, over REST or gRPC: from the tensors of a request to the tensors of its response."""
+"""Reads an inference request, over REST or gRPC, and makes the tensors of its response."""
 
-import asyncio
 import math
-import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ...inference.results import SCORE_BYTES, SCORE_COST, Predictions
+from ...inference.results import Predictions
 from ..config.settings import Settings
-from ..errors import ServiceError
-from ..http.body_budget import BudgetLease
+from ..http.parser_threads import ParserThreads
 from ..repository.served_model import ServedModel
-from ..scheduler.request import Outcome, outcome_label
-from ..service.caller import Caller, CheckedImage, check_image
+from ..scheduler.request import Outcome
+from ..service.caller import CheckedImage, check_image
+from ..service.inference_handler import Change, Query, image_error
 from ..service.params import ClassifyParams, check_scores
-from ..service.service import Service
-from ..service.submit import classify, count_outcomes
-from ..telemetry.context import RequestContext
 from .images import images_of
 from .options import OUTPUTS, Options, WantedOutput, read_options
 from .tensors import InferRequest, OutputTensor
 
 T = TypeVar("T")
 
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request whose options have been read and whose images have passed the header check, or have an error."""
-
-    id: str | None
-    images: list[CheckedImage]
-    options: Options
-
-    @property
-    def answer_cost(self) -> int:
-        """How long it takes to write the answer, as the bytes of a body that take as long to parse."""
-        return SCORE_COST * len(self.images) * self.options.engine_top_k
+Write = Callable[[str | None, list[OutputTensor]], T]
+"""Makes a response from the id of its request, and its outputs."""
 
 
-def find_version(service: Service, name: str, version: str) -> ServedModel:
-    """Find the model of a name, which may be an alias; an empty `version` means the default one. Raises ServiceError
-    `not_ready` while it is loaded, `unknown_model` where there is no such model or version."""
-    if not service.models and (name in service.names or name in service.models.aliases):
-        raise ServiceError("not_ready", "the models are loading", retry_after_seconds=1)
-    return service.models.find(name, version or None)
-
-
-@dataclass(frozen=True, slots=True)
-class Inference:
-    """One request to infer.
-
-    Args:
-        requested: the client named `params.timeout_seconds`; else it is our default.
-        lease: the memory that the request has of the body budget.
-        charge: called with the number of images; may raise ServiceError.
-    """
-
-    service: Service
-    params: ClassifyParams
-    requested: bool
-    caller: Caller
-    lease: BudgetLease
-    charge: Callable[[int], None]
-
-    async def answer(
-        self, read: Callable[[], Awaitable[Prepared]], write: Callable[[str | None, list[OutputTensor]], T]
-    ) -> T:
-        """Read, classify and write, all before the time of the request is over. Raises ServiceError `deadline` when it
-        is, what `read` and `write` raise, and the error of an image, see `_outcomes`."""
-        deadline = Deadline(self.params.timeout_seconds, self.caller.context, self.requested)
-        try:
-            async with asyncio.timeout(deadline.left()) as deadline.timeout:
-                prepared = await read()
-                outcomes = await self._outcomes(prepared, deadline)
-
-                def written() -> T:
-                    return write(prepared.id, output_tensors(self.params.model, outcomes, prepared.options))
-
-                return await self.service.parsers.run(written, prepared.answer_cost)
-        except TimeoutError:
-            raise ServiceError("deadline", f"no answer within {round(deadline.seconds * 1e3)} ms") from None
-
-    async def _outcomes(self, prepared: Prepared, deadline: "Deadline") -> list[Outcome]:
-        """Classify the images: every outcome is predictions, or some are where the request takes partial answers.
-        Raises the error of the first bad image, where it takes none or no image is good."""
-        service, model, options = self.service, self.params.model, prepared.options
-        if options.timeout_seconds is not None:
-            deadline.set(options.timeout_seconds)
-        params = replace(self.params, top_k=options.engine_top_k, timeout_seconds=deadline.seconds)
-        try:
-            self.charge(len(prepared.images))
-        except ServiceError:
-            count_outcomes(service, model, {"rejected": len(prepared.images)})
-            raise
-        if not options.partial:
-            _refuse_bad(service, model, prepared.images)
-        self.lease.take_for_answer(SCORE_BYTES * len(prepared.images) * params.top_k)
-        images = await service.sandboxed_images.decode(
-            prepared.images, model.spec, self.lease, self.caller, deadline.left()
-        )
-        self.caller.context.end_stage("parse")
-        if not options.partial:
-            _refuse_bad(service, model, images)
-        outcomes = await classify(service, params, images, self.caller)
-        bad = [index for index, outcome in enumerate(outcomes) if not isinstance(outcome, Predictions)]
-        if bad and (not options.partial or len(bad) == len(outcomes)):
-            raise _image_error(outcomes[bad[0]], bad[0], len(outcomes))
-        return outcomes
-
-
-class Deadline:
-    """The time that a request may take in all; its headers may name one, and its body another."""
-
-    def __init__(self, seconds: float, context: RequestContext, requested: bool) -> None:
-        self.seconds = seconds
-        self.timeout: asyncio.Timeout | None = None
-        self._context = context
-        self._requested = requested
-
-    def left(self) -> float:
-        """Seconds until the end."""
-        return self._context.started + self.seconds - time.perf_counter()
-
-    def set(self, seconds: float) -> None:
-        """Take the time that the body names; where the headers named one too, the shorter counts."""
-        assert self.timeout is not None
-        self.seconds = min(self.seconds, seconds) if self._requested else seconds
-        self.timeout.reschedule(asyncio.get_running_loop().time() + self.left())
-
-
-def prepare(request: InferRequest, model: ServedModel, settings: Settings) -> Prepared:
-    """Read the options and check each image's header; this costs at most one copy of the images. Raises ServiceError
+async def read_query(
+    request: InferRequest,
+    size: int,
+    params: ClassifyParams,
+    change: Change,
+    write: Write[T],
+    settings: Settings,
+    parsers: ParserThreads,
+) -> Query[T]:
+    """Read the options of a request, and check each image's header. `size`: of its message, bytes. Raises ServiceError
     where the request as a whole cannot be answered."""
-    settings = settings.of(model.name)
+    model = params.model
+    options, images = await parsers.run(lambda: _prepare(request, model, settings.of(model.name)), size)
+    seconds = params.timeout_seconds
+    if options.timeout_seconds is not None:  # where the headers named a time too, the shorter counts
+        seconds = min(seconds, options.timeout_seconds) if params.timeout_named else options.timeout_seconds
+    change(replace(params, top_k=options.engine_top_k, timeout_seconds=seconds))
+    return Query(images, partial(_respond, write, request.id, model, options), whole=not options.partial)
+
+
+def _prepare(request: InferRequest, model: ServedModel, settings: Settings) -> tuple[Options, list[CheckedImage]]:
+    """This costs at most one copy of the images."""
     options = read_options(request, model, settings)
     images = images_of(request.inputs, model, settings.max_images_per_request)
     check_scores(len(images), options.engine_top_k)
-    return Prepared(request.id, [check_image(image, model) for image in images], options)
+    return options, [check_image(image, model) for image in images]
 
 
-def output_tensors(model: ServedModel, outcomes: Sequence[Outcome], options: Options) -> list[OutputTensor]:
-    """Make the wanted outputs in the order wanted; the row of an image that failed has "", -1 and not-a-number."""
-    return [_output_tensor(model, outcomes, options, output) for output in options.outputs]
-
-
-def _refuse_bad(service: Service, model: ServedModel, images: list[CheckedImage]) -> None:
-    """Fail the request before anything of it is computed, where the header check or the sandbox refused an image."""
-    bad = [index for index, image in enumerate(images) if not isinstance(image, tuple)]
-    if bad:
-        counts = Counter(outcome_label(images[index]) for index in bad)
-        count_outcomes(service, model, counts + Counter(rejected=len(images) - len(bad)))
-        raise _image_error(images[bad[0]], bad[0], len(images))
-
-
-def _image_error(failure: object, index: int, count: int) -> ServiceError:
-    """Make the error of one image the error of its request."""
-    code, message = getattr(failure, "code", "internal"), getattr(failure, "message", "")
-    retry = getattr(failure, "retry_after_seconds", None)
-    return ServiceError(code, f"image {index}: {message}" if count > 1 else message, retry_after_seconds=retry)
+def _respond(
+    write: Write[T], request_id: str | None, model: ServedModel, options: Options, outcomes: Sequence[Outcome]
+) -> T:
+    """Write the outputs in the order wanted; the row of an image that failed has "", -1 and not-a-number. Raises the
+    error of the first bad image, where the request takes no partial answers or no image is good."""
+    bad = [index for index, outcome in enumerate(outcomes) if not isinstance(outcome, Predictions)]
+    if bad and (not options.partial or len(bad) == len(outcomes)):
+        raise image_error(outcomes[bad[0]], bad[0], len(outcomes))
+    return write(request_id, [_output_tensor(model, outcomes, options, output) for output in options.outputs])
 
 
 def _output_tensor(

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..config.settings import Settings
+from ..repository.index import ModelIndex
 from ..repository.served_model import ServedModel
-from ..service.service import Service
 from ..telemetry.metrics import package_version
 from ..telemetry.statistics import ModelStatistics
 from .images import ENCODED, PIXELS
@@ -39,7 +39,7 @@ def model_metadata(model: ServedModel, versions: Iterable[ServedModel]) -> dict[
     outputs = [_tensor(name, datatype, _dims(name, model)) for name, datatype in OUTPUTS.items()]
     return {
         "name": model.name,
-        "versions": [version_of(each) for each in versions],
+        "versions": [version_of(version) for version in versions],
         "platform": PLATFORM,
         "inputs": inputs,
         "outputs": outputs,
@@ -70,25 +70,27 @@ def model_config(settings: Settings, model: ServedModel) -> dict[str, Any]:
     }
 
 
-def repository_index(service: Service, *, ready_only: bool) -> list[dict[str, str]]:
-    """List every model of the service, and whether it is ready."""
-    failures = service.lifecycle.failures
-    if not (service.models or failures):
-        return [] if ready_only else [_entry(name, "", "LOADING") for name in service.names]
+def repository_index(
+    models: ModelIndex, failures: Iterable[tuple[str, str]], names: Iterable[str], ready_only: bool
+) -> list[dict[str, str]]:
+    """List every model, and whether it is ready; before any is, the `names` of those that load. `failures`: name and
+    number of each that cannot be served."""
+    if not (models or failures):
+        return [] if ready_only else [_entry(name, "", "LOADING") for name in names]
     failed = [] if ready_only else [_entry(*key, "UNAVAILABLE", "could not be loaded") for key in failures]
-    return [_entry(model.name, version_of(model), "READY") for model in service.models.every()] + failed
+    return [_entry(model.name, version_of(model), "READY") for model in models.every()] + failed
 
 
 def statistics(models: Iterable[ServedModel], counted: Mapping[str, ModelStatistics]) -> list[dict[str, Any]]:
     """Give Triton's statistics; they count answered requests only, over all protocols and versions of a model."""
-    found = []
+    entries = []
     for model in models:
         counts = counted.get(model.name, ModelStatistics())
         seconds = {"success": sum(counts.stage_seconds.values())}
         for word, stages in _STAGES.items():
             seconds[word] = sum(counts.stage_seconds.get(stage, 0.0) for stage in stages)
-        durations = {word: {"count": counts.requests, "ns": round(1e9 * each)} for word, each in seconds.items()}
-        found.append(
+        durations = {word: {"count": counts.requests, "ns": round(1e9 * spent)} for word, spent in seconds.items()}
+        entries.append(
             {
                 "name": model.name,
                 "version": version_of(model),
@@ -97,7 +99,7 @@ def statistics(models: Iterable[ServedModel], counted: Mapping[str, ModelStatist
                 "inference_stats": durations,
             }
         )
-    return found
+    return entries
 
 
 def _entry(name: str, version: str, state: str, reason: str = "") -> dict[str, str]:

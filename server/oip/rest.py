@@ -16,16 +16,17 @@ from ..http.body import read_body
 from ..http.body_budget import BudgetLease
 from ..http.client_json import decoded
 from ..http.payload import payload_kind
-from ..http.responses import error_response, send_whole
+from ..http.responses import HttpAnswer, error_response, send_whole
 from ..repository.served_model import ServedModel
 from ..security.auth import ACCOUNT_KEY, Authenticator
 from ..service.caller import Caller
-from ..service.params import params_for
+from ..service.inference_handler import Change, Query
+from ..service.params import ClassifyParams, params_for
 from ..service.service import Service
 from ..telemetry.context import RequestContext, context_of
 from . import metadata as describe
 from .images import decoded_bytes
-from .infer import Inference, Prepared, find_version, prepare
+from .infer import read_query
 from .metadata import version_of
 from .rest_request import LENGTH_HEADER, json_length, read_infer_request
 from .tensors import OutputTensor
@@ -40,7 +41,6 @@ _MODEL = "/v2/models/{name}"
 _VERSION = "/v2/models/{name}/versions/{version}"
 
 Handler = Callable[[Request], Awaitable[Response]]
-Headers = list[tuple[bytes, bytes]]
 
 
 class _IndexParams(Struct):
@@ -88,38 +88,40 @@ class Infer:
         if said and said not in (model.number, model.version):
             raise ServiceError("bad_request", f"X-Model-Version is {said[:40]!r}, the URL's {version_of(model)}")
         params = params_for(model, context.headers, service.settings)
-        requested = b"x-request-timeout-ms" in context.headers
         charge = partial(self._auth.charge_images, scope.get(ACCOUNT_KEY))
         with service.body_budget.lease() as lease:
-            inference = Inference(service, params, requested, Caller(context, receive), lease, charge)
-            with service.lifecycle.using(model):
-                read = partial(self._read, model, scope["path_params"]["name"], context, receive, lease)
-                body, headers = await inference.answer(read, partial(infer_answer, model))
-            lease.resize(len(body))  # until the client has read it
-            await send_whole(send, context, body, headers)
+            read = partial(self._read, params, scope["path_params"]["name"], context, receive, lease)
+            answer = await service.handler.answer(params, Caller(context, receive), lease, charge, read)
+            await send_whole(send, context, lease, answer)
 
     async def _read(
-        self, model: ServedModel, name: str, context: RequestContext, receive: Receive, lease: BudgetLease
-    ) -> Prepared:
-        """Read and parse the body, and check each image's header."""
-        settings = self._service.settings
+        self,
+        params: ClassifyParams,
+        name: str,
+        context: RequestContext,
+        receive: Receive,
+        lease: BudgetLease,
+        change: Change,
+    ) -> Query[HttpAnswer]:
+        """Read and parse the body, and check each image's header. `name`: the model's in the URL."""
+        settings, parsers, model = self._service.settings, self._service.parsers, params.model
         if payload_kind(context.headers) == "multipart":
             raise ServiceError("unsupported_format", "multipart/form-data is not accepted: use application/json")
         body = await read_body(receive, context.content_length(), settings.max_body_bytes, lease)
         context.end_stage("receive")
         known = (name, model.name), (model.version, model.number)
         length = json_length(body, context.headers.get(LENGTH_HEADER))
-        request = await self._service.parsers.run(lambda: read_infer_request(body, length, *known), length)
+        request = await parsers.run(lambda: read_infer_request(body, length, *known), length)
         cost, limit = sum(map(decoded_bytes, request.inputs)), DECODED_FACTOR * settings.max_body_bytes
         if cost > limit:
             raise ServiceError(
                 "too_large", f"the images take {cost} bytes beside the JSON: limit {limit}; send them in binary"
             )
         lease.take(cost)
-        return await self._service.parsers.run(lambda: prepare(request, model, settings), len(body))
+        return await read_query(request, len(body), params, change, partial(infer_answer, model), settings, parsers)
 
 
-def infer_answer(model: ServedModel, id: str | None, outputs: Sequence[OutputTensor]) -> tuple[bytes, Headers]:
+def infer_answer(model: ServedModel, id: str | None, outputs: Sequence[OutputTensor]) -> HttpAnswer:
     """Write the body and headers of an answer: JSON, and behind it the outputs that are wanted in binary."""
     document: dict[str, Any] = {"model_name": model.name, "model_version": version_of(model)}
     if id is not None:
@@ -128,10 +130,10 @@ def infer_answer(model: ServedModel, id: str | None, outputs: Sequence[OutputTen
     document["outputs"] = [_entry(output, tail) for output, tail in zip(outputs, tails, strict=True)]
     text = json.dumps(document, allow_nan=False).encode()
     if all(tail is None for tail in tails):
-        return text, [(b"content-type", b"application/json")]
+        return HttpAnswer(text)
     length = (b"inference-header-content-length", b"%d" % len(text))
     body = b"".join([text, *(tail for tail in tails if tail is not None)])
-    return body, [(b"content-type", b"application/octet-stream"), length]
+    return HttpAnswer(body, [(b"content-type", b"application/octet-stream"), length])
 
 
 def _entry(output: OutputTensor, tail: bytes | None) -> dict[str, Any]:
@@ -143,7 +145,7 @@ def _entry(output: OutputTensor, tail: bytes | None) -> dict[str, Any]:
 
 def _model_of(service: Service, scope: Scope) -> ServedModel:
     parameters = scope["path_params"]
-    return find_version(service, parameters["name"], parameters.get("version", ""))
+    return service.find_version(parameters["name"], parameters.get("version", ""))
 
 
 async def _server_metadata(request: Request) -> Response:
@@ -197,6 +199,7 @@ def _index(service: Service) -> Handler:
             declared = context_of(request.scope).content_length()
             body = await read_body(request.receive, declared, MAX_INDEX_BYTES, lease)
         params = decoded(body or b"{}", _IndexParams, 'the body, which must be {} or {"ready": true}')
-        return JSONResponse(describe.repository_index(service, ready_only=params.ready))
+        index = describe.repository_index(service.models, service.lifecycle.failures, service.names, params.ready)
+        return JSONResponse(index)
 
     return answer

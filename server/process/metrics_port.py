@@ -14,10 +14,10 @@ from http import HTTPStatus
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import make_wsgi_app
+from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from ..errors import ServiceError, did_you_mean
-from ..service.service import Service
+from ..service.service import Checks
 
 logger = logging.getLogger("milkweed.metrics")
 
@@ -40,13 +40,13 @@ WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 class MetricsPort(WSGIServer):
     """Serves from `start` to `stop`. `listener`: the socket to accept from; `stop` closes it."""
 
-    def __init__(self, listener: socket.socket, service: Service) -> None:
+    def __init__(self, listener: socket.socket, registry: CollectorRegistry, checks: Checks) -> None:
         super().__init__(listener.getsockname()[:2], _Request, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
         self.server_name, self.server_port = listener.getsockname()[:2]
         self.setup_environ()
-        self.set_app(with_head(with_probes(make_wsgi_app(service.metrics.registry), service)))
+        self.set_app(with_head(with_probes(make_wsgi_app(registry), checks)))
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         # When each was opened. Written by the threads of the connections and by the port's own.
         self._asking: dict[socket.socket, float] = {}
@@ -138,10 +138,9 @@ def _cut(request: socket.socket) -> None:
         request.shutdown(socket.SHUT_RDWR)
 
 
-def with_probes(metrics: WsgiApp, service: Service) -> WsgiApp:
-    """Put /livez and /readyz before the app of /metrics, also at /; the service is only read."""
-    checks = {"/livez": service.check_alive, "/readyz": service.check_ready}
-    there = (*checks, "/metrics")
+def with_probes(metrics: WsgiApp, checks: Checks) -> WsgiApp:
+    """Put the checks, /livez and /readyz, before the app of /metrics, also at /."""
+    there = (*(f"/{name}" for name in checks), "/metrics")
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path, method = environ.get("PATH_INFO", "").rstrip("/"), environ["REQUEST_METHOD"]
@@ -150,11 +149,11 @@ def with_probes(metrics: WsgiApp, service: Service) -> WsgiApp:
             status, text = HTTPStatus.NOT_FOUND, f"there are: {', '.join(there)}{did_you_mean(path, there)}"
         elif method != "GET":
             status, text = HTTPStatus.OK if method == "OPTIONS" else HTTPStatus.METHOD_NOT_ALLOWED, "see Allow"
-        elif path not in checks:
+        elif path == "/metrics" or not path:
             return metrics(environ, start_response)
         else:
             try:
-                checks[path]()
+                checks[path[1:]]()
             except ServiceError as error:
                 status, text = HTTPStatus.SERVICE_UNAVAILABLE, error.message
         headers = [("Content-Type", "text/plain; charset=utf-8"), ("Allow", "GET, HEAD, OPTIONS")]

@@ -35,7 +35,7 @@ def create_app(
     Raises:
         TracingError: traces are asked for and the packages are missing.
     """
-    service = Service(settings, bundles, open_model=open_model)
+    service = Service(settings, bundles, open_model=open_model, on_prepared=on_prepared, on_ended=on_ended)
     file_watcher = FileWatcher(service.metrics.reload_failing)
     auth = Authenticator(settings, service.metrics, file_watcher)
     tracer = Tracer.of(settings)
@@ -44,7 +44,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.start(on_prepared, on_ended)
+        service.start()
         file_watcher.start()
         yield
         file_watcher.stop()

@@ -36,7 +36,7 @@ class SidePorts:
             listener = listen(settings.host, settings.metrics_port, "metrics port")
         except PortError as error:
             raise PortError(f"{error} (--metrics-port 0 turns it off)") from None
-        self._metrics = MetricsPort(listener, self._service)
+        self._metrics = MetricsPort(listener, self._service.metrics.registry, self._service.checks)
         self._metrics.start()
 
     def stop_metrics(self) -> None:

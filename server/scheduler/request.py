@@ -18,6 +18,9 @@ _LABELS = {"internal": "error", "overloaded": "rejected", "draining": "rejected"
 Outcome = ImageResult | ServiceError
 """What becomes of an image of a request: the engine's result, or a refusal before it got there."""
 
+Listener = Callable[[int, Outcome], None]
+"""Hears of the outcome of each image, by its index in the request."""
+
 
 class Waiter(Protocol):
     """Wakes whoever waits for a request when its last result is in; an asyncio future is one."""
@@ -41,21 +44,25 @@ class Request:
     caller: str | None = None  # the API key's name or the client's address, as far as it is known
     priority: Priority = "interactive"  # bulk requests take what interactive ones leave, but never wait for ever
     flow: Hashable = None  # takes turns with other flows, an image each
+    listener: Listener | None = None
     outcomes: list[Outcome | None] = field(init=False)
     pending: int = field(default=0, init=False)  # images without an outcome
     last: BatchResult | None = field(default=None, init=False)  # the batch that completed it
     expected_finish: float | None = field(default=None, init=False)  # perf_counter seconds when it should be answered
-    listener: Callable[[int, Outcome], None] | None = field(default=None, init=False)  # hears of each outcome
 
     def __post_init__(self, num_images: int) -> None:
         self.outcomes = [None] * num_images
 
-    def set_result(self, index: int, outcome: Outcome, result: BatchResult | None) -> None:
-        """Store the outcome of one image; the last one wakes the waiter. Only the waiter's thread calls this."""
+    def store(self, index: int, outcome: Outcome) -> None:
+        """Store the outcome of one image. Only the waiter's thread calls this."""
         self.outcomes[index] = outcome
-        self.pending -= 1
         if self.listener is not None:
             self.listener(index, outcome)
+
+    def set_result(self, index: int, outcome: Outcome, result: BatchResult | None) -> None:
+        """Store the outcome of a queued image; the last one wakes the waiter. Only the waiter's thread calls this."""
+        self.store(index, outcome)
+        self.pending -= 1
         if not self.pending and not self.waiter.done():
             self.last = result
             self.waiter.set_result(None)

@@ -15,12 +15,14 @@ MAX_SCORES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class ClassifyParams:
-    """The model that answers, classes an answer, seconds the whole may take, and whether others go first."""
+    """The model that answers, classes an answer, seconds the whole may take, and whether others go first.
+    `timeout_named`: the client named the time; else it is our default."""
 
     model: ServedModel
     top_k: int
     timeout_seconds: float
     priority: Priority = "interactive"
+    timeout_named: bool = False
 
 
 def read_params(
@@ -47,7 +49,7 @@ def params_for(
         timeout_ms = settings.timeout_ms
     else:
         timeout_ms = _whole_number("X-Request-Timeout-Ms", timeout.decode("latin-1"), 1, settings.max_timeout_ms)
-    return ClassifyParams(model, classes, timeout_ms / 1e3, _priority(headers))
+    return ClassifyParams(model, classes, timeout_ms / 1e3, _priority(headers), timeout is not None)
 
 
 def check_scores(images: int, top_k: int) -> None:

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 from ...inference.device import resolve_devices
 from ...inference.results import BatchResult
-from ...loaders.headers.info import ImageInfo
 from ..config.settings import OFF, Settings
 from ..engine.collectors import collect_decoders, collect_engines
 from ..engine.engine_group import EngineGroup, Pipelines
@@ -21,13 +19,15 @@ from ..http.body_budget import BodyBudget
 from ..http.parser_threads import ParserThreads, start_thread
 from ..repository.index import ModelIndex
 from ..repository.open import opening
-from ..repository.served_model import OpenModel, open_tried
-from ..scheduler.request import Batch, Priority, Request
+from ..repository.served_model import OpenModel, ServedModel, open_tried
+from ..scheduler.request import Batch, Request
 from ..scheduler.scheduler import Scheduler
 from ..telemetry.loop_lag import LoopLag
 from ..telemetry.metrics import CPU_STAGES, Metrics, exposition
 from ..telemetry.statistics import ModelStatistics, count_answers
 from ..telemetry.system_metrics import StageCpu, collect_container_memory, collect_gpu_memory, collect_process_memory
+from .dispatcher import Dispatcher
+from .inference_handler import InferenceHandler
 from .lifecycle import ModelLifecycle
 from .loaded_models import LoadedModels
 from .model_metrics import observe_batch, record_batch
@@ -35,6 +35,9 @@ from .poller import RepositoryPoller
 from .sandboxed_images import SandboxedImages
 
 logger = logging.getLogger("milkweed.service")
+
+Checks = Mapping[str, Callable[[], None]]
+"""Each raises ServiceError where the answer is no."""
 
 
 class Service(EngineEvents):
@@ -45,12 +48,22 @@ class Service(EngineEvents):
     Args:
         bundles: where each served model lies, by name; the first one answers requests that name none.
         open_model: makes a warm model of a bundle, on the first engine's thread.
+        on_prepared: called on the event loop once the models are warm, or with why they are not.
+        on_ended: called on the event loop when the last engine has ended though nobody stopped it.
 
     Raises:
         DeviceError: a device is not there.
     """
 
-    def __init__(self, settings: Settings, bundles: Mapping[str, Path], *, open_model: OpenModel = open_tried) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        bundles: Mapping[str, Path],
+        *,
+        open_model: OpenModel = open_tried,
+        on_prepared: Callable[[BaseException | None], None] | None = None,
+        on_ended: Callable[[], None] = lambda: None,
+    ) -> None:
         if not bundles and settings.repository == OFF:
             raise ValueError("no bundle to serve")
         self.settings, self.metrics = settings, Metrics()
@@ -59,7 +72,6 @@ class Service(EngineEvents):
         self.draining = False
         self._accepting = True
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._requests: set[Request] = set()
         self.lag = LoopLag(self.metrics.loop_lag)
         self.parsers, self._scraping = ParserThreads(), asyncio.Lock()
         self.sandboxed_images = SandboxedImages(settings, self.body_budget)
@@ -67,6 +79,7 @@ class Service(EngineEvents):
         self.scheduler = Scheduler(
             max_queue_images=settings.max_queue_images, max_queue_pixels=settings.max_queue_pixels, engines=len(devices)
         )
+        self.dispatcher = Dispatcher(self.scheduler, self.metrics, self.lag)
         self.prepared: Future[None] = Future()
         self.engines = EngineGroup(settings, self.scheduler, devices, self)
         self.loaded = LoadedModels()
@@ -74,7 +87,8 @@ class Service(EngineEvents):
             settings, self.scheduler, self.engines, self.loaded, open_model=open_model, metrics=self.metrics
         )
         self.poller = None if settings.repository == OFF else RepositoryPoller(settings, self.lifecycle)
-        self._on_ended: Callable[[], None] = lambda: None
+        self.handler = InferenceHandler(self.lifecycle, self.dispatcher, self.parsers, self.sandboxed_images)
+        self._on_prepared, self._on_ended = on_prepared or _log_failure, on_ended
         self._cpu = StageCpu(CPU_STAGES)
         self._show_metrics()
 
@@ -98,18 +112,15 @@ class Service(EngineEvents):
         """Names of the bundles given at the start."""
         return list(self.bundles)
 
-    def start(
-        self,
-        on_prepared: Callable[[BaseException | None], None] | None = None,
-        on_ended: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Start the engines, which load the models; returns at once.
+    def find_version(self, name: str, version: str) -> ServedModel:
+        """Find the model of a name, which may be an alias; an empty `version` means the default one. Raises
+        ServiceError `not_ready` while it is loaded, `unknown_model` where there is no such model or version."""
+        if not self.models and (name in self.bundles or name in self.models.aliases):
+            raise ServiceError("not_ready", "the models are loading", retry_after_seconds=1)
+        return self.models.find(name, version or None)
 
-        Args:
-            on_prepared: called on the event loop once the models are warm, or with why they are not.
-            on_ended: called on the event loop when the last engine has ended though nobody stopped it.
-        """
-        self._on_ended = on_ended
+    def start(self) -> None:
+        """Start the engines, which load the models; returns at once."""
         loop = self._loop = asyncio.get_running_loop()
         self.lag.start()
 
@@ -117,7 +128,7 @@ class Service(EngineEvents):
             # Not before: a look would open what is being opened, and serve it before the rest is there.
             if self.poller is not None and self.settings.repository_seconds and error is None and self._accepting:
                 self.poller.start(self.settings.repository_seconds)
-            (on_prepared or _log_failure)(error)
+            self._on_prepared(error)
 
         self.prepared.add_done_callback(lambda done: loop.call_soon_threadsafe(prepared, done.exception()))
         self.engines.start(self._open_models)
@@ -133,7 +144,9 @@ class Service(EngineEvents):
 
     def abandon(self) -> None:
         """Fail every request in flight: the time to drain is over."""
-        self._fail_all(ServiceError("draining", "the server stopped before the answer", retry_after_seconds=1))
+        self.dispatcher.fail_all(
+            ServiceError("draining", "the server stopped before the answer", retry_after_seconds=1)
+        )
 
     async def stop(self) -> bool:
         """End the engines; False when they did not end in time."""
@@ -164,15 +177,10 @@ class Service(EngineEvents):
         if not self.engines.alive:
             raise ServiceError("not_ready", "the engine does not answer", retry_after_seconds=5)
 
-    def check_time(self, timeout_seconds: float, priority: Priority) -> None:
-        """Raises ServiceError `overloaded` where a request is late already, before any of it is read."""
-        late = 2 * self.lag.seconds() + self.wait_seconds(priority)
-        if late > timeout_seconds:
-            raise ServiceError(
-                "overloaded",
-                f"what is before this request takes {late * 1e3:.0f} ms, it may take {timeout_seconds * 1e3:.0f} ms",
-                retry_after_seconds=self.retry_after_seconds(),
-            )
+    @property
+    def checks(self) -> Checks:
+        """What probes ask, by name."""
+        return {"livez": self.check_alive, "readyz": self.check_ready}
 
     def check_alive(self) -> None:
         """Raises ServiceError where only a restart of the process brings back what is lost, though others go on."""
@@ -188,34 +196,6 @@ class Service(EngineEvents):
                 if pipeline.loader.health.error is not None:
                     yield f"the decoder of {name} is lost: {pipeline.loader.health.error}"
 
-    def submit(self, request: Request, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
-        """Queue a request: all of its images or none. Raises ServiceError `overloaded` with an estimate of when there
-        is room, `draining`."""
-        try:
-            self.scheduler.submit(request, images, unseen_seconds=2 * self.lag.seconds())
-        except ServiceError as error:
-            error.retry_after_seconds = self.retry_after_seconds()
-            raise
-        self._requests.add(request)
-
-    def finish(self, request: Request) -> None:
-        """A request is over, answered or not; what of it still waits is dropped."""
-        if request not in self._requests:
-            return  # it was refused
-        self._requests.discard(request)
-        if request.pending:
-            self.scheduler.cancel(request)
-        else:
-            self.scheduler.answered()
-
-    def wait_seconds(self, priority: Priority = "bulk") -> float:
-        """When what runs now and waits before a request that came now should be done."""
-        return self.scheduler.wait_seconds(priority)
-
-    def retry_after_seconds(self) -> int:
-        """When what runs and waits now should be done."""
-        return max(1, min(60, math.ceil(self.wait_seconds())))
-
     async def exposition(self, accept: str, gzipped: bool) -> tuple[bytes, str]:
         """The metrics as text, and its content type; one scrape at a time has a thread, for some milliseconds."""
         made = partial(exposition, self.metrics.registry, accept, gzipped)
@@ -225,7 +205,7 @@ class Service(EngineEvents):
     async def statistics(self) -> dict[str, ModelStatistics]:
         """What each model has answered."""
         counted = (self.metrics.stage_duration, self.metrics.batch_size, self.metrics.images)
-        return count_answers(family for each in counted for family in each.collect())
+        return count_answers(family for metric in counted for family in metric.collect())
 
     def _open_models(self) -> Mapping[str, Pipelines]:
         """Load every model, for the first engine's thread; publish all of them together, so that ready means all."""
@@ -257,7 +237,7 @@ class Service(EngineEvents):
 
     def requests_expired(self, requests: Sequence[Request]) -> None:
         """Tell on an engine's thread whoever waits for these that their time is over."""
-        self._call_soon(self._fail, requests, TimeoutError())
+        self._call_soon(self.dispatcher.fail, requests, TimeoutError())
 
     def model_removed(self, engine_id: int, key: str) -> None:
         """Note, on an engine's thread, that it has closed its pipeline of a model."""
@@ -267,7 +247,7 @@ class Service(EngineEvents):
         """Fail all requests that wait, on the last engine's thread: nobody would answer them."""
         if self._accepting:
             ended = ServiceError("not_ready", "the engine has ended", retry_after_seconds=5)
-            self._call_soon(self._fail_all, ended)
+            self._call_soon(self.dispatcher.fail_all, ended)
             self._call_soon(self._on_ended)
 
     def _call_soon(self, call: Callable[..., None], *args: Any) -> None:
@@ -278,15 +258,6 @@ class Service(EngineEvents):
     def _set_results(self, batch: Batch, result: BatchResult) -> None:
         for item, outcome in zip(batch.items, result.outcomes, strict=True):
             item.request.set_result(item.index, outcome, result)
-
-    def _fail_all(self, error: ServiceError) -> None:
-        """Answer every request in flight with one error."""
-        self.scheduler.abandon()
-        self._fail(list(self._requests), error)
-
-    def _fail(self, requests: Iterable[Request], error: Exception) -> None:
-        for request in requests:
-            request.fail(error)
 
 
 def _log_failure(error: BaseException | None) -> None:

@@ -100,7 +100,7 @@ async def test_http(running: Start, what: str) -> None:
                 for _ in range(TIMES):
                     await HTTP[what](app, listener.getsockname())
                 async with asyncio.timeout(HANG_SECONDS):
-                    while table.open or app.service._requests:
+                    while table.open or app.service.dispatcher.requests:
                         await asyncio.sleep(0.001)
         assert not left
 

@@ -128,7 +128,7 @@ async def test_what_the_admin_api_is_told_counts_or_is_refused(
 def metrics_port(app: Running, method: str, path: str) -> tuple[int, dict[str, str], bytes]:
     """What the metrics port answers, without its socket."""
     said: list[Any] = []
-    answer = with_head(with_probes(make_wsgi_app(CollectorRegistry()), app.service))
+    answer = with_head(with_probes(make_wsgi_app(CollectorRegistry()), app.service.checks))
     body = b"".join(answer({"REQUEST_METHOD": method, "PATH_INFO": path}, lambda *args: said.extend(args)))
     return int(said[0].split()[0]), dict(said[1]), body
 

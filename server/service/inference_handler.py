@@ -1,0 +1,142 @@
+"""InferenceHandler: takes a request of any protocol from its body to its answer, all before its time is over."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
+
+from ...inference.results import SCORE_BYTES, SCORE_COST
+from ..errors import ServiceError
+from ..http.body_budget import BudgetLease
+from ..http.parser_threads import ParserThreads
+from ..repository.served_model import ServedModel
+from ..scheduler.request import Outcome, outcome_label
+from ..telemetry.context import RequestContext
+from .caller import Caller, CheckedImage
+from .dispatcher import Dispatcher
+from .lifecycle import ModelLifecycle
+from .params import ClassifyParams
+from .sandboxed_images import SandboxedImages
+
+T = TypeVar("T")
+
+Change = Callable[[ClassifyParams], None]
+"""Takes what the body of a request asks for, where its head did not say that."""
+
+
+class Query(NamedTuple, Generic[T]):
+    """What the body of a request brought.
+
+    Args:
+        images: each with a checked header, or an error.
+        write: makes the answer from the outcomes of the images; may raise ServiceError.
+        whole: the request fails with its first bad image, before anything of it is computed.
+    """
+
+    images: list[CheckedImage]
+    write: Callable[[list[Outcome]], T]
+    whole: bool = False
+
+
+class InferenceHandler:
+    """Handles the requests of all protocols; belongs to the event loop."""
+
+    def __init__(
+        self,
+        lifecycle: ModelLifecycle,
+        dispatcher: Dispatcher,
+        parsers: ParserThreads,
+        sandboxed_images: SandboxedImages,
+    ) -> None:
+        self._lifecycle, self._dispatcher = lifecycle, dispatcher
+        self._parsers, self._sandboxed_images = parsers, sandboxed_images
+
+    async def answer(
+        self,
+        params: ClassifyParams,
+        caller: Caller,
+        lease: BudgetLease,
+        charge: Callable[[int], None],
+        read: Callable[[Change], Awaitable[Query[T]]],
+        stream: Callable[[ClassifyParams, list[CheckedImage]], Awaitable[T]] | None = None,
+    ) -> T:
+        """Read a request, charge and decode its images, have them classified, and write the answer.
+
+        Args:
+            params: what its head asks for.
+            lease: the memory that it has of the body budget.
+            charge: counts images against the caller's limits; may raise ServiceError.
+            stream: classifies and answers in its own way, and keeps the time by itself.
+
+        Raises:
+            ServiceError: `deadline` when its time is over, and what each step raises.
+            ClientDisconnected: nobody waits for the answer any more.
+        """
+        with ExitStack() as models:
+            models.enter_context(self._lifecycle.using(params.model))
+
+            def change(changed: ClassifyParams) -> None:
+                nonlocal params
+                params = changed
+                models.enter_context(self._lifecycle.using(params.model))
+                timeout.reschedule(asyncio.get_running_loop().time() + _left(params, caller.context))
+
+            try:
+                async with asyncio.timeout(_left(params, caller.context)) as timeout:
+                    query = await read(change)
+                    await self._prepare(query, params, caller, lease, charge)
+                    if stream is not None:
+                        timeout.reschedule(None)
+                        return await stream(params, query.images)
+                    outcomes = await self._dispatcher.classify(params, query.images, caller)
+                    cost = SCORE_COST * len(outcomes) * params.top_k
+                    return await self._parsers.run(partial(query.write, outcomes), cost)
+            except TimeoutError:
+                raise ServiceError("deadline", f"no answer within {round(params.timeout_seconds * 1e3)} ms") from None
+
+    async def _prepare(
+        self,
+        query: Query[T],
+        params: ClassifyParams,
+        caller: Caller,
+        lease: BudgetLease,
+        charge: Callable[[int], None],
+    ) -> None:
+        """Charge the images, take the memory of their answer, and decode those of rare formats."""
+        images, model = query.images, params.model
+        try:
+            charge(len(images))
+        except ServiceError:
+            self._dispatcher.count(model, {"rejected": len(images)})
+            raise
+        if query.whole:
+            self._refuse_bad(model, images)
+        lease.take_for_answer(SCORE_BYTES * len(images) * params.top_k)
+        left = _left(params, caller.context)
+        images[:] = await self._sandboxed_images.decode(images, model.spec, lease, caller, left)
+        caller.context.end_stage("parse")
+        if query.whole:
+            self._refuse_bad(model, images)
+
+    def _refuse_bad(self, model: ServedModel, images: Sequence[CheckedImage]) -> None:
+        """Fail a request where the header check or the sandbox refused an image."""
+        bad = [index for index, image in enumerate(images) if not isinstance(image, tuple)]
+        if bad:
+            counts = Counter(outcome_label(images[index]) for index in bad)
+            self._dispatcher.count(model, counts + Counter(rejected=len(images) - len(bad)))
+            raise image_error(images[bad[0]], bad[0], len(images))
+
+
+def image_error(failure: object, index: int, count: int) -> ServiceError:
+    """Make the error of one of `count` images the error of its request."""
+    code, message = getattr(failure, "code", "internal"), getattr(failure, "message", "")
+    retry = getattr(failure, "retry_after_seconds", None)
+    return ServiceError(code, f"image {index}: {message}" if count > 1 else message, retry_after_seconds=retry)
+
+
+def _left(params: ClassifyParams, context: RequestContext) -> float:
+    """Seconds until the answer is due."""
+    return context.started + params.timeout_seconds - time.perf_counter()
