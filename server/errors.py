@@ -81,7 +81,7 @@ def no_such(kind: str, name: str, known: Sequence[str]) -> ServiceError:
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """The end of a message about an unknown name: the nearest that exists, or nothing."""
-    spelled = {each.lower(): each for each in known}
+    spelled = {word.lower(): word for word in known}
     near = difflib.get_close_matches(name[:80].lower(), spelled, 1, 0.7)
     return f"; did you mean {spelled[near[0]]}?" if near else ""
 

@@ -76,7 +76,7 @@ def _repository_routes(service: Service) -> APIRouter:
         """List every bundle of the repository, newest versions first: which of them are served, and why one is not."""
         poller = _poller(service)
         versions = (await poller.scan()).values()
-        return JSONResponse({"models": [_entry(service, each) for stored in versions for each in stored]})
+        return JSONResponse({"models": [_entry(service, bundle) for stored in versions for bundle in stored]})
 
     @router.post("/v1/repository/poll")
     async def poll() -> JSONResponse:
@@ -102,7 +102,7 @@ def _alias_routes(service: Service) -> APIRouter:
     @router.get("/v1/aliases")
     async def aliases() -> JSONResponse:
         """List every alias and what it stands for."""
-        return JSONResponse({"aliases": [describe_alias(*each) for each in service.models.aliases.items()]})
+        return JSONResponse({"aliases": [describe_alias(*alias) for alias in service.models.aliases.items()]})
 
     @router.put("/v1/aliases/{name}")
     async def set_alias(name: str, request: Request) -> JSONResponse:

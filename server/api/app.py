@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -31,39 +32,28 @@ from .status import status_routes
 
 def http_app(service: Service, auth: Authenticator, *, tracer: Tracer | None, lifespan: Lifespan[FastAPI]) -> FastAPI:
     """Build the app. `lifespan`: entered before the first request and left after the last one."""
-    app = _App(
-        title="milkweed",
-        version=package_version(),
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-    )
+    options: dict[str, Any] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
+    app = _App(title="milkweed", version=package_version(), lifespan=lifespan, **options)
     classify = Classify(service, auth)
     app.router.routes.insert(0, Route("/classify", classify, methods=["POST"], name="classify"))
     app.router.routes.extend(oip_routes(service, auth))
-    routers = [status_routes(service), docs_routes(app)]
-    if service.settings.page:
-        routers.append(page_routes())
-    routes = [*app.routes, *(route for router in routers for route in router.routes)]
-    templates = [path for route in routes if (path := getattr(route, "path", None))]
-    for router in routers:
-        app.include_router(router)
+    for router in (status_routes(service), docs_routes(app), *([page_routes()] if service.settings.page else [])):
+        app.router.routes.extend(router.routes)
     around = partial(
         RequestMiddleware,
         auth=auth,
         metrics=service.metrics,
-        routes=templates,
+        routes=[path for route in app.routes if (path := getattr(route, "path", None))],
         draining=lambda: service.draining,
         access_log=AccessLog.of(service.settings),
         tracer=tracer,
     )
     app.classify = cors(service.settings, around(classify))
-    app.add_middleware(Routing, routes=routes)
+    app.add_middleware(Routing, routes=app.routes)
     app.add_middleware(around)
     app.add_middleware(ErrorFormat)  # around all those
     app.add_middleware(partial(cors, service.settings))  # a preflight has no key
-    app.add_exception_handler(HTTPException, partial(_unrouted, routes))
+    app.add_exception_handler(HTTPException, partial(_unrouted, app.routes))
     app.openapi = lambda: openapi_document(app, service.settings, auth)  # type: ignore[method-assign]
     return app
 

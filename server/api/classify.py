@@ -17,7 +17,7 @@ from ..repository.served_model import ServedModel
 from ..scheduler.request import Outcome
 from ..security.auth import ACCOUNT_KEY, Authenticator
 from ..service.caller import Caller, CheckedImage, check_image
-from ..service.inference_handler import Change, Query
+from ..service.inference_handler import ChangeParams, Query
 from ..service.params import ClassifyParams, check_scores, params_for, read_params
 from ..service.service import Service
 from ..telemetry.context import RequestContext, context_of
@@ -38,18 +38,19 @@ class Classify:
         early = form in ("raw", "array") or "model" in query
         params = self._params(query, context) if early else self._params_of_default(context)
         service.dispatcher.check_time(params.timeout_seconds, params.priority)
-        caller, charge = Caller(context, receive), partial(self._auth.charge_images, scope.get(ACCOUNT_KEY))
-        stream = partial(self._stream, caller, send) if wants_stream(context.headers) else None
+        charge = partial(self._auth.charge_images, scope.get(ACCOUNT_KEY))
         with service.body_budget.lease() as lease:
+            caller = Caller(context, receive, lease, charge)
+            stream = partial(self._stream, caller, send) if wants_stream(context.headers) else None
 
-            async def read(change: Change) -> Query[HttpAnswer | None]:
-                payload, asked = await self._payload(form, params.model, context, receive, lease), params
+            async def read(change: ChangeParams) -> Query[HttpAnswer | None]:
+                payload, asked = await self._payload(form, params.model, receive, caller), params
                 if payload.asked or not early:
                     asked = self._params(joined(query, payload.asked), context)
                     change(asked)
                 return Query(await self._images(asked, payload, lease), partial(_write, asked.model, context))
 
-            answer = await service.handler.answer(params, caller, lease, charge, read, stream)
+            answer = await service.handler.answer(params, caller, read, stream)
             if answer is not None:
                 await send_whole(send, context, lease, answer)
 
@@ -59,14 +60,12 @@ class Classify:
     def _params_of_default(self, context: RequestContext) -> ClassifyParams:
         return params_for(self._service.models.find(), context.headers, self._service.settings)
 
-    async def _payload(
-        self, form: Form, model: ServedModel, context: RequestContext, receive: Receive, lease: BudgetLease
-    ) -> Payload:
+    async def _payload(self, form: Form, model: ServedModel, receive: Receive, caller: Caller) -> Payload:
         """Read the body and find its parts."""
-        service = self._service
+        service, context = self._service, caller.context
         most = service.settings.max_body_bytes
         limit = min(model.limits.max_bytes, most) if form == "raw" else most
-        body = await read_body(receive, context.content_length(), limit, lease)
+        body = await read_body(receive, context.content_length(), limit, caller.lease)
         context.end_stage("receive")
         service.metrics.body_bytes[form].observe(len(body))
         content_type, size = context.headers.get(b"content-type", b""), 0 if form in ("raw", "array") else len(body)

@@ -28,7 +28,7 @@ def status_routes(service: Service) -> APIRouter:
             {**model.describe(), "default": index == 0, "limits": service.settings.limits_of(model.name)}
             for index, model in enumerate(service.models.every())
         ]
-        aliases = [describe_alias(*each) for each in service.models.aliases.items()]
+        aliases = [describe_alias(*alias) for alias in service.models.aliases.items()]
         return JSONResponse({"models": models, "aliases": aliases})
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}}, tags=["metrics"])

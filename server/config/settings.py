@@ -196,8 +196,8 @@ class Settings(BaseModel):
 
     def limits_of(self, model: str) -> dict[str, int]:
         """The limits of requests to one model: its own, or those of all."""
-        own = self.of(model)
-        return {name: getattr(own, name) for name in _REQUEST_LIMITS}
+        limited = self.of(model)
+        return {name: getattr(limited, name) for name in _REQUEST_LIMITS}
 
     def of(self, model: str) -> "Settings":
         """The settings for one model: with its limits in place of the service's."""
@@ -206,17 +206,16 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _validate(self) -> "Settings":
         """Refuse limits that contradict each other at start, not at the first unlucky request."""
-        found = list(self._contradictions())
-        if found:
-            raise ValueError("\n".join(found))
+        if lines := list(self._contradictions()):
+            raise ValueError("\n".join(lines))
         self._of_model = {name: self._with(limits) for name, limits in self.model_limits.items()}
         return self
 
     def _with(self, limits: ModelLimits) -> "Settings":
-        own = limits.model_dump()
-        queue = own.get("max_queue_images", self.max_queue_images)
-        own.setdefault("max_images_per_request", min(self.max_images_per_request, queue))
-        return self.model_copy(update=own)
+        limited = limits.model_dump()
+        queue = limited.get("max_queue_images", self.max_queue_images)
+        limited.setdefault("max_images_per_request", min(self.max_images_per_request, queue))
+        return self.model_copy(update=limited)
 
     def _contradictions(self) -> Iterator[str]:
         for low, high, why in (

@@ -44,10 +44,10 @@ def load_settings(
     Raises:
         SettingsError: a line for each invalid value, with its flag, variable or key, and the limit.
     """
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    options = {name: value for name, value in (flags or {}).items() if value is not None}
     from_file = read_settings_file(file) if file else {}
     environment = {name: value for name, value in settings_environment().items() if name in Settings.model_fields}
-    of_services = [name for name, value in environment.items() if _SERVICE_URI.match(value) and name not in given]
+    of_services = [name for name, value in environment.items() if _SERVICE_URI.match(value) and name not in options]
     lines = [
         f"{variable_of(name)} = {environment.pop(name)!r}: Kubernetes sets this for a Service of that name; "
         "enableServiceLinks: false in the pod's spec leaves it out"
@@ -56,20 +56,20 @@ def load_settings(
     if serving and lines:
         raise SettingsError(*lines)
     try:
-        return Settings(**{**from_file, **environment, **given})
+        return Settings(**{**from_file, **environment, **options})
     except ValidationError as error:
         below = {name: value for name, value in from_file.items() if name not in environment}
-        raise SettingsError(*_lines(error, given, below, file)) from None
+        raise SettingsError(*_lines(error, options, below, file)) from None
 
 
 def origins(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> dict[str, str]:
     """Where `load_settings` with the same arguments takes each setting from: option, variable, file or `default`."""
-    given = {name for name, value in (flags or {}).items() if value is not None}
+    options = {name for name, value in (flags or {}).items() if value is not None}
     from_file = read_settings_file(file) if file else {}
     environment = settings_environment()
 
     def origin(name: str) -> str:
-        if name in given:
+        if name in options:
             return option_of(name)
         if name in environment:
             return variable_of(name)
@@ -127,11 +127,11 @@ def read_settings_file(file: Path) -> dict[str, Any]:
 
 def _lines(error: ValidationError, flags: dict[str, Any], file: dict[str, Any], path: Path | None) -> Iterator[str]:
     """A line for every error, which names the source of the value as the source spells it."""
-    for found in error.errors(include_url=False):
-        if found["loc"]:
-            yield _line([str(part) for part in found["loc"]], found["msg"], found["input"], flags, file, path)
+    for failure in error.errors(include_url=False):
+        if failure["loc"]:
+            yield _line([str(part) for part in failure["loc"]], failure["msg"], failure["input"], flags, file, path)
         else:
-            yield from (str(found["ctx"]["error"]) if "ctx" in found else found["msg"]).splitlines()
+            yield from (str(failure["ctx"]["error"]) if "ctx" in failure else failure["msg"]).splitlines()
 
 
 def _line(

@@ -13,10 +13,10 @@ from .engine_group import EngineGroup
 def collect_decoders(models: Mapping[str, ServedModel]) -> Iterator[Metric]:
     """The series of every model's loader."""
     models = dict(models)
-    health = {name: [each.loader.health for each in model.pipelines.values()] for name, model in models.items()}
+    health = {name: [pipeline.loader.health for pipeline in model.pipelines.values()] for name, model in models.items()}
 
     def total(figure: str) -> dict[str, int]:
-        return {name: sum(getattr(each, figure) for each in devices) for name, devices in health.items()}
+        return {name: sum(getattr(state, figure) for state in devices) for name, devices in health.items()}
 
     text = "Times a decoder was made anew after a batch had broken it."
     yield counter("decoder_rebuilds", text, model=total("rebuilds"))
@@ -26,19 +26,19 @@ def collect_decoders(models: Mapping[str, ServedModel]) -> Iterator[Metric]:
     yield counter("decoder_quarantined_images", text, model=total("quarantined_images"))
     yield gauge("decoder_quarantined_sources", "Sources that are kept from it now.", model=total("quarantined_sources"))
     text = "0 where a decoder cannot be made anew and only a restart can help."
-    healthy = {name: float(all(each.error is None for each in devices)) for name, devices in health.items()}
+    healthy = {name: float(all(state.error is None for state in devices)) for name, devices in health.items()}
     yield gauge("decoder_healthy", text, model=healthy)
 
 
 def collect_engines(engines: EngineGroup) -> Iterator[Metric]:
     """The series of each engine's threads."""
-    each = dict(zip(engines.names, engines.engines, strict=True))
+    by_name = dict(zip(engines.names, engines.engines, strict=True))
     text = "1 while the engine answers; 0 once it hangs or has ended."
-    yield gauge("engine_up", text, device={name: float(engine.alive) for name, engine in each.items()})
+    yield gauge("engine_up", text, device={name: float(engine.alive) for name, engine in by_name.items()})
     text = "Unix time of the engine's last sign of life; now, while it is idle."
-    seen = {name: time.time() - engine.silent_seconds() for name, engine in each.items()}
+    seen = {name: time.time() - engine.silent_seconds() for name, engine in by_name.items()}
     yield gauge("engine_heartbeat_timestamp_seconds", text, device=seen)
     text = "Times an engine thread was ended and begun again."
-    yield counter("engine_restarts", text, device={name: engine.restarts for name, engine in each.items()})
+    yield counter("engine_restarts", text, device={name: engine.restarts for name, engine in by_name.items()})
     text = "Images that are decoded and wait for the device."
-    yield gauge("engine_decoded_images", text, device={name: engine.decoded_images for name, engine in each.items()})
+    yield gauge("engine_decoded_images", text, device={name: engine.decoded_images for name, engine in by_name.items()})

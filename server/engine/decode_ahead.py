@@ -29,7 +29,7 @@ class DecodedQueue:
     @property
     def images(self) -> int:
         """Number of decoded images that wait."""
-        return sum(len(each[0].items) for each in list(self._waiting) if not isinstance(each, str))
+        return sum(len(entry[0].items) for entry in list(self._waiting) if not isinstance(entry, str))
 
     @property
     def closed(self) -> bool:
@@ -42,33 +42,33 @@ class DecodedQueue:
             self._wake.wait_for(lambda: self._closed or self._has_room())
             return not self._closed
 
-    def put(self, each: Decoded | str) -> None:
+    def put(self, entry: Decoded | str) -> None:
         """Add a batch, or the key of a model that no batch will come of any more; `wait_for_room` says when."""
         with self._wake:
-            self._waiting.append(each)
+            self._waiting.append(entry)
             self._wake.notify_all()
 
     def take(self) -> list[Decoded] | str:
         """What goes into the next forward, all of one model, or the key of a removed model; empty once all is over."""
         with self._wake:
             self._wake.wait_for(lambda: self._closed or self._waiting)
-            taken: list[Decoded] = []
+            batches: list[Decoded] = []
             images = 0
             while self._waiting:
                 first = self._waiting[0]
                 if isinstance(first, str):
-                    if not taken:
+                    if not batches:
                         self._waiting.popleft()
                         return first
                     break
                 batch, _ = first
                 images += len(batch.items)
-                if taken and (batch.model != taken[0][0].model or images > self._limit(batch.model)):
+                if batches and (batch.model != batches[0][0].model or images > self._limit(batch.model)):
                     break
-                taken.append(first)
+                batches.append(first)
                 self._waiting.popleft()
             self._wake.notify_all()
-            return taken
+            return batches
 
     def close(self) -> None:
         """Let nothing come any more; what waits can still be taken."""
@@ -77,7 +77,7 @@ class DecodedQueue:
             self._wake.notify_all()
 
     def _has_room(self) -> bool:
-        first = next((each for each in self._waiting if not isinstance(each, str)), None)
+        first = next((entry for entry in self._waiting if not isinstance(entry, str)), None)
         return first is None or self.images < self._limit(first[0].model)
 
 

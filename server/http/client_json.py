@@ -67,9 +67,9 @@ def without(text: bytes | Raw, large: Raw, what: str) -> bytes:
     start = np.frombuffer(large, np.uint8).ctypes.data - np.frombuffer(text, np.uint8).ctypes.data
     if not 0 <= start < len(view):
         start, size = len(view), 0
-    rest = len(view) - size
-    if rest > MAX_HEAD_BYTES:
-        raise ServiceError("bad_request", f"{what} has {rest} bytes of JSON beside data: the limit is {MAX_HEAD_BYTES}")
+    more = len(view) - size
+    if more > MAX_HEAD_BYTES:
+        raise ServiceError("bad_request", f"{what} has {more} bytes of JSON beside data: the limit is {MAX_HEAD_BYTES}")
     head = b"".join((view[:start], b"null" if size else b"", view[start + size :]))
     try:
         loads(head, object_pairs_hook=_members)

@@ -81,14 +81,14 @@ def _spans(body: bytes, delimiter: bytes) -> Iterator[tuple[int, int]]:
         here = following + 2
 
 
-def _find(body: bytes, wanted: bytes, start: int) -> int:
+def _find(body: bytes, pattern: bytes, start: int) -> int:
     """Find what `bytes.find` would, in short steps so that other threads can run between them."""
     for here in range(start, len(body), SEARCHED_BYTES):
         if here > start:
             give_way()
-        found = body.find(wanted, here, here + SEARCHED_BYTES + len(wanted) - 1)
-        if found >= 0:
-            return found
+        position = body.find(pattern, here, here + SEARCHED_BYTES + len(pattern) - 1)
+        if position >= 0:
+            return position
     return -1
 
 

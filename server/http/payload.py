@@ -86,8 +86,8 @@ def read_payload(body: bytes, form: Form, content_type: bytes) -> Payload:
     if form != "json":
         return Payload(body, form, [slice(None)], {})
     images = decoded(body, _JsonBody, 'the body, which must be {"images": ["<base64>", ...]}').images
-    rest = decoded(without(body, images, "the body"), dict[str, Any], "the body")
-    said = {name: value for name, value in rest.items() if value is not None}
+    members = decoded(without(body, images, "the body"), dict[str, Any], "the body")
+    said = {name: value for name, value in members.items() if value is not None}
     asked = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in said.items()]
     return Payload(body, form, images, read_pairs(asked, "member", ("images", *PARAMETERS)))
 

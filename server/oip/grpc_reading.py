@@ -8,6 +8,7 @@ are asked at the same time, and of these only a few may be slow: one too many en
 import asyncio
 from typing import Any
 
+from ..config.settings import Settings
 from ..errors import ServiceError
 
 PLACES = 128
@@ -24,6 +25,11 @@ CROWD = 64
 
 MAX_WAITING = 1024
 """Calls that may wait until others' messages are here; further calls are refused."""
+
+
+def max_message_bytes(settings: Settings) -> int:
+    """Bound one message so that all slow ones, each twice in memory for a moment, fit into `max_held_bytes`."""
+    return min(settings.max_body_bytes, settings.max_held_bytes // (2 * SLOW_PLACES))
 
 
 class MessageReading:

@@ -27,7 +27,7 @@ from ..telemetry.metrics import SECONDS_BUCKETS
 from ..telemetry.trace_context import current_span
 from ..telemetry.tracer import Tracer
 from .grpc_convert import headers_of, metadata_of
-from .grpc_reading import MAX_WAITING, SLOW_PLACES, MessageReading
+from .grpc_reading import MAX_WAITING, MessageReading, max_message_bytes
 from .grpc_service import EMPTY, HEALTH, PROBES, REFLECTION, Call, GrpcHealth, GrpcService, Method, Read
 
 logger = logging.getLogger("milkweed.grpc")
@@ -104,15 +104,12 @@ class GrpcServer:
     async def start(self) -> int:
         """Answer from now on, and return the port."""
         grpc, settings = self._grpc, self._service.settings
-        handlers = {
-            # Declared as a stream of one message: then it is we who ask for it, once we know who calls.
-            name: grpc.stream_unary_rpc_method_handler(partial(self._handle, name, method))
-            for name, method in (*self._calls.methods.items(), ("Check", self._health.check))
-        }
         self._server = grpc.aio.server(options=_options(settings))
-        watch, reflect = map(self._stream, (self._health.watch, self._health.reflect))
-        services = {SERVICE_NAME: handlers, HEALTH: {"Check": handlers.pop("Check"), "Watch": watch}}
-        services[REFLECTION] = {"ServerReflectionInfo": reflect}
+        services = {
+            SERVICE_NAME: {name: self._unary(name, method) for name, method in self._calls.methods.items()},
+            HEALTH: {"Check": self._unary("Check", self._health.check), "Watch": self._stream(self._health.watch)},
+            REFLECTION: {"ServerReflectionInfo": self._stream(self._health.reflect)},
+        }
         self._server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(name, methods) for name, methods in services.items()]
         )
@@ -134,6 +131,10 @@ class GrpcServer:
             self._health.ending.set()
             await self._server.stop(grace_seconds)
 
+    def _unary(self, name: str, method: Method) -> Any:
+        # Declared as a stream of one message: then it is we who ask for it, once we know who calls.
+        return self._grpc.stream_unary_rpc_method_handler(partial(self._handle, name, method))
+
     async def _handle(self, name: str, method: Method, _: Any, rpc: Any) -> bytes:
         """Answer a call; gRPC calls this before anything of the message is read."""
         # A probe has a second. Who finds MAX_WAITING held back is no longer: else a crowd would close the port.
@@ -153,11 +154,10 @@ class GrpcServer:
         except Exception:
             logger.exception("a gRPC call failed", extra={"request_id": context.request_id.decode()})
             failure = internal_error()
-        metadata = metadata_of(context)
         if failure is not None:
             held.close()
-            await self._refuse(name, failure, context, rpc, metadata)
-        rpc.set_trailing_metadata((*metadata, ("server-timing", context.server_timing().decode())))
+            await self._refuse(name, failure, context, rpc)
+        rpc.set_trailing_metadata((*metadata_of(context), ("server-timing", context.server_timing().decode())))
         self._count(name, "OK", context)
         return answer
 
@@ -227,15 +227,13 @@ class GrpcServer:
         context.flow = rpc.peer() if account is None else account.name
         return Call(context, account, rpc.time_remaining(), lease)
 
-    async def _refuse(
-        self, name: str, error: ServiceError, context: RequestContext, rpc: Any, metadata: tuple[tuple[str, str], ...]
-    ) -> None:
+    async def _refuse(self, name: str, error: ServiceError, context: RequestContext, rpc: Any) -> None:
         """End a call with an error; does not return."""
         status = self._status(error)
         self._service.metrics.rejected[error.code].inc()
         context.code = error.code
         self._count(name, status.name, context)
-        metadata = (*metadata, ("milkweed-code", error.code))
+        metadata = (*metadata_of(context), ("milkweed-code", error.code))
         if error.retry_after_seconds is not None:
             metadata = (*metadata, ("retry-after", str(error.retry_after_seconds)))
         try:
@@ -299,8 +297,3 @@ def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
         # Compressed messages are refused: the limit above would count their compressed bytes.
         ("grpc.compression_enabled_algorithms_bitset", 1),
     )
-
-
-def max_message_bytes(settings: Settings) -> int:
-    """Bound one message so that all slow ones, each twice in memory for a moment, fit into `max_held_bytes`."""
-    return min(settings.max_body_bytes, settings.max_held_bytes // (2 * SLOW_PLACES))

@@ -13,7 +13,7 @@ from ..repository.served_model import ServedModel
 from ..security.auth import Authenticator
 from ..security.key_store import Account
 from ..service.caller import Caller
-from ..service.inference_handler import Change, Query
+from ..service.inference_handler import ChangeParams, Query
 from ..service.params import ClassifyParams, params_for
 from ..service.service import Checks, Service
 from ..telemetry.context import RequestContext
@@ -94,12 +94,13 @@ class GrpcService:
         del message
         call.lease.give_back(cost - 2 * size)
         params, write = self._params(model, call), partial(infer_response, self._messages, model)
-        caller, charge = Caller(call.context, receive=None), partial(self._auth.charge_images, call.account)
+        charge = partial(self._auth.charge_images, call.account)
+        caller = Caller(call.context, None, call.lease, charge)
 
-        def read(change: Change) -> Awaitable[Query[bytes]]:
-            return read_query(request, size, params, change, write, service.settings, service.parsers)
+        def read(change: ChangeParams) -> Awaitable[Query[bytes]]:
+            return read_query(service, request, size, params, change, write)
 
-        return await service.handler.answer(params, caller, call.lease, charge, read)
+        return await service.handler.answer(params, caller, read)
 
     def _params(self, model: ServedModel, call: Call) -> ClassifyParams:
         """Read the metadata and the caller's deadline."""

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from ...inference.results import Predictions
 from ..config.settings import Settings
-from ..http.parser_threads import ParserThreads
 from ..repository.served_model import ServedModel
 from ..scheduler.request import Outcome
 from ..service.caller import CheckedImage, check_image
-from ..service.inference_handler import Change, Query, image_error
+from ..service.inference_handler import ChangeParams, Query, image_error
 from ..service.params import ClassifyParams, check_scores
+from ..service.service import Service
 from .images import images_of
 from .options import OUTPUTS, Options, WantedOutput, read_options
 from .tensors import InferRequest, OutputTensor
@@ -28,18 +28,12 @@ Write = Callable[[str | None, list[OutputTensor]], T]
 
 
 async def read_query(
-    request: InferRequest,
-    size: int,
-    params: ClassifyParams,
-    change: Change,
-    write: Write[T],
-    settings: Settings,
-    parsers: ParserThreads,
+    service: Service, request: InferRequest, size: int, params: ClassifyParams, change: ChangeParams, write: Write[T]
 ) -> Query[T]:
     """Read the options of a request, and check each image's header. `size`: of its message, bytes. Raises ServiceError
     where the request as a whole cannot be answered."""
     model = params.model
-    options, images = await parsers.run(lambda: _prepare(request, model, settings.of(model.name)), size)
+    options, images = await service.parsers.run(lambda: _prepare(request, model, service.settings.of(model.name)), size)
     seconds = params.timeout_seconds
     if options.timeout_seconds is not None:  # where the headers named a time too, the shorter counts
         seconds = min(seconds, options.timeout_seconds) if params.timeout_named else options.timeout_seconds

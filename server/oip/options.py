@@ -60,18 +60,18 @@ class Options:
 def read_options(request: InferRequest, model: ServedModel, settings: Settings) -> Options:
     """Read the options of a request. Raises ServiceError `bad_request` for a parameter or an output that is not
     allowed; it names that and the limit."""
-    given, num_classes = request.parameters, model.num_classes
-    for name in given:
+    parameters, num_classes = request.parameters, model.num_classes
+    for name in parameters:
         if name not in PARAMETERS + IGNORED:
             raise no_such("parameter", name, PARAMETERS)
-    top_k = read_whole(given, "top_k", 1, num_classes) or min(settings.top_k, num_classes)
-    partial = read_flag(given, "partial")
-    outputs = _outputs(request.outputs, read_flag(given, "binary_data_output"), partial, num_classes)
+    top_k = read_whole(parameters, "top_k", 1, num_classes) or min(settings.top_k, num_classes)
+    partial = read_flag(parameters, "partial")
+    outputs = _outputs(request.outputs, read_flag(parameters, "binary_data_output"), partial, num_classes)
     return Options(
         top_k=top_k,
         engine_top_k=max(_classes(output, top_k, num_classes) for output in outputs),
         partial=partial,
-        timeout_seconds=_timeout(given, settings),
+        timeout_seconds=_timeout(parameters, settings),
         outputs=outputs,
     )
 
@@ -96,9 +96,9 @@ def read_flag(parameters: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def _timeout(given: Mapping[str, Any], settings: Settings) -> float | None:
+def _timeout(parameters: Mapping[str, Any], settings: Settings) -> float | None:
     """Read Triton's `timeout`, which is in microseconds; 0 means none, and too much the most that there is."""
-    microseconds = read_whole(given, "timeout", 0, _MOST)
+    microseconds = read_whole(parameters, "timeout", 0, _MOST)
     return min(microseconds / 1e6, settings.max_timeout_ms / 1e3) if microseconds else None
 
 
@@ -117,16 +117,16 @@ def _outputs(
 
 
 def _output(requested: RequestedOutput, binary: bool, num_classes: int) -> WantedOutput:
-    name, given = requested.name, requested.parameters
+    name, parameters = requested.name, requested.parameters
     if name not in OUTPUTS:
         raise no_such("output", name, tuple(OUTPUTS))
-    for parameter in given:
+    for parameter in parameters:
         if parameter not in OUTPUT_PARAMETERS:
             raise no_such("output parameter", parameter, OUTPUT_PARAMETERS)
-    classes = min(read_whole(given, "classification", 0, _MOST) or 0, num_classes)  # as Triton takes it
+    classes = min(read_whole(parameters, "classification", 0, _MOST) or 0, num_classes)  # as Triton takes it
     if classes and name not in CLASSIFIED:
         raise ServiceError("bad_request", f"output {name} has no classification; {' and '.join(CLASSIFIED)} have")
-    return WantedOutput(name, classes, read_flag(given, "binary_data") if "binary_data" in given else binary)
+    return WantedOutput(name, classes, read_flag(parameters, "binary_data") if "binary_data" in parameters else binary)
 
 
 def _classes(output: WantedOutput, top_k: int, num_classes: int) -> int:

@@ -13,17 +13,16 @@ from starlette.types import Receive, Scope, Send
 
 from ..errors import ServiceError
 from ..http.body import read_body
-from ..http.body_budget import BudgetLease
 from ..http.client_json import decoded
 from ..http.payload import payload_kind
 from ..http.responses import HttpAnswer, error_response, send_whole
 from ..repository.served_model import ServedModel
 from ..security.auth import ACCOUNT_KEY, Authenticator
 from ..service.caller import Caller
-from ..service.inference_handler import Change, Query
+from ..service.inference_handler import ChangeParams, Query
 from ..service.params import ClassifyParams, params_for
 from ..service.service import Service
-from ..telemetry.context import RequestContext, context_of
+from ..telemetry.context import context_of
 from . import metadata as describe
 from .images import decoded_bytes
 from .infer import read_query
@@ -90,21 +89,17 @@ class Infer:
         params = params_for(model, context.headers, service.settings)
         charge = partial(self._auth.charge_images, scope.get(ACCOUNT_KEY))
         with service.body_budget.lease() as lease:
-            read = partial(self._read, params, scope["path_params"]["name"], context, receive, lease)
-            answer = await service.handler.answer(params, Caller(context, receive), lease, charge, read)
+            caller = Caller(context, receive, lease, charge)
+            read = partial(self._read, params, scope["path_params"]["name"], receive, caller)
+            answer = await service.handler.answer(params, caller, read)
             await send_whole(send, context, lease, answer)
 
     async def _read(
-        self,
-        params: ClassifyParams,
-        name: str,
-        context: RequestContext,
-        receive: Receive,
-        lease: BudgetLease,
-        change: Change,
+        self, params: ClassifyParams, name: str, receive: Receive, caller: Caller, change: ChangeParams
     ) -> Query[HttpAnswer]:
         """Read and parse the body, and check each image's header. `name`: the model's in the URL."""
         settings, parsers, model = self._service.settings, self._service.parsers, params.model
+        context, lease = caller.context, caller.lease
         if payload_kind(context.headers) == "multipart":
             raise ServiceError("unsupported_format", "multipart/form-data is not accepted: use application/json")
         body = await read_body(receive, context.content_length(), settings.max_body_bytes, lease)
@@ -118,7 +113,7 @@ class Infer:
                 "too_large", f"the images take {cost} bytes beside the JSON: limit {limit}; send them in binary"
             )
         lease.take(cost)
-        return await read_query(request, len(body), params, change, partial(infer_answer, model), settings, parsers)
+        return await read_query(self._service, request, len(body), params, change, partial(infer_answer, model))
 
 
 def infer_answer(model: ServedModel, id: str | None, outputs: Sequence[OutputTensor]) -> HttpAnswer:

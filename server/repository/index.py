@@ -110,7 +110,7 @@ class ModelIndex(Mapping[str, ServedModel]):
         others = tuple(old for old in before if old.number != model.number)
         order = (model, *others)
         if not first:
-            order = tuple(sorted(order, key=lambda each: int(each.number or 0), reverse=True))
+            order = tuple(sorted(order, key=lambda version: int(version.number or 0), reverse=True))
         kept, left = self._split(order, model.name, keep)
         return self._changed(model.name, kept), (*same, *left)
 

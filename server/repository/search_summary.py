@@ -16,19 +16,19 @@ def search_summary(name: str, metrics: Mapping[str, Any]) -> dict[str, Any] | No
         None where no search made the model, or its record cannot be read, which is logged.
     """
     try:
-        found = Frontier.of_bundle(metrics)
+        frontier = Frontier.of_bundle(metrics)
     except ValueError as error:
         logger.warning("model %s: metrics.%s: not shown", name, error)
         return None
-    if found is None:
+    if frontier is None:
         return None
-    batch = 1 if 1 in found.batches else found.batches[0]
-    ahead = pareto_frontier(found.models, batch)
+    batch = 1 if 1 in frontier.batches else frontier.batches[0]
+    ahead = pareto_frontier(frontier.models, batch)
     return {
         "batch": batch,
-        "images": found.images,
-        "measured_on": found.measured_on,
-        "dense": {"computed_by": found.dense.computed_by, "ms": _short(found.dense.ms[batch])},
+        "images": frontier.images,
+        "measured_on": frontier.measured_on,
+        "dense": {"computed_by": frontier.dense.computed_by, "ms": _short(frontier.dense.ms[batch])},
         "models": [
             {
                 "name": model.name,
@@ -41,14 +41,14 @@ def search_summary(name: str, metrics: Mapping[str, Any]) -> dict[str, Any] | No
                 "on_front": model in ahead,
                 "chosen": model.chosen,
             }
-            for model in sorted(found.models, key=lambda model: model.ms[batch])
+            for model in sorted(frontier.models, key=lambda model: model.ms[batch])
         ],
     }
 
 
-def _interval(found: ConfidenceInterval) -> list[float]:
+def _interval(interval: ConfidenceInterval) -> list[float]:
     """The value and both ends."""
-    return [_short(found.value), _short(found.low), _short(found.high)]
+    return [_short(interval.value), _short(interval.low), _short(interval.high)]
 
 
 def _short(value: float) -> float:

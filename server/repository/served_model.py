@@ -114,10 +114,10 @@ class ServedModel:
     @property
     def kernels(self) -> str:
         """What the blocks run on where they are fused; else the implementation of the structured layers, and why."""
-        found = [self._kernels_of(pipeline) for pipeline in self.pipelines.values()]
-        if len(set(found)) == 1:
-            return found[0]
-        return "; ".join(f"{device}: {what}" for device, what in zip(self.devices, found, strict=True))
+        kernels = [self._kernels_of(pipeline) for pipeline in self.pipelines.values()]
+        if len(set(kernels)) == 1:
+            return kernels[0]
+        return "; ".join(f"{device}: {what}" for device, what in zip(self.devices, kernels, strict=True))
 
     def _kernels_of(self, pipeline: Pipeline) -> str:
         if pipeline.backend.name != "torch":

@@ -64,19 +64,19 @@ def scan(root: Path) -> dict[str, list[StoredBundle]]:
         raise RepositoryError(f"repository {root}: {error.strerror}") from None
     if len(folders) > MAX_NAMES:
         raise RepositoryError(f"repository {root}: {len(folders)} folders, the limit is {MAX_NAMES}")
-    return by_name(each for folder in folders if _is_name(folder) for each in _versions(folder.name, folder))
+    return by_name(bundle for folder in folders if _is_name(folder) for bundle in _versions(folder.name, folder))
 
 
 def by_name(bundles: Iterable[StoredBundle]) -> dict[str, list[StoredBundle]]:
     """Bundles by name, newest first."""
-    found: dict[str, list[StoredBundle]] = {}
-    for each in sorted(bundles, key=lambda each: (each.name, -int(each.number or 0))):
-        found.setdefault(each.name, []).append(each)
-    return found
+    versions: dict[str, list[StoredBundle]] = {}
+    for bundle in sorted(bundles, key=lambda bundle: (bundle.name, -int(bundle.number or 0))):
+        versions.setdefault(bundle.name, []).append(bundle)
+    return versions
 
 
 def newest(
-    found: Mapping[str, list[StoredBundle]], keep: int, pins: Callable[[str], Collection[str]] = lambda name: ()
+    stored: Mapping[str, list[StoredBundle]], keep: int, pins: Callable[[str], Collection[str]] = lambda name: ()
 ) -> dict[str, list[StoredBundle]]:
     """The versions of each name to serve, oldest of them first, so that the newest comes in last.
 
@@ -84,12 +84,12 @@ def newest(
         keep: so many, the newest.
         pins: the numbers of a name that are served beside them.
     """
-    wanted = {}
-    for name, versions in found.items():
+    served = {}
+    for name, versions in stored.items():
         pinned = pins(name)
-        chosen = [each for place, each in enumerate(versions) if place < keep or each.number in pinned]
-        wanted[name] = chosen[::-1]
-    return wanted
+        chosen = [bundle for place, bundle in enumerate(versions) if place < keep or bundle.number in pinned]
+        served[name] = chosen[::-1]
+    return served
 
 
 @lru_cache(MAX_NAMES)  # so that no look repeats the line

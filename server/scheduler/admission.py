@@ -28,13 +28,13 @@ class QueueLimits:
         """
         bulk = request.priority == "bulk"
         queues = tuple(queues)
-        waiting = sum(each.images for each in queues)
+        waiting = sum(queued.images for queued in queues)
         _check(waiting, images, self._max_images, bulk)
         if queue.max_images is not None:  # a flood of one model keeps no other model's requests out
-            of_model = sum(each.images for each in queues if each.label == queue.label)
+            of_model = sum(queued.images for queued in queues if queued.label == queue.label)
             _check(of_model, images, queue.max_images, bulk, queue.label)
         # One request alone always fits: each of its images was found small enough.
-        waiting_pixels = sum(each.pixels for each in queues)
+        waiting_pixels = sum(queued.pixels for queued in queues)
         if waiting and waiting_pixels + pixels > self._max_pixels:
             raise ServiceError(
                 "overloaded", f"{waiting_pixels} pixels wait, {pixels} more exceed the limit {self._max_pixels}"

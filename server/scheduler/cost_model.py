@@ -93,13 +93,13 @@ class CostModel:
         if not images:
             return 0.0
         with self._lock:
-            full, rest = divmod(images, self.max_batch_size)
-            forward = full * self._forward_seconds(self.max_batch_size) + (self._forward_seconds(rest) if rest else 0.0)
+            full, last = divmod(images, self.max_batch_size)
+            forward = full * self._forward_seconds(self.max_batch_size) + (self._forward_seconds(last) if last else 0.0)
             decode = self._decode * (pixels + PIXELS_AN_IMAGE * images) if self._decode else 0.0
             if not self.overlapped:
                 return forward + decode
             # The first batch's decoding and the last one's forward have nothing beside them.
-            batches = full + bool(rest)
+            batches = full + bool(last)
             return max(forward, decode) + min(forward, decode) / batches
 
     def observe_lateness(self, late_seconds: float) -> None:

@@ -213,11 +213,11 @@ class ModelQueue:
             if not self._flows[item.request.flow]:
                 del self._flows[item.request.flow], self._last_turns[item.request.flow]
 
-    def _advance(self, taken: QueuedImage) -> None:
+    def _advance(self, image: QueuedImage) -> None:
         """Begin the next turn once an image of the one behind it is taken, or enough of this one."""
-        self._taken += taken.turn == self._turn
-        if taken.turn > self._turn + 1 or self._taken > MOST_OVERTAKING * len(self._flows):
-            self._turn, self._taken = max(self._turn + 1, taken.turn - 1), 0
+        self._taken += image.turn == self._turn
+        if image.turn > self._turn + 1 or self._taken > MOST_OVERTAKING * len(self._flows):
+            self._turn, self._taken = max(self._turn + 1, image.turn - 1), 0
 
     def _turn_after(self, flow: Hashable, images: int) -> int:
         """The turn of the last of so many new images of a flow."""

@@ -56,19 +56,10 @@ class Scheduler:
         self._given_up = 0.0  # smoothed share of requests that are given up
         self._closed = False
 
-    def add_model(
-        self,
-        key: str,
-        *,
-        max_batch_pixels: int,
-        costs: Sequence[CostModel],
-        label: str | None = None,
-        max_images: int | None = None,
-    ) -> None:
-        """Accept images for a model from now on. Requests call it `key`; metrics call it `label`, or `key` where
-        there is none. `ModelQueue` explains the rest."""
+    def add_model(self, queue: ModelQueue) -> None:
+        """Accept images for the model of a queue from now on; requests call it by its key."""
         with self._lock:
-            self._queues[key] = ModelQueue(key, max_batch_pixels, costs, label or key, max_images)
+            self._queues[queue.model] = queue
 
     def remove_model(self, key: str) -> None:
         """Accept no more images for a model; once none waits, each engine is told."""
@@ -127,12 +118,12 @@ class Scheduler:
                     gone = self._removed_for(engine_id) if self._removing else None
                     if gone is not None:
                         return RemovedModel(gone)
-                    found = self._oldest()
-                    if found is not None and self._is_turn(slot):
-                        return self._pop_batch(engine_id, found)
-                    if found is None and self._closed:
+                    queue = self._oldest()
+                    if queue is not None and self._is_turn(slot):
+                        return self._pop_batch(engine_id, queue)
+                    if queue is None and self._closed:
                         return None
-                    if found is not None:
+                    if queue is not None:
                         self._wake_next()
                     slot.wake.wait()
                 return None
@@ -203,11 +194,11 @@ class Scheduler:
         """The queue as gauges, for the registry."""
         now = self._clock()
         with self._lock:
-            found = [
+            snapshots = [
                 QueueSnapshot(queue.label, queue.images, queue.bytes, queue.pixels, queue.oldest_submitted())
                 for queue in self._queues.values()
             ]
-        yield from queue_families(found, now, self.wait_seconds())
+        yield from queue_families(snapshots, now, self.wait_seconds())
 
     def _check_time(self, request: Request, images: int, pixels: int, now: float, unseen: float) -> None:
         """Refuse what would be late. An idle device tries whatever comes: estimates are corrected by what runs."""

@@ -43,7 +43,7 @@ def time_to_start(engines: Sequence[EngineSlot], work: Iterable[Work], now: floa
     alive = _alive(engines)
     if len(alive) == 1:
         return _after(engines[alive[0]], work, alive[0], now)
-    waiting = [each for each in work if each[1]]
+    waiting = [model for model in work if model[1]]
     return spread_seconds(_free_in(engines, alive, now), [_seconds(waiting, engine_id)[0] for engine_id in alive])
 
 
@@ -56,10 +56,10 @@ def time_to_finish(engines: Sequence[EngineSlot], work: Iterable[Work], now: flo
     alive = _alive(engines)
     if len(alive) == 1:
         return _after(engines[alive[0]], work, alive[0], now)
-    waiting = [each for each in work if each[1]]
-    found = [_seconds(waiting, engine_id) for engine_id in alive]
-    before = [max(0.0, total - last) for total, last in found]
-    return spread_seconds(_free_in(engines, alive, now), before) + max(last for _, last in found)
+    waiting = [model for model in work if model[1]]
+    durations = [_seconds(waiting, engine_id) for engine_id in alive]
+    before = [max(0.0, total - last) for total, last in durations]
+    return spread_seconds(_free_in(engines, alive, now), before) + max(last for _, last in durations)
 
 
 def _alive(engines: Sequence[EngineSlot]) -> Sequence[int]:

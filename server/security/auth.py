@@ -81,7 +81,7 @@ class Authenticator:
 
 
 def _key(headers: Mapping[bytes, bytes]) -> bytes | None:
-    given = headers.get(b"authorization", b"")
-    if given[:7].lower() == _BEARER:
-        return given[7:].strip()
+    authorization = headers.get(b"authorization", b"")
+    if authorization[:7].lower() == _BEARER:
+        return authorization[7:].strip()
     return headers.get(b"x-api-key") or None

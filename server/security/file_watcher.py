@@ -92,7 +92,7 @@ def _look(files: Sequence[Path]) -> Look:
 
 def _look_at(file: Path) -> tuple[int, int, int] | None:
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return status.st_mtime_ns, status.st_ino, status.st_size

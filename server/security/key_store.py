@@ -101,10 +101,10 @@ class KeyStore:
         if len(key) > MAX_KEY_BYTES:
             return None
         digest = hash_key(key)
-        found = self._owners.get(self._mac(digest))
-        if found is None or not hmac.compare_digest(found[0], digest):
+        owner = self._owners.get(self._mac(digest))
+        if owner is None or not hmac.compare_digest(owner[0], digest):
             return None
-        return found[1]
+        return owner[1]
 
     def charge(self, account: Account, what: Charged, count: int = 1) -> None:
         """Charge an account for requests or images. Raises ServiceError `rate_limited` where they come too fast."""

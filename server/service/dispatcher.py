@@ -59,11 +59,7 @@ class Dispatcher:
         return outcomes
 
     def submit(
-        self,
-        params: ClassifyParams,
-        images: Sequence[CheckedImage],
-        caller: Caller,
-        listener: Listener | None = None,
+        self, params: ClassifyParams, images: Sequence[CheckedImage], caller: Caller, listener: Listener | None = None
     ) -> tuple[Request, "asyncio.Future[None]"]:
         """Queue the images whose headers passed, all or none; `finish` has to be called. Also returns what wakes when
         the last of them is done. Raises ServiceError `overloaded` with an estimate of when there is room, `draining`.

@@ -10,7 +10,6 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ...inference.results import SCORE_BYTES, SCORE_COST
 from ..errors import ServiceError
-from ..http.body_budget import BudgetLease
 from ..http.parser_threads import ParserThreads
 from ..repository.served_model import ServedModel
 from ..scheduler.request import Outcome, outcome_label
@@ -23,7 +22,7 @@ from .sandboxed_images import SandboxedImages
 
 T = TypeVar("T")
 
-Change = Callable[[ClassifyParams], None]
+ChangeParams = Callable[[ClassifyParams], None]
 """Takes what the body of a request asks for, where its head did not say that."""
 
 
@@ -49,26 +48,22 @@ class InferenceHandler:
         lifecycle: ModelLifecycle,
         dispatcher: Dispatcher,
         parsers: ParserThreads,
-        sandboxed_images: SandboxedImages,
+        sandbox: SandboxedImages,
     ) -> None:
         self._lifecycle, self._dispatcher = lifecycle, dispatcher
-        self._parsers, self._sandboxed_images = parsers, sandboxed_images
+        self._parsers, self._sandbox = parsers, sandbox
 
     async def answer(
         self,
         params: ClassifyParams,
         caller: Caller,
-        lease: BudgetLease,
-        charge: Callable[[int], None],
-        read: Callable[[Change], Awaitable[Query[T]]],
+        read: Callable[[ChangeParams], Awaitable[Query[T]]],
         stream: Callable[[ClassifyParams, list[CheckedImage]], Awaitable[T]] | None = None,
     ) -> T:
         """Read a request, charge and decode its images, have them classified, and write the answer.
 
         Args:
             params: what its head asks for.
-            lease: the memory that it has of the body budget.
-            charge: counts images against the caller's limits; may raise ServiceError.
             stream: classifies and answers in its own way, and keeps the time by itself.
 
         Raises:
@@ -87,7 +82,7 @@ class InferenceHandler:
             try:
                 async with asyncio.timeout(_left(params, caller.context)) as timeout:
                     query = await read(change)
-                    await self._prepare(query, params, caller, lease, charge)
+                    await self._prepare(query, params, caller)
                     if stream is not None:
                         timeout.reschedule(None)
                         return await stream(params, query.images)
@@ -97,26 +92,19 @@ class InferenceHandler:
             except TimeoutError:
                 raise ServiceError("deadline", f"no answer within {round(params.timeout_seconds * 1e3)} ms") from None
 
-    async def _prepare(
-        self,
-        query: Query[T],
-        params: ClassifyParams,
-        caller: Caller,
-        lease: BudgetLease,
-        charge: Callable[[int], None],
-    ) -> None:
+    async def _prepare(self, query: Query[T], params: ClassifyParams, caller: Caller) -> None:
         """Charge the images, take the memory of their answer, and decode those of rare formats."""
         images, model = query.images, params.model
         try:
-            charge(len(images))
+            caller.charge(len(images))
         except ServiceError:
             self._dispatcher.count(model, {"rejected": len(images)})
             raise
         if query.whole:
             self._refuse_bad(model, images)
-        lease.take_for_answer(SCORE_BYTES * len(images) * params.top_k)
+        caller.lease.take_for_answer(SCORE_BYTES * len(images) * params.top_k)
         left = _left(params, caller.context)
-        images[:] = await self._sandboxed_images.decode(images, model.spec, lease, caller, left)
+        images[:] = await self._sandbox.decode(images, model.spec, caller, left)
         caller.context.end_stage("parse")
         if query.whole:
             self._refuse_bad(model, images)

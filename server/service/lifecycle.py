@@ -24,6 +24,7 @@ from ..repository.index import ModelIndex
 from ..repository.open import open_on_all
 from ..repository.served_model import OpenModel, ServedModel
 from ..repository.trial import TrialError
+from ..scheduler.model_queue import ModelQueue
 from ..scheduler.scheduler import Scheduler
 from ..telemetry.metrics import Metrics
 from .loaded_models import LoadedModels, ModelLeases
@@ -50,7 +51,6 @@ class ModelLifecycle:
         scheduler: Scheduler,
         engines: EngineGroup,
         loaded: LoadedModels,
-        *,
         open_model: OpenModel,
         metrics: Metrics,
     ) -> None:
@@ -220,13 +220,9 @@ class ModelLifecycle:
         """Let the scheduler accept images for a model, and begin its series."""
         loaded = self._loaded.add(model, self._engines.engines)
         limits = self._settings.model_limits.get(model.name)
-        self._scheduler.add_model(
-            model.key,
-            label=model.name,
-            max_batch_pixels=self._settings.max_batch_pixels,
-            costs=loaded.costs,
-            max_images=None if limits is None else limits.max_queue_images,
-        )
+        max_images = None if limits is None else limits.max_queue_images
+        queue = ModelQueue(model.key, self._settings.max_batch_pixels, loaded.costs, model.name, max_images)
+        self._scheduler.add_model(queue)
         record_model(self._metrics, self._settings, model)
         self.failures.pop((model.name, model.number), None)
         return model

@@ -42,19 +42,19 @@ class RepositoryPoller:
         self._task: asyncio.Task[None] | None = None
         self._turn, self._reading = asyncio.Lock(), asyncio.Lock()
 
-    def first_poll(self, taken: Iterable[str]) -> dict[str, list[StoredBundle]]:
+    def first_poll(self, served: Iterable[str]) -> dict[str, list[StoredBundle]]:
         """What there is at the start, by name, newest first; on the engine thread, before anything else is asked of it.
-        `taken`: names that are served from elsewhere. Raises RepositoryError where it cannot be read, or has a name
-        that is taken."""
-        found = scan(self.root)
-        for name in taken:
-            if name in found:
+        `served`: names that are served from elsewhere. Raises RepositoryError where it cannot be read, or has one of
+        these."""
+        stored = scan(self.root)
+        for name in served:
+            if name in stored:
                 raise RepositoryError(f"repository {self.root}: a model called {name} is served already")
-        self._seen = _by_key(found)
-        return found
+        self._seen = _by_key(stored)
+        return stored
 
     def open_first(
-        self, found: Mapping[str, list[StoredBundle]], calls: Callable[..., Iterable[list[ServedModel]]] = map
+        self, stored: Mapping[str, list[StoredBundle]], calls: Callable[..., Iterable[list[ServedModel]]] = map
     ) -> list[ServedModel]:
         """The versions of each name to serve from the start; on the engine thread.
 
@@ -67,22 +67,22 @@ class RepositoryPoller:
         Raises:
             ValueError: (BundleError, DeviceError, TrialError) of a name whose versions all fail; of the newest.
         """
-        return [model for opened in calls(self._open_newest, found, found.values()) for model in opened]
+        return [model for opened in calls(self._open_newest, stored, stored.values()) for model in opened]
 
     def _open_newest(self, name: str, versions: list[StoredBundle]) -> list[ServedModel]:
         pins = self._lifecycle.index.pins(name)
         opened: list[ServedModel] = []
         errors: list[ValueError] = []
-        for each in versions:
-            if len(opened) >= self._keep and each.number not in pins:
+        for bundle in versions:
+            if len(opened) >= self._keep and bundle.number not in pins:
                 continue
             try:
-                opened.append(self._lifecycle.open(name, each.path, each.number))
+                opened.append(self._lifecycle.open(name, bundle.path, bundle.number))
             except ValueError as error:
-                self._refuse(each, error)
+                self._refuse(bundle, error)
                 errors.append(without_frames(error))  # which hold memory that the version before needs
             else:
-                self._served[name, each.number] = each
+                self._served[name, bundle.number] = bundle
         if errors and not opened and not self._start_with_failures:
             raise errors[0]
         return opened[::-1]  # so that the newest comes in last
@@ -118,18 +118,18 @@ class RepositoryPoller:
             if self._served and not now:
                 raise RepositoryError(f"repository {self.root}: no bundle is left in it, {len(self._served)} serve")
             there = self._settled(now, before) if twice else now
-            found = newest(by_name(there.values()), self._keep, self._lifecycle.index.pins)
+            chosen = newest(by_name(there.values()), self._keep, self._lifecycle.index.pins)
             done = []
-            for name, versions in found.items():
+            for name, versions in chosen.items():
                 gone = [number for served, number in self._served if served == name and (name, number) not in there]
-                for each in versions:
-                    key = each.name, each.number
-                    if self._served.get(key) != each and self._bad.get(key) != each:
+                for bundle in versions:
+                    key = bundle.name, bundle.number
+                    if self._served.get(key) != bundle and self._bad.get(key) != bundle:
                         # Beside higher numbers that go in a moment, an older one must not be one too many.
-                        above = sum(int(number or 0) > int(each.number or 0) for number in gone)
-                        done += await self._load(each, self._keep + above)
+                        above = sum(int(number or 0) > int(bundle.number or 0) for number in gone)
+                        done += await self._load(bundle, self._keep + above)
                 done += await self._unload(name, self._to_serve(name, versions))
-            for name in {name for name, _ in self._served} - set(found):
+            for name in {name for name, _ in self._served} - set(chosen):
                 done += await self._unload(name, set())
             for key in self._bad.keys() - now.keys() - before.keys():
                 del self._bad[key]
@@ -138,12 +138,12 @@ class RepositoryPoller:
 
     def _settled(self, now: Mapping[Key, StoredBundle], before: Mapping[Key, StoredBundle]) -> dict[Key, StoredBundle]:
         """What two polls have seen alike, and of all else what serves."""
-        found = {}
+        settled = {}
         for key in {**before, **now}:
-            each = now[key] if now.get(key) == before.get(key) else self._served.get(key)
-            if each is not None:
-                found[key] = each
-        return found
+            bundle = now[key] if now.get(key) == before.get(key) else self._served.get(key)
+            if bundle is not None:
+                settled[key] = bundle
+        return settled
 
     def _forget_dropped(self) -> list[StoredBundle]:
         """Forget and return what the index has dropped: an alias that pinned it moved, or others took its place."""
@@ -155,10 +155,10 @@ class RepositoryPoller:
 
     def _to_serve(self, name: str, versions: list[StoredBundle]) -> set[str]:
         """The numbers that stay: what is wanted, and for each of those that cannot be served another that is."""
-        wanted = {each.number for each in versions}
-        others = [number for served, number in self._served if served == name and number not in wanted]
-        missing = sum((name, number) not in self._served for number in wanted)
-        return wanted | set(sorted(others, key=lambda number: int(number or 0), reverse=True)[:missing])
+        numbers = {bundle.number for bundle in versions}
+        others = [number for served, number in self._served if served == name and number not in numbers]
+        missing = sum((name, number) not in self._served for number in numbers)
+        return numbers | set(sorted(others, key=lambda number: int(number or 0), reverse=True)[:missing])
 
     async def load(self, name: str, number: str | None = None) -> ServedModel:
         """Serve a name's newest version, or one of its numbers, now; also one that failed or serves already.
@@ -172,7 +172,7 @@ class RepositoryPoller:
         async with self._turn:
             self._forget_dropped()  # before: that was not replaced by what comes
             versions = (await self.scan()).get(name, [])
-            chosen = [each for each in versions if number in (None, each.number)][:1]
+            chosen = [bundle for bundle in versions if number in (None, bundle.number)][:1]
             if not chosen:
                 what = name[:80] if number is None else f"{name[:80]}/{number[:20]}"
                 raise ServiceError("unknown_model", f"the repository has no bundle {what!r}")
@@ -181,7 +181,7 @@ class RepositoryPoller:
             except ValueError as error:
                 self._refuse(chosen[0], error)
                 raise
-            self._bad |= {(each.name, each.number): each for each in self._forget_dropped()}
+            self._bad |= {(bundle.name, bundle.number): bundle for bundle in self._forget_dropped()}
             return model
 
     async def unload(self, name: str, version: str | None = None) -> tuple[ServedModel, ...]:
@@ -190,34 +190,34 @@ class RepositoryPoller:
         async with self._turn:
             gone = await self._lifecycle.unload(name, version)
             for model in gone:
-                found = self._served.pop((name, model.number), None)
-                if found is not None:
-                    self._bad[name, model.number] = found
+                bundle = self._served.pop((name, model.number), None)
+                if bundle is not None:
+                    self._bad[name, model.number] = bundle
             return gone
 
-    async def _load(self, found: StoredBundle, keep: int) -> list[str]:
-        what = found.spoken
+    async def _load(self, bundle: StoredBundle, keep: int) -> list[str]:
+        what = bundle.spoken
         try:
-            model = await self._bring(found, first=False, keep=keep)
+            model = await self._bring(bundle, first=False, keep=keep)
         except ValueError as error:
-            self._refuse(found, error)
+            self._refuse(bundle, error)
             return [f"failed {what}: {error}"]
         return [f"serves {what} ({model.version})"]
 
-    def _refuse(self, found: StoredBundle, error: ValueError) -> None:
+    def _refuse(self, bundle: StoredBundle, error: ValueError) -> None:
         """Note a bundle that cannot be served; it is not tried again until it changes."""
-        self._bad[found.name, found.number] = found
-        self._lifecycle.failed(found.name, found.number, error)
+        self._bad[bundle.name, bundle.number] = bundle
+        self._lifecycle.failed(bundle.name, bundle.number, error)
 
-    async def _bring(self, found: StoredBundle, *, first: bool, keep: int | None = None) -> ServedModel:
-        key = found.name, found.number
-        model = await self._lifecycle.load(found.name, found.path, found.number, first=first, keep=keep)
-        self._served[key] = found
+    async def _bring(self, bundle: StoredBundle, *, first: bool, keep: int | None = None) -> ServedModel:
+        key = bundle.name, bundle.number
+        model = await self._lifecycle.load(bundle.name, bundle.path, bundle.number, first=first, keep=keep)
+        self._served[key] = bundle
         self._bad.pop(key, None)
         return model
 
-    async def _unload(self, name: str, wanted: set[str]) -> list[str]:
-        gone = [number for served, number in self._served if served == name and number not in wanted]
+    async def _unload(self, name: str, numbers: set[str]) -> list[str]:
+        gone = [number for served, number in self._served if served == name and number not in numbers]
         done = []
         for number in gone:
             if self._serves(name, number):
@@ -247,5 +247,5 @@ class RepositoryPoller:
                 logger.exception("the repository could not be looked at: what serves goes on")
 
 
-def _by_key(found: Mapping[str, list[StoredBundle]]) -> dict[Key, StoredBundle]:
-    return {(each.name, each.number): each for versions in found.values() for each in versions}
+def _by_key(stored: Mapping[str, list[StoredBundle]]) -> dict[Key, StoredBundle]:
+    return {(bundle.name, bundle.number): bundle for versions in stored.values() for bundle in versions}

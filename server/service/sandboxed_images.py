@@ -22,7 +22,7 @@ from ...loaders.preprocess.spec import PreprocessSpec
 from ...loaders.sandbox.sandbox import Sandbox
 from ..config.settings import Settings, image_limits
 from ..errors import ServiceError, internal_error
-from ..http.body_budget import BodyBudget, BudgetLease
+from ..http.body_budget import BodyBudget
 from ..http.parser_threads import KeptThreads
 from ..telemetry.families import counter
 from .caller import Caller, CheckedImage
@@ -76,12 +76,12 @@ class SandboxedImages:
         self._seconds = FIRST_GUESS_SECONDS
 
     async def decode(
-        self, images: list[CheckedImage], spec: PreprocessSpec, lease: BudgetLease, caller: Caller, left: float
+        self, images: list[CheckedImage], spec: PreprocessSpec, caller: Caller, left: float
     ) -> list[CheckedImage]:
         """The images, those of rare formats as crops, or with the error of each that could not be decoded.
 
         Args:
-            lease: what the request holds of the body budget; the crops are added to it.
+            caller: the crops are added to the lease of its request.
             left: seconds until nobody wants the answer any more.
 
         Raises:
@@ -94,7 +94,7 @@ class SandboxedImages:
         size, waiter = sum(len(data) for _, data, _ in rare), asyncio.get_running_loop().create_future()
         request = _Request(caller.context.caller, rare, spec, waiter, len(rare), size)
         self._admit(request, left)
-        lease.take(3 * spec.size**2 * len(rare))
+        caller.lease.take(3 * spec.size**2 * len(rare))
         self._requests.append(request)
         self._count(request.caller, 1, request.images, request.bytes)
         self._start()
@@ -112,7 +112,7 @@ class SandboxedImages:
         yield counter("sandbox_images", "Images of rare formats by what became of them.", outcome=images)
         yield counter("sandbox_deaths", "Processes of the sandbox that were ended, by why.", reason=deaths)
         text = "Images that wait for the sandbox, or are in it."
-        value = self._running + sum(len(each.waiting) for each in list(self._requests))
+        value = self._running + sum(len(request.waiting) for request in list(self._requests))
         yield GaugeMetricFamily("milkweed_sandbox_waiting_images", text, value=value)
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class SandboxedImages:
     def _start(self) -> None:
         """Give children that are free the images whose turn it is."""
         while self._running < self._children:
-            request = next((each for each in self._requests if each.waiting), None)
+            request = next((queued for queued in self._requests if queued.waiting), None)
             if request is None:
                 return
             place, data, info = request.waiting.popleft()
@@ -185,7 +185,7 @@ class SandboxedImages:
         if not request.images and not request.waiter.done():
             request.waiter.set_result(None)
         caller = request.caller
-        self._requests.sort(key=lambda each: (each.caller == caller) + (each is request))  # both to the end
+        self._requests.sort(key=lambda queued: (queued.caller == caller) + (queued is request))  # both to the end
         self._start()
 
     def _crop(self, data: bytes, info: ImageInfo, spec: PreprocessSpec) -> tuple[CheckedImage, float]:

@@ -66,11 +66,9 @@ class Service(EngineEvents):
     ) -> None:
         if not bundles and settings.repository == OFF:
             raise ValueError("no bundle to serve")
-        self.settings, self.metrics = settings, Metrics()
+        self.settings, self.metrics, self.bundles = settings, Metrics(), dict(bundles)
         self.body_budget = BodyBudget(settings.max_held_bytes)
-        self.bundles = dict(bundles)
-        self.draining = False
-        self._accepting = True
+        self.draining, self._accepting = False, True
         self._loop: asyncio.AbstractEventLoop | None = None
         self.lag = LoopLag(self.metrics.loop_lag)
         self.parsers, self._scraping = ParserThreads(), asyncio.Lock()
@@ -81,15 +79,11 @@ class Service(EngineEvents):
         )
         self.dispatcher = Dispatcher(self.scheduler, self.metrics, self.lag)
         self.prepared: Future[None] = Future()
-        self.engines = EngineGroup(settings, self.scheduler, devices, self)
-        self.loaded = LoadedModels()
-        self.lifecycle = ModelLifecycle(
-            settings, self.scheduler, self.engines, self.loaded, open_model=open_model, metrics=self.metrics
-        )
+        self.engines, self.loaded = EngineGroup(settings, self.scheduler, devices, self), LoadedModels()
+        self.lifecycle = ModelLifecycle(settings, self.scheduler, self.engines, self.loaded, open_model, self.metrics)
         self.poller = None if settings.repository == OFF else RepositoryPoller(settings, self.lifecycle)
         self.handler = InferenceHandler(self.lifecycle, self.dispatcher, self.parsers, self.sandboxed_images)
-        self._on_prepared, self._on_ended = on_prepared or _log_failure, on_ended
-        self._cpu = StageCpu(CPU_STAGES)
+        self._cpu, self._on_prepared, self._on_ended = StageCpu(CPU_STAGES), on_prepared or _log_failure, on_ended
         self._show_metrics()
 
     def _show_metrics(self) -> None:
@@ -209,14 +203,14 @@ class Service(EngineEvents):
 
     def _open_models(self) -> Mapping[str, Pipelines]:
         """Load every model, for the first engine's thread; publish all of them together, so that ready means all."""
-        found = {} if self.poller is None else self.poller.first_poll(self.bundles)
-        self.lifecycle.check_names([*self.bundles, *found])
-        stored = (each.path for versions in found.values() for each in versions)
+        in_repository = {} if self.poller is None else self.poller.first_poll(self.bundles)
+        self.lifecycle.check_names([*self.bundles, *in_repository])
+        stored = (bundle.path for versions in in_repository.values() for bundle in versions)
         with opening([*self.bundles.values(), *stored], self.settings) as calls:
             opened = calls(self.lifecycle.open_first, self.bundles, self.bundles.values())
             models = [model for models in opened for model in models]
             if self.poller is not None:
-                models += self.poller.open_first(found, calls)
+                models += self.poller.open_first(in_repository, calls)
         return self.lifecycle.publish(models)
 
     def ready(self, engine_id: int, error: BaseException | None) -> None:

@@ -89,8 +89,8 @@ class RequestContext:
         self.disconnect = disconnect
         self.started = time.perf_counter()
         self.headers = dict(headers)
-        given = self.headers.get(b"x-request-id", b"")
-        self.request_id = given if _REQUEST_ID.fullmatch(given) else _new_id()
+        request_id = self.headers.get(b"x-request-id", b"")
+        self.request_id = request_id if _REQUEST_ID.fullmatch(request_id) else _new_id()
         self.caller: str | None = None  # the name that came with the key, else the address; None where neither is known
         self.flow: Hashable = None  # the name that came with the key, else the connection
         self.stages = Stages()

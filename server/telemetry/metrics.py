@@ -61,6 +61,7 @@ class Metrics:
         self._define_security()
         self._define_engine()
         self._define_models()
+        self._define_loading()
         self._models: dict[str, ModelMetrics] = {}
         self._http_children: dict[tuple[str, str, int], Histogram] = {}
         # The stubs ask for a CollectorRegistry method that ProcessCollector never uses.
@@ -158,6 +159,15 @@ class Metrics:
         self.load_seconds = self._gauge("model_load_duration_seconds", "Time to read the bundle.", model)
         self.warmup_seconds = self._gauge("model_warmup_duration_seconds", "Time of the first forwards.", model)
         self.model_ready = self._gauge("model_ready", "1 once the model is loaded and warm.", model)
+        self.kernel_fallbacks = self._gauge(
+            "model_kernel_fallbacks",
+            "What of the forward does not run as it was meant to, by kind; /v1/models says why.",
+            (*model, "kind"),
+        )
+        self.build_info = self._gauge("build_info", "Always 1: what is running.", ("version", "torch"))
+        self.build_info.labels(package_version(), package_version("torch")).set(1)
+
+    def _define_loading(self) -> None:
         self.request_timeout = self._gauge(
             "request_timeout_seconds", "Deadline of a request that tells none, as set.", ("model",)
         )
@@ -169,13 +179,6 @@ class Metrics:
             "Unix time since when a model is being opened.",
             ("model",),
         )
-        self.kernel_fallbacks = self._gauge(
-            "model_kernel_fallbacks",
-            "What of the forward does not run as it was meant to, by kind; /v1/models says why.",
-            (*model, "kind"),
-        )
-        self.build_info = self._gauge("build_info", "Always 1: what is running.", ("version", "torch"))
-        self.build_info.labels(package_version(), package_version("torch")).set(1)
 
     def model(self, name: str) -> ModelMetrics:
         """The bound series of one model, made on first use."""

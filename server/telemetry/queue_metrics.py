@@ -20,13 +20,13 @@ class QueueSnapshot(NamedTuple):
 
 def queue_families(waiting: Sequence[QueueSnapshot], now: float, predicted_seconds: float) -> Iterator[Metric]:
     """The metric families of the queue, for the registry."""
-    images, size, pixels, age = (dict.fromkeys((each.label for each in waiting), 0.0) for _ in range(4))
-    for each in waiting:
-        images[each.label] += each.images
-        size[each.label] += each.bytes
-        pixels[each.label] += each.pixels
-        if each.came is not None:
-            age[each.label] = max(age[each.label], now - each.came)
+    images, size, pixels, age = (dict.fromkeys((queue.label for queue in waiting), 0.0) for _ in range(4))
+    for queue in waiting:
+        images[queue.label] += queue.images
+        size[queue.label] += queue.bytes
+        pixels[queue.label] += queue.pixels
+        if queue.came is not None:
+            age[queue.label] = max(age[queue.label], now - queue.came)
     yield gauge("queue_depth_images", "Images that wait.", model=images)
     yield gauge("queue_bytes", "Encoded bytes that wait.", model=size)
     yield gauge("queue_pixels", "Decoded pixels of the images that wait.", model=pixels)

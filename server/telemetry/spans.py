@@ -52,11 +52,11 @@ class RequestSpan(ReadableSpan):
         # The stage in which a request was refused has not finished: it has no span.
         whole = len(self._times) == len(self._stages) + 1
         ends = self._times[1:] if whole else self._times[1:-1]
-        found: list[ReadableSpan] = [self]
+        spans: list[ReadableSpan] = [self]
         start = self._times[0]
         context = self.context
         for stage, end in zip(self._stages, ends, strict=False):
-            found.append(
+            spans.append(
                 ReadableSpan(
                     stage,
                     SpanContext(context.trace_id, random.getrandbits(64) or 1, False, _SAMPLED, context.trace_state),
@@ -68,7 +68,7 @@ class RequestSpan(ReadableSpan):
                 )
             )
             start = end
-        return found
+        return spans
 
 
 class StageExporter(SpanExporter):
@@ -94,7 +94,7 @@ class StageExporter(SpanExporter):
         if not (self._closing and self.failing):
             try:
                 requests = [span for span in spans if isinstance(span, RequestSpan)]
-                result = self._exporter.export([each for request in requests for each in request.with_stages()])
+                result = self._exporter.export([span for request in requests for span in request.with_stages()])
             except Exception:
                 logger.exception("traces cannot be exported")
         self.failing = result is not SpanExportResult.SUCCESS

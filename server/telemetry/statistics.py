@@ -25,13 +25,13 @@ class ModelStatistics:
 
 def count_answers(families: Iterable[Metric]) -> dict[str, ModelStatistics]:
     """The statistics by model name, from families of `Metrics`; families without models are skipped."""
-    found: dict[str, ModelStatistics] = {}
+    statistics: dict[str, ModelStatistics] = {}
     for family in families:
         for sample in family.samples:
             model = sample.labels.get("model")
             if model is None:
                 continue
-            of, stage = found.setdefault(model, ModelStatistics()), sample.labels.get("stage", "")
+            of, stage = statistics.setdefault(model, ModelStatistics()), sample.labels.get("stage", "")
             match sample.name:
                 case "milkweed_request_stage_duration_seconds_sum":
                     of.stage_seconds[stage] = sample.value
@@ -41,4 +41,4 @@ def count_answers(families: Iterable[Metric]) -> dict[str, ModelStatistics]:
                     of.batches = int(sample.value)
                 case "milkweed_images_total" if sample.labels["outcome"] == "ok":
                     of.images = int(sample.value)
-    return found
+    return statistics

@@ -101,7 +101,7 @@ class ContainerMemory:
 
 def container_memory(root: Path = Path("/")) -> ContainerMemory | None:
     """Read the memory of the process's control group with the least limit; None where none has one or can be read."""
-    found = []
+    limited = []
     for group in control_groups(root):
         for limit, used, inactive in _MEMORY_FILES:
             with contextlib.suppress(ValueError, IndexError):
@@ -109,8 +109,8 @@ def container_memory(root: Path = Path("/")) -> ContainerMemory | None:
                 if most < _NO_LIMIT_BYTES:
                     counts = read_text(group / "memory.stat").split()
                     idle = int(counts[counts.index(inactive) + 1]) if inactive in counts else 0
-                    found.append(ContainerMemory(max(0, held - idle), most))
-    return min(found, key=lambda memory: memory.limit, default=None)
+                    limited.append(ContainerMemory(max(0, held - idle), most))
+    return min(limited, key=lambda memory: memory.limit, default=None)
 
 
 def collect_container_memory(root: Path = Path("/")) -> Iterator[Metric]:

@@ -50,13 +50,13 @@ def sample(headers: Iterable[tuple[bytes, bytes]], share: float) -> SpanIds | No
         headers: names in lower case.
         share: this part of the requests whose caller decided nothing is traced, at random; 0 to 1.
     """
-    given, state = b"", b""
+    traceparent, state = b"", b""
     for name, value in headers:
         if name == b"traceparent":
-            given = value
+            traceparent = value
         elif name == b"tracestate":
             state = state + b"," + value if state else value
-    parent = _parent(given) if given else None
+    parent = _parent(traceparent) if traceparent else None
     if parent is None:  # none, or an invalid one: the trace begins here
         # Not os.urandom: it gives the interpreter lock away and waits to get it back.
         return SpanIds(_random(128), _random(64)) if random.random() < share else None
@@ -68,11 +68,11 @@ def sample(headers: Iterable[tuple[bytes, bytes]], share: float) -> SpanIds | No
 
 def _parent(text: bytes) -> tuple[int, int, bool] | None:
     """Trace, span and sampling decision of a traceparent; None where it is not valid."""
-    found = _TRACEPARENT.fullmatch(text.strip(b" \t"))
-    if found is None:
+    match = _TRACEPARENT.fullmatch(text.strip(b" \t"))
+    if match is None:
         return None
-    version, trace, span, flags, rest = found.groups()
-    if version == b"ff" or (version == b"00" and rest is not None):
+    version, trace, span, flags, more = match.groups()
+    if version == b"ff" or (version == b"00" and more is not None):
         return None
     trace_id, span_id = int(trace, 16), int(span, 16)
     return (trace_id, span_id, bool(int(flags, 16) & _SAMPLED)) if trace_id and span_id else None

@@ -147,7 +147,7 @@ class Tracer:
 def _unix_ns(seconds: Sequence[float]) -> list[int]:
     """Turn perf_counter seconds into Unix time, all by one offset, so that there are still no gaps between them."""
     offset = time.time_ns() - time.perf_counter_ns()
-    return [offset + int(each * 1e9) for each in seconds]
+    return [offset + int(second * 1e9) for second in seconds]
 
 
 def _missing(error: ImportError) -> TracingError:

@@ -176,9 +176,9 @@ class Connection(CountedProtocol):
         settings = self._settings
         if self._phase == "body" and self._answering and self.cycle.more_body:
             allowed = settings.body_timeout_ms / 1e3 + self._body_bytes / settings.body_min_bytes_per_second
-            rest = self._since + allowed - self.loop.time()
-            if rest > 0 or self.flow.read_paused:  # paused: the delay is ours
-                self._set_timer(max(rest, 1.0))
+            left = self._since + allowed - self.loop.time()
+            if left > 0 or self.flow.read_paused:  # paused: the delay is ours
+                self._set_timer(max(left, 1.0))
                 return
             text = (
                 f"{self._body_bytes} bytes of the body came within {allowed:.1f} s; the limit is "
@@ -199,9 +199,9 @@ class Connection(CountedProtocol):
         """Whether the head offers to change the protocol, which is not done."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
-    def _decline_upgrade(self, rest: bytes | memoryview) -> None:
+    def _decline_upgrade(self, following: bytes | memoryview) -> None:
         """Parse a head that offers to change the protocol once more, without the offer: the parser takes what follows
-        such a head, `rest`, for the other protocol, and would skip the body."""
+        such a head, `following`, for the other protocol, and would skip the body."""
         if not self._declines_upgrade:  # CONNECT, which has been answered
             self._ignore_input()
             self.cycle.keep_alive = False
@@ -210,7 +210,7 @@ class Connection(CountedProtocol):
         head = b"".join(b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade")
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-        self._parse(line + head + b"\r\n" + rest)
+        self._parse(line + head + b"\r\n" + following)
 
     def _refuse(self, error: ServiceError) -> NoReturn:
         self._refusal = error

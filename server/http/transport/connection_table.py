@@ -101,8 +101,8 @@ class ConnectionTable:
         waiting = next(iter(self._waiting.items()), None)
         steady = next(iter(self._steady.items()), None)
         if waiting is None or steady is None:
-            found = waiting or steady
-            return None if found is None else found[0]
+            first = waiting or steady
+            return None if first is None else first[0]
         return steady[0] if steady[1] + STEADY_SECONDS < waiting[1] else waiting[0]
 
     def _leave(self, connection: Evictable) -> None:

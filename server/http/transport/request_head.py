@@ -53,14 +53,14 @@ def read_target(method: bytes, target: bytes) -> tuple[bytes, bytes | None]:
     host = None
     if not target.startswith(b"/"):
         if target != b"*":
-            found = _ABSOLUTE.fullmatch(target)
-            if found is None:
+            url = _ABSOLUTE.fullmatch(target)
+            if url is None:
                 raise ServiceError(
                     "bad_request", "the target is not a path, nor an http or https URL with a host alone"
                 )
-            host, rest = found.groups(default=b"")
+            host, path = url.groups(default=b"")
             # A URL without a path is the whole server to OPTIONS.
-            target = rest if rest[:1] == b"/" else b"*" if method == b"OPTIONS" and not rest else b"/" + rest
+            target = path if path[:1] == b"/" else b"*" if method == b"OPTIONS" and not path else b"/" + path
         if target == b"*" and method != b"OPTIONS":
             raise ServiceError("bad_request", "the target * is for OPTIONS alone")
     if b"#" in target:

@@ -65,24 +65,24 @@ def reason_of(error: OSError) -> str:
     return os.strerror(error.errno)
 
 
-def files_for(connections: int, each: int) -> int:
-    """How many files a server with so many connections, of `each` files, may open."""
-    return connections * each + OTHER_FILES
+def files_for(connections: int, files: int) -> int:
+    """How many files a server with so many connections, of so many `files` each, may open."""
+    return connections * files + OTHER_FILES
 
 
-def allow_files(connections: int, each: int) -> int:
-    """Let the process have `each` files for a connection, as far as it may decide that itself. Returns the number of
+def allow_files(connections: int, files: int) -> int:
+    """Let the process have so many `files` for a connection, as far as it may decide that itself. Returns the number of
     connections that there are files for. One more could be neither accepted nor refused, and nothing else could open a
     file."""
-    wanted = files_for(connections, each)
+    needed = files_for(connections, files)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    if soft == resource.RLIM_INFINITY or soft >= needed:
         return connections
-    possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    possible = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
-    if possible == wanted:
+    if possible == needed:
         return connections
-    most = max(1, max(possible - OTHER_FILES, possible // 4) // each)
+    most = max(1, max(possible - OTHER_FILES, possible // 4) // files)
     logger.warning("max_connections is %s, not %s: only %s files may be open", most, connections, possible)
     return most
 

@@ -8,6 +8,7 @@ import pytest
 from milkweed.loaders.headers.info import ImageInfo
 from milkweed.server.errors import ServiceError
 from milkweed.server.scheduler.cost_model import CostModel
+from milkweed.server.scheduler.model_queue import ModelQueue
 from milkweed.server.scheduler.request import Batch, Priority, Request
 from milkweed.server.scheduler.scheduler import Scheduler
 
@@ -47,7 +48,7 @@ class Rig:
                 if seconds is not None and size in (sizes or range(batch + 1)):
                     costs.observe(size, seconds(size) / speed)
         for model in models:
-            self.scheduler.add_model(model, max_batch_pixels=batch_pixels, costs=self.costs)
+            self.scheduler.add_model(ModelQueue(model, batch_pixels, self.costs, model))
 
     def request(
         self,

@@ -5,7 +5,7 @@ import pytest
 from milkweed.server.errors import ServiceError
 from milkweed.server.scheduler.admission import BULK_SHARE
 from milkweed.server.scheduler.cost_model import CostModel
-from milkweed.server.scheduler.model_queue import BULK_DELAY_SECONDS
+from milkweed.server.scheduler.model_queue import BULK_DELAY_SECONDS, ModelQueue
 
 from .rig import Rig
 
@@ -125,7 +125,7 @@ def test_models_add_up():
     rig = Rig()
     other = CostModel((), 4)
     other.observe(4, 0.4)
-    rig.scheduler.add_model("b", max_batch_pixels=10**9, costs=[other])
+    rig.scheduler.add_model(ModelQueue("b", 10**9, [other], "b"))
     rig.request(4, "b")
     assert "would take 410 ms and 300 ms are left" in rig.refused(within=0.3)
 

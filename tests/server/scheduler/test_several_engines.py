@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from milkweed.server.errors import ServiceError
+from milkweed.server.scheduler.model_queue import ModelQueue
 from milkweed.server.scheduler.request import Batch, RemovedModel
 from milkweed.server.scheduler.wait_estimate import spread_seconds
 
@@ -163,7 +164,7 @@ def test_an_engine_that_has_gone_need_not_hear_of_it():
     rig.scheduler.remove_engine(1)
     assert not rig.scheduler.models
     rig.scheduler.remove_engine(0)
-    rig.scheduler.add_model("b", max_batch_pixels=1, costs=rig.costs)
+    rig.scheduler.add_model(ModelQueue("b", 1, rig.costs, "b"))
     rig.scheduler.remove_model("b")
     assert not rig.scheduler.models
 

@@ -94,16 +94,17 @@ async def test_what_nobody_waits_for_is_dropped_and_counted_while_a_child_has_it
 
 async def test_a_child_keeps_its_own_image_and_none_beside_it(running: Start, turnstile: Turnstile) -> None:
     async with running(settings=RARE_TOO) as app:
-        spec, caller = PreprocessSpec.from_dict(server_parts.MEANS), Caller(RequestContext([]), None)
+        spec = PreprocessSpec.from_dict(server_parts.MEANS)
         images: list[CheckedImage] = [(bmp(side), validate(bmp(side))) for side in (20, 30, 31)]
         kept = [weakref.ref(image[1]) for image in images if isinstance(image, tuple)]
         with app.service.body_budget.lease() as lease:
-            decoding = app.service.sandboxed_images.decode(images, spec, lease, caller, 100.0)
+            caller = Caller(RequestContext([]), None, lease, lambda count: None)
+            decoding = app.service.sandboxed_images.decode(images, spec, caller, 100.0)
             task = asyncio.create_task(decoding)
             await turnstile.has(20)
             task.cancel()
             await asyncio.wait((task,))
-        del images, task, decoding
+        del images, task, decoding, caller
         gc.collect()
         assert [ref() is not None for ref in kept] == [True, False, False]
         turnstile.let_through()
