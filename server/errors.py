@@ -47,17 +47,18 @@ class ServiceError(Exception):
         message: one line that names the value and the limit, and never holds bytes of the input.
         retry_after_seconds: sent as `Retry-After`.
         close: the connection closes after the answer, because unread body may follow.
+        allow: the methods that a path has, where a request's is none of them; sent as `Allow`.
     """
 
-    allow = ""
-    """The methods that a path has, where a request's is none of them: sent as `Allow`."""
-
-    def __init__(self, code: str, message: str, *, retry_after_seconds: int | None = None, close: bool = False) -> None:
+    def __init__(
+        self, code: str, message: str, *, retry_after_seconds: int | None = None, close: bool = False, allow: str = ""
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.retry_after_seconds = retry_after_seconds
         self.close = close
+        self.allow = allow
 
     @property
     def status(self) -> int:

@@ -53,7 +53,7 @@ def build() -> "FastAPI":
 
     def prepared(error: BaseException | None) -> None:
         if error is None:
-            log_models(app.state.service, "Ray Serve")
+            log_models(app.state.service.models.values(), "Ray Serve")
         else:
             log_failure(error)
 

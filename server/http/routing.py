@@ -53,8 +53,6 @@ def routing_error(routes: Sequence[BaseRoute], request: Request, exception: Exce
     path, allow = request.scope["path"], allowed(routes, request.scope["path"])
     where = f"{request.method[:10]} {''.join(char if char.isprintable() else '?' for char in path[:80])}"
     if exception.status_code == 405:
-        error = ServiceError("method_not_allowed", f"{where}: this path has other methods, see Allow")
-        error.allow = allow
-        return error
+        return ServiceError("method_not_allowed", f"{where}: this path has other methods, see Allow", allow=allow)
     near = "" if allow else did_you_mean(path, [route.path for route in routes if isinstance(route, Route)])
     return ServiceError("not_found", f"{where}: there is no such path{near or ', see /docs'}")

@@ -152,7 +152,7 @@ class GrpcService:
     async def _repository_index(self, payload: bytes, call: Call) -> Any:
         request = self._read("RepositoryIndexRequest", payload)
         service = self._service
-        index = describe.repository_index(service.models, service.lifecycle.failures, service.names, request.ready)
+        index = describe.repository_index(service.models, service.lifecycle.failures, service.bundles, request.ready)
         return self._messages.RepositoryIndexResponse(models=index)
 
     def _read(self, name: str, payload: bytes) -> Any:

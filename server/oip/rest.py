@@ -194,7 +194,7 @@ def _index(service: Service) -> Handler:
             declared = context_of(request.scope).content_length()
             body = await read_body(request.receive, declared, MAX_INDEX_BYTES, lease)
         params = decoded(body or b"{}", _IndexParams, 'the body, which must be {} or {"ready": true}')
-        index = describe.repository_index(service.models, service.lifecycle.failures, service.names, params.ready)
+        index = describe.repository_index(service.models, service.lifecycle.failures, service.bundles, params.ready)
         return JSONResponse(index)
 
     return answer

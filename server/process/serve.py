@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import psutil
@@ -18,6 +18,7 @@ from ...models.errors import printable
 from ..config.settings import Settings
 from ..http.transport.connection_table import ConnectionTable
 from ..http.transport.sockets import RELAYED_FILES, allow_files, listen, url_of
+from ..repository.served_model import ServedModel
 from ..security.tls import Tls
 from ..service.service import Service
 from ..telemetry.logs import configure_logs
@@ -104,7 +105,7 @@ class _Run:
         if self._server.signalled:  # the port is closed, and Ctrl-C may have made the load fail
             return
         if error is None:
-            log_models(self._service, self._url)
+            log_models(self._service.models.values(), self._url)
             self._log_start()
         else:
             log_failure(error)
@@ -145,14 +146,14 @@ def log_failure(error: BaseException) -> None:
         logger.error("the models could not be loaded", exc_info=error)
 
 
-def log_models(service: Service, url: str) -> None:
+def log_models(models: Iterable[ServedModel], url: str) -> None:
     """The models are warm: print what is served, and exempt it from garbage collection."""
     # The collector would walk the models again and again, which took 0.1 ms of each request. Requests leave no cycles,
     # but in a crowd of them it walked all that were alive, while everybody waited: from now on it seldom runs.
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER)
-    for model in service.models.values():
+    for model in models:
         line = (
             f"milkweed serves {model.name} ({model.config.arch}, version {model.version}) "
             f"on {url} | device {model.device}, {model.pipeline.plan} | "

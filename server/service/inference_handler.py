@@ -44,11 +44,7 @@ class InferenceHandler:
     """Handles the requests of all protocols; belongs to the event loop."""
 
     def __init__(
-        self,
-        lifecycle: ModelLifecycle,
-        dispatcher: Dispatcher,
-        parsers: ParserThreads,
-        sandbox: SandboxedImages,
+        self, lifecycle: ModelLifecycle, dispatcher: Dispatcher, parsers: ParserThreads, sandbox: SandboxedImages
     ) -> None:
         self._lifecycle, self._dispatcher = lifecycle, dispatcher
         self._parsers, self._sandbox = parsers, sandbox
@@ -84,7 +80,7 @@ class InferenceHandler:
                     query = await read(change)
                     await self._prepare(query, params, caller)
                     if stream is not None:
-                        timeout.reschedule(None)
+                        timeout.reschedule(None)  # late images become lines, and do not end what has begun
                         return await stream(params, query.images)
                     outcomes = await self._dispatcher.classify(params, query.images, caller)
                     cost = SCORE_COST * len(outcomes) * params.top_k
@@ -104,6 +100,7 @@ class InferenceHandler:
             self._refuse_bad(model, images)
         caller.lease.take_for_answer(SCORE_BYTES * len(images) * params.top_k)
         left = _left(params, caller.context)
+        # In their place, so that nothing holds the files any more.
         images[:] = await self._sandbox.decode(images, model.spec, caller, left)
         caller.context.end_stage("parse")
         if query.whole:

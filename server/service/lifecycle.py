@@ -240,7 +240,7 @@ class ModelLifecycle:
 
     async def _free(self, key: str) -> None:
         await asyncio.wrap_future(self._loaded[key].gone)
-        model = self._loaded.pop(key)
+        model = self._loaded.pop(key).model
         del self._unloading[key]
         try:
             # The series end, unless the same version serves again.

@@ -22,40 +22,27 @@ class LoadedModel:
     gone: "Future[None]" = field(default_factory=Future)  # resolved when no engine has it any more
 
 
-class LoadedModels:
+class LoadedModels(dict[str, LoadedModel]):
     """The event loop and the engines' threads share it."""
 
     def __init__(self) -> None:
-        self._models: dict[str, LoadedModel] = {}
+        super().__init__()
         self._lock = threading.Lock()
-
-    def __getitem__(self, key: str) -> LoadedModel:
-        return self._models[key]
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._models
-
-    def __len__(self) -> int:
-        return len(self._models)
 
     def add(self, model: ServedModel, engines: Sequence[Engine]) -> LoadedModel:
         """Enter a model that engines begin to compute."""
         costs = [model.cost_model(engine.engine_id, overlapped=engine.overlap) for engine in engines]
-        loaded = self._models[model.key] = LoadedModel(model, costs, set(model.pipelines))
+        loaded = self[model.key] = LoadedModel(model, costs, set(model.pipelines))
         return loaded
 
     def remove_engine(self, key: str, engine_id: int) -> None:
         """Note that an engine has closed its pipeline of a model."""
-        loaded = self._models[key]
+        loaded = self[key]
         with self._lock:
             loaded.engine_ids.discard(engine_id)
             gone = not loaded.engine_ids and not loaded.gone.done()
         if gone:
             loaded.gone.set_result(None)
-
-    def pop(self, key: str) -> ServedModel:
-        """Forget a model that no engine has."""
-        return self._models.pop(key).model
 
 
 class ModelLeases:

@@ -101,11 +101,6 @@ class Service(EngineEvents):
         """What is served now."""
         return self.lifecycle.index
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the bundles given at the start."""
-        return list(self.bundles)
-
     def find_version(self, name: str, version: str) -> ServedModel:
         """Find the model of a name, which may be an alias; an empty `version` means the default one. Raises
         ServiceError `not_ready` while it is loaded, `unknown_model` where there is no such model or version."""

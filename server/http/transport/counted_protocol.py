@@ -27,7 +27,7 @@ def _nothing() -> None:
 class CountedProtocol(HttpToolsProtocol):
     """uvicorn's protocol for httptools, which can be evicted, and answers what is no request in our error format."""
 
-    def __init__(self, table: ConnectionTable, **uvicorn: Any) -> None:
+    def __init__(self, table: ConnectionTable, on_made: Callable[[], None] = _nothing, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._table = table
         self._in_head = False
@@ -35,12 +35,12 @@ class CountedProtocol(HttpToolsProtocol):
         self._ahead_bytes = 0
         self._running: RequestResponseCycle | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self.on_made: Callable[[], None] = _nothing  # set by the handshake of TLS, to hear that it is over
+        self._on_made = on_made  # the handshake of TLS hears that it is over
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._unread = Unread(self._table, self, transport)
-        self.on_made()
+        self._on_made()
         self._spare = not self._table.opened(self)  # it may ask for a probe
         # Before its first request a connection may be silent for as long as after any other.
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)

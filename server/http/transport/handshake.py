@@ -20,19 +20,17 @@ class Handshake(SSLProtocol):  # type: ignore[misc]
     Args:
         table: the connections of the port.
         open_connections: those that the server waits for when it ends.
-        make_connection: makes the connection that takes over.
+        make_connection: makes the connection that takes over; it calls `on_made` once it does.
     """
 
     def __init__(
-        self, table: ConnectionTable, tls: Tls, open_connections: set[Any], make_connection: Callable[[], Connection]
+        self, table: ConnectionTable, tls: Tls, open_connections: set[Any], make_connection: Callable[..., Connection]
     ) -> None:
         self._table, self._open_connections = table, open_connections
         self._in_handshake = False
-        connection = make_connection()
-        connection.on_made = self._end_handshake
         super().__init__(
             asyncio.get_running_loop(),
-            connection,
+            make_connection(on_made=self._end_handshake),
             tls,
             None,
             server_side=True,

@@ -63,6 +63,6 @@ class HttpPort(uvicorn.Server):
             return self._make_connection()
         return Handshake(self._table, self._tls, self.server_state.connections, self._make_connection)
 
-    def _make_connection(self) -> Connection:
+    def _make_connection(self, **options: Any) -> Connection:
         make = cast(Callable[..., Connection], self.config.http_protocol_class)
-        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state, **options)

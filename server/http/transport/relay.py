@@ -52,9 +52,8 @@ class RelayPort:
 class _End(asyncio.Protocol):
     """One of the two ends of a relayed connection. What it reads, the other sends on, no faster than it is taken."""
 
-    other: "_End"
-
-    def __init__(self) -> None:
+    def __init__(self, other: "_End") -> None:
+        self.other = other
         self._transport: asyncio.Transport | None = None
         self._early: list[bytes] = []  # what the other has read before this one is connected
         self.sent = 0
@@ -110,9 +109,7 @@ class RelayedConnection(_End):
     """A client's connection, which owes us something unless an answer is being made for it."""
 
     def __init__(self, port: RelayPort) -> None:
-        super().__init__()
-        self.other = _End()
-        self.other.other = self
+        super().__init__(_End(self))
         self._port, self._table = port, port.table
         self._name = ""
         self._answering = 0

@@ -1,7 +1,7 @@
 """Tests who is let in: keys over HTTP, limits, open paths, and what the answers say."""
 
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 from urllib.parse import unquote
 
 import httpx
@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from milkweed.server.security.keys import key_block, new_key
 
-from ...support.server_parts import RawCall, Running, Start, check_error, encoded, one_reason
+from ...support.server_parts import RawCall, Start, check_error, encoded, one_reason
 
 KEY = new_key()
 
@@ -89,25 +89,14 @@ async def test_requests_beyond_the_rate_are_429_with_retry_after(running: Start,
         assert (await app.client.get("/v1/models", headers=bearer(KEY))).status_code == 200
 
 
-def watch(app: Running, callers: list[Any]) -> None:
-    """Note the caller of each request that is queued from now on."""
-    submit = app.service.scheduler.submit
-
-    def noting(request: Any, *more: Any, **options: Any) -> None:
-        callers.append(request.caller)
-        submit(request, *more, **options)
-
-    app.service.scheduler.submit = noting  # type: ignore[method-assign]
-
-
 async def test_the_queue_learns_the_caller_or_the_address(running: Start, keys: Path) -> None:
-    seen: list[Any] = []
-    async with running(settings={"api_keys": str(keys)}) as app:
-        watch(app, seen)
-        await app.classify(headers=bearer(KEY))
-    async with running() as app:
-        watch(app, seen)
-        await app.classify()
+    seen = []
+    for settings, headers in (({"api_keys": str(keys)}, bearer(KEY)), ({}, {})):
+        async with running(settings=settings) as app:
+            queue = app.service.scheduler
+            with patch.object(queue, "submit", wraps=queue.submit) as submit:
+                await app.classify(headers=headers)
+        seen.append(submit.call_args.args[0].caller)
     assert seen == ["camera", "127.0.0.1"]
 
 
