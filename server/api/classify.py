@@ -23,6 +23,8 @@ from ..service.service import Service
 from ..telemetry.context import RequestContext, context_of
 from .stream import Stream, wants_stream
 
+_ReadQuery = Query[HttpAnswer | None]  # made once, not with each request
+
 
 class Classify:
     """The endpoint of one service."""
@@ -43,7 +45,7 @@ class Classify:
             caller = Caller(context, receive, lease, charge)
             stream = partial(self._stream, caller, send) if wants_stream(context.headers) else None
 
-            async def read(change: ChangeParams) -> Query[HttpAnswer | None]:
+            async def read(change: ChangeParams) -> _ReadQuery:
                 payload, asked = await self._payload(form, params.model, receive, caller), params
                 if payload.asked or not early:
                     asked = self._params(joined(query, payload.asked), context)

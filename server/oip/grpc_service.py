@@ -13,7 +13,6 @@ from ..repository.served_model import ServedModel
 from ..security.auth import Authenticator
 from ..security.key_store import Account
 from ..service.caller import Caller
-from ..service.inference_handler import ChangeParams, Query
 from ..service.params import ClassifyParams, params_for
 from ..service.service import Checks, Service
 from ..telemetry.context import RequestContext
@@ -96,10 +95,7 @@ class GrpcService:
         params, write = self._params(model, call), partial(infer_response, self._messages, model)
         charge = partial(self._auth.charge_images, call.account)
         caller = Caller(call.context, None, call.lease, charge)
-
-        def read(change: ChangeParams) -> Awaitable[Query[bytes]]:
-            return read_query(service, request, size, params, change, write)
-
+        read = partial(read_query, service, request, size, params, write)
         return await service.handler.answer(params, caller, read)
 
     def _params(self, model: ServedModel, call: Call) -> ClassifyParams:

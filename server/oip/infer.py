@@ -28,7 +28,7 @@ Write = Callable[[str | None, list[OutputTensor]], T]
 
 
 async def read_query(
-    service: Service, request: InferRequest, size: int, params: ClassifyParams, change: ChangeParams, write: Write[T]
+    service: Service, request: InferRequest, size: int, params: ClassifyParams, write: Write[T], change: ChangeParams
 ) -> Query[T]:
     """Read the options of a request, and check each image's header. `size`: of its message, bytes. Raises ServiceError
     where the request as a whole cannot be answered."""

@@ -113,7 +113,7 @@ class Infer:
                 "too_large", f"the images take {cost} bytes beside the JSON: limit {limit}; send them in binary"
             )
         lease.take(cost)
-        return await read_query(self._service, request, len(body), params, change, partial(infer_answer, model))
+        return await read_query(self._service, request, len(body), params, partial(infer_answer, model), change)
 
 
 def infer_answer(model: ServedModel, id: str | None, outputs: Sequence[OutputTensor]) -> HttpAnswer:

@@ -16,7 +16,7 @@ from ..scheduler.request import Outcome, outcome_label
 from ..telemetry.context import RequestContext
 from .caller import Caller, CheckedImage
 from .dispatcher import Dispatcher
-from .lifecycle import ModelLifecycle
+from .loaded_models import ModelLeases
 from .params import ClassifyParams
 from .sandboxed_images import SandboxedImages
 
@@ -44,9 +44,9 @@ class InferenceHandler:
     """Handles the requests of all protocols; belongs to the event loop."""
 
     def __init__(
-        self, lifecycle: ModelLifecycle, dispatcher: Dispatcher, parsers: ParserThreads, sandbox: SandboxedImages
+        self, leases: ModelLeases, dispatcher: Dispatcher, parsers: ParserThreads, sandbox: SandboxedImages
     ) -> None:
-        self._lifecycle, self._dispatcher = lifecycle, dispatcher
+        self._leases, self._dispatcher = leases, dispatcher
         self._parsers, self._sandbox = parsers, sandbox
 
     async def answer(
@@ -67,13 +67,15 @@ class InferenceHandler:
             ClientDisconnected: nobody waits for the answer any more.
         """
         with ExitStack() as models:
-            models.enter_context(self._lifecycle.using(params.model))
+            models.enter_context(self._leases.lease(params.model.key))
 
             def change(changed: ClassifyParams) -> None:
                 nonlocal params
+                if changed.model is not params.model:
+                    models.enter_context(self._leases.lease(changed.model.key))
+                if changed.timeout_seconds != params.timeout_seconds:
+                    timeout.reschedule(asyncio.get_running_loop().time() + _left(changed, caller.context))
                 params = changed
-                models.enter_context(self._lifecycle.using(params.model))
-                timeout.reschedule(asyncio.get_running_loop().time() + _left(params, caller.context))
 
             try:
                 async with asyncio.timeout(_left(params, caller.context)) as timeout:

@@ -11,7 +11,6 @@ import logging
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,7 +59,8 @@ class ModelLifecycle:
         self.failures: dict[tuple[str, str], str] = {}
         """Why a bundle of a name and number could not be served when it was last tried."""
         self._key_numbers = itertools.count(1)
-        self._leases = ModelLeases(self._released)
+        self.leases = ModelLeases(self._released)
+        """Of the models that requests use, which are not freed meanwhile."""
         self._unloading: dict[str, asyncio.Task[None]] = {}
         self._changing = asyncio.Lock()
         self._opener = _new_opener()
@@ -134,10 +134,6 @@ class ModelLifecycle:
                 index.with_alias(alias, target)  # raises where it stands for nothing
         self.index = index
         return {model.key: model.pipelines for model in index.every()}
-
-    def using(self, model: ServedModel) -> AbstractContextManager[None]:
-        """Within, a request uses the model, which is not freed meanwhile."""
-        return self._leases.lease(model.key)
 
     async def load(
         self, name: str, path: Path, number: str = "", *, first: bool = True, keep: int | None = None
@@ -230,7 +226,7 @@ class ModelLifecycle:
     def _unload(self, model: ServedModel) -> "asyncio.Task[None]":
         """Free a model once no request uses it; the task is done when its memory is back."""
         task = self._unloading[model.key] = asyncio.get_running_loop().create_task(self._free(model.key))
-        if model.key not in self._leases:
+        if model.key not in self.leases:
             self._scheduler.remove_model(model.key)
         return task
 

@@ -82,7 +82,7 @@ class Service(EngineEvents):
         self.engines, self.loaded = EngineGroup(settings, self.scheduler, devices, self), LoadedModels()
         self.lifecycle = ModelLifecycle(settings, self.scheduler, self.engines, self.loaded, open_model, self.metrics)
         self.poller = None if settings.repository == OFF else RepositoryPoller(settings, self.lifecycle)
-        self.handler = InferenceHandler(self.lifecycle, self.dispatcher, self.parsers, self.sandboxed_images)
+        self.handler = InferenceHandler(self.lifecycle.leases, self.dispatcher, self.parsers, self.sandboxed_images)
         self._cpu, self._on_prepared, self._on_ended = StageCpu(CPU_STAGES), on_prepared or _log_failure, on_ended
         self._show_metrics()
 
