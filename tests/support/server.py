@@ -15,6 +15,13 @@ from .waiting import HANG_SECONDS
 _MILKWEED = "import sys; from milkweed.cli import main; sys.exit(main())"
 
 
+def sample_at(url: str, sample: str) -> float:
+    """A sample of /metrics as it is written in the exposition; 0 where it is not."""
+    text = httpx.get(url + "/metrics", trust_env=False).text
+    match = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
+    return float(match[1]) if match else 0.0
+
+
 class Server:
     """One server process; its output is collected as it comes.
 
@@ -72,10 +79,8 @@ class Server:
         return found[0]
 
     def metric(self, sample: str, url: str | None = None) -> float:
-        """A sample as it is written in the exposition; 0 where it is not."""
-        text = httpx.get((url or self.url) + "/metrics").text
-        found = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
-        return float(found[1]) if found else 0.0
+        """A sample of this server, or of another URL."""
+        return sample_at(url or self.url, sample)
 
     def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(number)

@@ -1,16 +1,13 @@
-"""A Ray cluster of its own: started and ended by Ray's command, told what to serve as `serve deploy` tells it."""
+"""A Ray cluster for the tests, which `ray start` begins and the calls of `serve deploy` tell what to serve."""
 
 import contextlib
-import io
 import os
-import random
-import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +15,10 @@ import httpx
 import psutil
 import pytest
 import yaml
-from PIL import Image
-from starlette.testclient import TestClient
 
-from milkweed.cli.bundle_args import named_bundles
-from milkweed.server.config.settings import Settings
-from milkweed.server.process.service_app import create_app
-
+from ...support.forked import environment as bare_environment
 from ...support.ports import free_port, wait_until_ready
+from ...support.server import Server, sample_at
 
 ROOT = Path(__file__).resolve().parents[3]
 RAY = ROOT / "deploy" / "ray"
@@ -39,25 +32,17 @@ Config = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
-def ray_here() -> None:
-    """Tests that need Ray skip without it."""
-    try:
-        version("ray")
-    except PackageNotFoundError:
-        pytest.skip("Ray is not installed: pip install 'ray[serve]==2.60.0'")
-
-
-@pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
-    """The variables of processes, which can import the adapter and know no settings and no other cluster."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MILKWEED_", "RAY_"))}
-    path = os.pathsep.join([str(RAY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ray = {
+    """Return variables for processes that import Ray and the adapter; skip the tests that need it without Ray."""
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'ray[serve]==2.60.0'")
+    kept = {name: value for name, value in bare_environment().items() if not name.startswith("RAY_")}
+    return kept | {
+        "PYTHONPATH": os.pathsep.join([str(RAY), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",  # it listens on this machine alone
         "RAY_memory_monitor_refresh_ms": "0",  # a machine that others fill as well is no reason to kill replicas
     }
-    return {**kept, **ray, "PYTHONPATH": path}
 
 
 class Cluster:
@@ -94,7 +79,7 @@ class Cluster:
             raise RuntimeError(f"{error}\n{self._log.read_text()[-3000:]}") from None
 
     def config(self, replicas: int = 3, **settings: str) -> Config:
-        """deploy/ray/serve.yaml, for one small machine."""
+        """Return deploy/ray/serve.yaml, for one small machine."""
         config: Config = yaml.safe_load((RAY / "serve.yaml").read_text(encoding="utf-8"))
         config["http_options"] |= {"host": "127.0.0.1", "port": self.port}
         [deployment] = config["applications"][0]["deployments"]
@@ -110,25 +95,33 @@ class Cluster:
         return config
 
     def put(self, config: Config) -> None:
-        """`serve deploy`."""
+        """Do what `serve deploy` does."""
         httpx.put(self._applications, json=config, timeout=60, trust_env=False).raise_for_status()
 
+    def deploy(self, config: Config, *statuses: str) -> dict[str, Any]:
+        """Have it served until the application has one of these statuses; return what Ray says of it."""
+        self.put(config)
+        self.wait(lambda: self.status()["status"] in statuses)
+        return self.status()
+
+    def remove(self) -> None:
+        """Take the application out."""
+        self.deploy(self.config() | {"applications": []}, "NONE")
+
+    def shutdown(self) -> None:
+        """Do what `serve shutdown` does."""
+        httpx.delete(self._applications, timeout=END_SECONDS, trust_env=False).raise_for_status()
+
     def status(self) -> dict[str, Any]:
-        """`serve status`: of our application."""
-        found = httpx.get(self._applications, timeout=60, trust_env=False).raise_for_status().json()
-        application: dict[str, Any] = found["applications"].get("milkweed", {"status": "NONE", "deployments": {}})
+        """Return what `serve status` says of our application."""
+        document = httpx.get(self._applications, timeout=60, trust_env=False).raise_for_status().json()
+        application: dict[str, Any] = document["applications"].get("milkweed", {"status": "NONE", "deployments": {}})
         return application
 
     def replicas(self) -> dict[int, str]:
-        """State of each by the id of its process."""
+        """Return the state of each replica by the id of its process."""
         deployment = self.status()["deployments"].get("Milkweed", {"replicas": []})
         return {replica["pid"]: replica["state"] for replica in deployment["replicas"] if "pid" in replica}
-
-    def deploy(self, config: Config, *wanted: str) -> dict[str, Any]:
-        """Have it served; what became of it."""
-        self.put(config)
-        self.wait(lambda: self.status()["status"] in (wanted or ("RUNNING",)))
-        return self.status()
 
     def wait(self, condition: Callable[[], bool], every_seconds: float = 1.0) -> None:
         """Wait until something is so."""
@@ -137,26 +130,20 @@ class Cluster:
             assert time.monotonic() < end, f"{self.status()}\n{self._log.read_text()[-3000:]}"
             time.sleep(every_seconds)
 
-    def metrics_ports(self) -> dict[int, int]:
-        """The metrics port of each replica by its process's id."""
-        found = {}
+    def metrics_urls(self) -> dict[int, str]:
+        """Return the URL of each replica's own port by the id of its process."""
+        ports = range(self.metrics_port, self.metrics_port + METRICS_PORTS)
+        urls = {}
         for pid in self.replicas():
             with contextlib.suppress(psutil.Error):
                 for connection in psutil.Process(pid).net_connections("tcp"):
-                    port = connection.laddr.port if connection.status == psutil.CONN_LISTEN else 0
-                    if self.metrics_port <= port < self.metrics_port + METRICS_PORTS:
-                        found[pid] = port
-        return found
+                    if connection.status == psutil.CONN_LISTEN and connection.laddr.port in ports:
+                        urls[pid] = f"http://127.0.0.1:{connection.laddr.port}"
+        return urls
 
-    def metric(self, port: int, sample: str) -> float:
-        """A sample of the replica with this metrics port; 0 where it has none."""
-        text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=20, trust_env=False).text
-        found = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
-        return float(found[1]) if found else 0.0
-
-    def shutdown(self) -> None:
-        """`serve shutdown`."""
-        httpx.delete(self._applications, timeout=END_SECONDS, trust_env=False).raise_for_status()
+    def samples(self, sample: str) -> dict[int, float]:
+        """Return a sample of each replica by the id of its process."""
+        return {pid: sample_at(url, sample) for pid, url in self.metrics_urls().items()}
 
     def close(self) -> None:
         """End it, and what is left of it."""
@@ -171,7 +158,7 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(ray_here: None, environment: dict[str, str]) -> Iterator[Cluster]:
+def cluster(environment: dict[str, str]) -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="mw-", ignore_cleanup_errors=True) as scratch:
         running = Cluster(scratch, environment)
         try:
@@ -183,33 +170,18 @@ def cluster(ray_here: None, environment: dict[str, str]) -> Iterator[Cluster]:
 
 @pytest.fixture
 def three(cluster: Cluster) -> Cluster:
-    """The cluster with three replicas."""
-    cluster.deploy(cluster.config())
+    """Return the cluster with three replicas."""
+    cluster.deploy(cluster.config(), "RUNNING")
     wait_until_ready(cluster.url + "/readyz", START_SECONDS)
     return cluster
 
 
 @pytest.fixture(scope="session")
-def bodies() -> dict[str, bytes]:
-    """Pictures by name, JPEG and PNG: five small ones, and one that takes long to decode."""
-    made = {}
-    for number, size in enumerate([(70, 64), (79, 64), (88, 64), (97, 64), (106, 64), (3000, 3000)]):
-        noise = random.Random(number).randbytes(8 * 8 * 3)
-        picture = Image.frombytes("RGB", (8, 8), noise).resize(size, Image.Resampling.NEAREST)
-        out = io.BytesIO()
-        picture.save(out, "PNG" if number % 2 else "JPEG")
-        made[f"picture{number}"] = out.getvalue()
-    return made
-
-
-@pytest.fixture(scope="session")
-def plain() -> Iterator[TestClient]:
-    """The server without Ray, with the same model."""
-    app = create_app(Settings(decode_threads=1, lanes=1, threads_per_lane=1), named_bundles([]))
-    with TestClient(app) as client:
-        app.state.service.prepared.result(START_SECONDS)
-        end = time.monotonic() + 10
-        while client.get("/readyz").status_code != 200:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        yield client
+def plain() -> Iterator[httpx.Client]:
+    """Return a client of the server without Ray, with the same model."""
+    server = Server(None, {}, {"decode_threads": 1, "lanes": 1, "threads_per_lane": 1, "dtype": "auto"})
+    try:
+        with httpx.Client(base_url=server.wait_ready(), trust_env=False) as client:
+            yield client
+    finally:
+        server.close()

@@ -4,79 +4,95 @@ By a Python that has Ray. `-s` shows the rows that docs/ray.md has.
 """
 
 import asyncio
-import base64
-import io
 import json
 import math
 import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
-from PIL import Image
-from starlette.testclient import TestClient
 
-from .load import CLIENTS, Books, said, under_load
+from milkweed.bench.bodies import jpegs, pictures
+from milkweed.bench.load.connection import learned
+from milkweed.bench.load.plan import Plan, target_of
+from milkweed.bench.load.processes import Clients
+from milkweed.bench.load.requests import shots
+from milkweed.bench.load.samples import OK, Samples, percentiles_ms
+
+from ...support.bodies import as_json
 
 pytestmark = pytest.mark.slow
 
-STEADY_SECONDS = 5.0
+CLIENTS = 12
+FOREVER_SECONDS, TRY_SECONDS, STEADY_SECONDS = 3600.0, 30.0, 5.0
+RESULTS = rb'"results": (\[.*\])'
 ANSWERED = 'milkweed_images_total{model="demo",outcome="ok"}'
 IN_HAND = 'milkweed_http_requests_in_flight{route="/classify"}'
 
 
-def check(books: Books, bodies: dict[str, bytes], plain: TestClient, *ends: str) -> None:
-    """Every request has an end, every try one of these, and what was answered is what the plain server says."""
-    assert books.tries.keys() <= set(ends)
-    assert books.sent == sum(books.answers.values()) + books.given_up
-    assert books.tries["200"] == sum(books.answers.values())
-    assert books.bare == 0
-    right = {(name, said(plain.post("/classify", content=body))) for name, body in bodies.items()}
-    assert books.answers.keys() <= right
-    assert len({answer for _, answer in right}) == len(bodies)
+@pytest.fixture(scope="module")
+def bodies() -> list[bytes]:
+    """Return some small JPEGs, and one that takes long to decode."""
+    return [*jpegs(pictures(64, 5)), *jpegs(pictures(3000, 1))]
 
 
-def row(what: str, books: Books, *more: str) -> None:
-    tries = books.tries
-    cells = (books.sent, sum(books.answers.values()), *(tries[how] for how in ("500", "503", "404", "lost", "refused")))
-    print("\n|", " | ".join(map(str, (what, *cells, *more))), "|")
+@pytest.fixture
+def plan(three: Any, plain: httpx.Client, bodies: list[bytes]) -> Plan:
+    """Return clients that send one request after the other, with the plain server's answers to compare with."""
+    options = {"connections": CLIENTS, "timeout_seconds": TRY_SECONDS, "answer": RESULTS}
+    asked = Plan((target_of(str(plain.base_url)),), "/classify", shots("raw", bodies), FOREVER_SECONDS, **options)
+    known = learned(asked)
+    assert len({shot.expected for shot in known.shots if shot.good}) == len(bodies)
+    return replace(known, targets=(target_of(three.url),))
 
 
-def test_headers_and_errors_are_those_of_the_server(three: Any, plain: TestClient, bodies: dict[str, bytes]) -> None:
-    body = bodies["picture0"]
+def under_load(what: str, three: Any, plan: Plan, happens: Callable[[], object], *ends: str) -> Samples:
+    """Let something happen once a client is answered; every request ends in one of these ways, or rightly."""
+    before = three.samples(ANSWERED)
+    with Clients(plan) as clients:
+        began = clients.begin()
+        three.wait(lambda: three.samples(ANSWERED) != before, 0.1)
+        happens()
+        seconds = time.monotonic() - began
+        clients.stop()
+        samples = clients.results()
+    counts = samples.counts()
+    print(f"\n| {what} | {len(samples)} | {dict(counts)} | {seconds:.1f} s |")
+    assert counts.keys() <= {OK, *ends}
+    assert (samples.wrong, samples.bare_refusals) == (0, 0)
+    return samples
+
+
+def test_headers_and_errors_are_those_of_the_server(three: Any, plain: httpx.Client, bodies: list[bytes]) -> None:
     with httpx.Client(base_url=three.url, timeout=60, trust_env=False) as client:
-        answer = client.post("/classify?top_k=1", content=body, headers={"X-Request-ID": "mine-1"})
+        answer = client.post("/classify?top_k=1", content=bodies[0], headers={"X-Request-ID": "mine-1"})
         assert answer.status_code == 200
         assert answer.json()["request_id"] == "mine-1"
         assert "forward;dur=" in answer.headers["server-timing"]
         for method, path, sent in (
             ("POST", "/classify", b"no image"),
-            ("POST", "/classify", bodies["picture1"][:-200]),
-            ("POST", "/classify?model=nobody", body),
+            ("POST", "/classify", bodies[1][:-200]),
+            ("POST", "/classify?model=nobody", bodies[0]),
             ("GET", "/classify", b""),
             ("GET", "/nothing", b""),
         ):
-            ours, theirs = client.request(method, path, content=sent), plain.request(method, path, content=sent)
+            ours, theirs = (side.request(method, path, content=sent) for side in (client, plain))
             assert theirs.is_client_error
-            assert (ours.status_code, ours.json()["error"]["code"]) == (
-                theirs.status_code,
-                theirs.json()["error"]["code"],
-            )
+            assert ours.status_code == theirs.status_code
+            assert ours.json()["error"]["code"] == theirs.json()["error"]["code"]
         lines = client.post(
-            "/classify",
-            json={"images": [base64.b64encode(body).decode() for body in bodies.values()]},
-            headers={"Accept": "application/x-ndjson"},
+            "/classify", json=as_json(*bodies), headers={"Accept": "application/x-ndjson"}
         ).text.splitlines()
         assert json.loads(lines[-1])["succeeded"] == len(lines) - 1 == len(bodies)
 
 
 def test_a_full_queue_is_refused_by_the_replica(three: Any) -> None:
-    out = io.BytesIO()
-    Image.new("RGB", (1000, 1000), "teal").save(out, "PNG", compress_level=1)
-    slow = {"images": [base64.b64encode(out.getvalue()).decode()] * 12}
+    slow = as_json(*jpegs(pictures(1000, 1)) * 12)
 
     async def at_once(count: int) -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=three.url, timeout=60, trust_env=False) as client:
@@ -90,43 +106,39 @@ def test_a_full_queue_is_refused_by_the_replica(three: Any) -> None:
         assert 1 <= int(answer.headers["retry-after"]) <= 60
 
 
-def test_a_killed_replica_loses_nothing_silently(three: Any, plain: TestClient, bodies: dict[str, bytes]) -> None:
-    ports = three.metrics_ports()
-    assert len(set(ports.values())) == len(ports) == 3
-    before = {port: three.metric(port, ANSWERED) for port in ports.values()}
-    victim, times = next(iter(ports)), [time.monotonic()]
+def test_a_killed_replica_loses_nothing_silently(three: Any, plan: Plan) -> None:
+    urls, before = three.metrics_urls(), three.samples(ANSWERED)
+    assert len(set(urls.values())) == len(urls) == 3
+    victim, times = next(iter(urls)), [0.0]
 
     def three_again() -> bool:
-        now = three.metrics_ports()
-        fresh = now.keys() - ports.keys()
-        return len(now) == 3 and len(fresh) == 1 and all(three.metric(now[pid], ANSWERED) for pid in fresh)
+        answered = three.samples(ANSWERED)
+        fresh = answered.keys() - urls.keys()
+        return len(answered) == 3 and len(fresh) == 1 and all(answered[pid] for pid in fresh)
 
     def killed() -> None:
+        began = time.monotonic()
         time.sleep(STEADY_SECONDS)
         # Each has a share, seen on its own metrics port, which answers probes too.
-        assert all(three.metric(port, ANSWERED) > count for port, count in before.items())
-        assert httpx.get(f"http://127.0.0.1:{ports[victim]}/livez", trust_env=False).status_code == 200
-        three.wait(lambda: three.metric(ports[victim], IN_HAND) >= 3, 0.1)
+        assert all(count > before[pid] for pid, count in three.samples(ANSWERED).items())
+        assert httpx.get(f"{urls[victim]}/livez", trust_env=False).status_code == 200
+        three.wait(lambda: three.samples(IN_HAND)[victim] >= 3, 0.1)
         os.kill(victim, signal.SIGKILL)
-        times.append(time.monotonic())
+        times.append(time.monotonic() - began)
         three.wait(three_again)
-        times.append(time.monotonic())
+        times.append(time.monotonic() - began)
         time.sleep(STEADY_SECONDS)
 
-    books = under_load(three.url, bodies, killed)
-    row("one of three killed", books, f"{times[2] - times[1]:.1f} s")
+    samples = under_load("one of three killed", three, plan, killed, "500", "503", "reset")
     for what, since, until in zip(("before", "two", "three again"), times, [*times[1:], math.inf], strict=True):
-        print(f"{what}: p50 {books.percentile_ms(0.5, since, until):.0f} ms,", end=" ")
-        print(f"p99 {books.percentile_ms(0.99, since, until):.0f} ms, load average {os.getloadavg()[0]:.1f}")
-
-    # By the rule all are answered. Only what the killed one had in hand fails once, with 500 or a broken connection.
-    check(books, bodies, plain, "200", "500", "503", "lost")
-    assert books.given_up == 0
-    assert books.tries["500"] + books.tries["lost"] <= CLIENTS
+        within = (latency for start, latency, end in samples.requests(True) if since <= start < until and end == OK)
+        print(f"{what} from {since:.1f} s on: {percentiles_ms(sorted(within))}, load {os.getloadavg()[0]:.1f}")
+    # Only what the killed one had in hand fails, with 500 or a broken connection.
+    assert len(samples) - samples.counts()[OK] <= CLIENTS
     assert Counter(three.replicas().values()) == {"RUNNING": 3}
 
 
-def test_a_changed_config_loses_nothing(three: Any, plain: TestClient, bodies: dict[str, bytes]) -> None:
+def test_a_changed_config_loses_nothing(three: Any, plan: Plan) -> None:
     old = three.replicas().keys()
 
     def replaced() -> bool:
@@ -137,19 +149,13 @@ def test_a_changed_config_loses_nothing(three: Any, plain: TestClient, bodies: d
         three.put(three.config(MILKWEED_TOP_K="5"))
         three.wait(replaced)
 
-    began = time.monotonic()
-    books = under_load(three.url, bodies, changed)
-    row("three replaced", books, f"{time.monotonic() - began:.1f} s")
-    check(books, bodies, plain, "200", "503")
-    assert books.given_up == 0
+    samples = under_load("three replaced", three, plan, changed, "503")
+    assert samples.counts()["503"] <= CLIENTS
 
 
-def test_an_application_taken_out_answers_what_it_has(three: Any, plain: TestClient, bodies: dict[str, bytes]) -> None:
-    nothing = three.config() | {"applications": []}
-    books = under_load(three.url, bodies, lambda: three.deploy(nothing, "NONE"))
-    row("taken out", books)
-    check(books, bodies, plain, "200", "404")  # Ray's: the route is gone
-    assert books.tries["404"]
+def test_an_application_taken_out_answers_what_it_has(three: Any, plan: Plan) -> None:
+    samples = under_load("taken out", three, plan, three.remove, "404")  # Ray's: the route is gone
+    assert samples.counts()["404"]
     assert not three.replicas()
 
 
@@ -164,11 +170,9 @@ def test_what_cannot_be_served_fails_the_deployment(cluster: Any, setting: str, 
     seen = cluster.deploy(cluster.config(1, **{setting: value}), "DEPLOY_FAILED", "RUNNING")
     assert seen["status"] == "DEPLOY_FAILED"
     assert why in json.dumps(seen)
-    cluster.deploy(cluster.config() | {"applications": []}, "NONE")
+    cluster.remove()
 
 
-def test_shutdown_ends_every_try(three: Any, plain: TestClient, bodies: dict[str, bytes]) -> None:
-    books = under_load(three.url, bodies, three.shutdown)
-    row("serve shutdown", books)
+def test_shutdown_ends_every_try(three: Any, plan: Plan) -> None:
     # Ray kills its proxy at once: what is in flight is lost, and seen to be.
-    check(books, bodies, plain, "200", "lost", "refused")
+    under_load("serve shutdown", three, plan, three.shutdown, "reset", "refused")
