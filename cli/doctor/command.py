@@ -13,6 +13,7 @@ from ..bundle_args import bundle_path, installed_demo
 from ..errors import FAILED
 from ..options import Json, text_option
 from ..output import print_json, print_rich
+from ..serving.config import try_settings
 from ..serving.serve import ConfigFile
 from .finding import Finding, Status
 
@@ -45,7 +46,7 @@ def doctor(bundle: BundleToCheck = None, config: ConfigFile = None, json: Json =
     from .machine import machine_findings
     from .packages import package_findings
 
-    loaded, errors = _read(settings, config)
+    loaded, errors = try_settings(settings, config)
     info, used = gpu_info(), loaded or Settings.model_construct()
     findings = [
         *machine_findings(used, with_gpu=bool(info.gpus)),
@@ -60,18 +61,6 @@ def doctor(bundle: BundleToCheck = None, config: ConfigFile = None, json: Json =
         _print(findings)
     if broken:
         raise typer.Exit(FAILED)
-
-
-def _read(flags: dict[str, Any], file: Path | None) -> "tuple[Settings | None, list[str]]":
-    """Return the settings, None where they are wrong, and what is wrong with them or the files they name."""
-    from ...server.config.sources import SettingsError, load_settings
-    from ..serving.config import wrong_files
-
-    try:
-        settings = load_settings(flags, file)
-    except SettingsError as error:
-        return None, list(error.lines)
-    return settings, wrong_files(settings)
 
 
 def _settings_findings(

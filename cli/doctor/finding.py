@@ -22,3 +22,10 @@ class Finding:
     status: Status
     text: str
     fix: str = ""
+
+
+def row(
+    part: str, name: str, text: str, fault: Exception | str | None = None, fix: str = "", status: Status = "warning"
+) -> Finding:
+    """Return a row that is ok and says `text`; with a fault, the row of that status that says the fault and its fix."""
+    return Finding(part, name, "ok", text) if fault is None else Finding(part, name, status, str(fault), fix)

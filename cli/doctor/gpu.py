@@ -7,15 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...inference.backend import has_torch
 from ...server.telemetry.nvml import driver_version
-from .finding import Finding, Status
+from .finding import Finding, Status, row
 from .packages import package_version
-
-if TYPE_CHECKING:
-    from ...models.serving.fused.device_kernels import KernelTools
 
 PCI = Path("/sys/bus/pci/devices")
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
@@ -25,7 +21,7 @@ MIN_CAPABILITY = (8, 0)
 
 TORCH_FIX = "pip install --force-reinstall torch"
 
-_row = partial(Finding, "GPU")
+_row = partial(row, "GPU")
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class GpuInfo:
         cuda: the CUDA version of the installed torch; None where it is built without, or not installed.
         cuda_error: why torch cannot use a GPU; "" where it can, or there is none.
         on_bus: how many NVIDIA GPUs the PCI bus has, whether or not a driver knows them.
-        tools: None where there is no GPU that they could be for, and torch is not imported to ask.
+        with_torch: whether torch was asked: not where there is no GPU that it could use.
     """
 
     cuda: str | None = None
@@ -54,7 +50,7 @@ class GpuInfo:
     driver: str | None = None
     on_bus: int = 0
     gpus: tuple[Gpu, ...] = ()
-    tools: "KernelTools | None" = None
+    with_torch: bool = False
 
 
 def gpu_info() -> GpuInfo:
@@ -64,11 +60,13 @@ def gpu_info() -> GpuInfo:
         return GpuInfo(cuda=cuda, cuda_error="PyTorch is not installed", driver=driver, on_bus=on_bus)
     import torch
 
-    from ...models.serving.fused.device_kernels import kernel_tools
+    from ...models.serving.fused.device_kernels import device_kernels
 
-    error = _cuda_error()
-    gpus = () if error else tuple(_gpu(index) for index in range(torch.cuda.device_count()))
-    return GpuInfo(cuda=cuda, cuda_error=error, driver=driver, on_bus=on_bus, gpus=gpus, tools=kernel_tools())
+    error, gpus = _cuda_error(), []
+    for index in range(0 if error else torch.cuda.device_count()):
+        device, refusal = torch.cuda.get_device_properties(index), device_kernels(torch.device("cuda", index)).refusal
+        gpus.append(Gpu(device.name, (device.major, device.minor), device.total_memory, refusal))
+    return GpuInfo(cuda=cuda, cuda_error=error, driver=driver, on_bus=on_bus, gpus=tuple(gpus), with_torch=True)
 
 
 def gpu_findings(info: GpuInfo) -> Iterator[Finding]:
@@ -77,73 +75,78 @@ def gpu_findings(info: GpuInfo) -> Iterator[Finding]:
     yield _driver_row(info)
     for index, gpu in enumerate(info.gpus):
         yield _gpu_row(index, gpu)
-    if info.tools is not None:
-        yield from _tool_rows(info.tools, with_gpu=bool(info.gpus))
+    if info.with_torch:
+        yield _library_row(with_gpu=bool(info.gpus))
+        yield from _compiler_rows("" if info.gpus else "; used on GPUs alone")
 
 
 def _torch_row(info: GpuInfo) -> Finding:
     version = package_version("torch")
     if version is None:
-        text = "not installed: graphs, and programs of our CPU kernels, are served without it"
-        return _row("PyTorch", "missing", text, "pip install 'milkweed[torch]'")
+        lost = "not installed: graphs, and programs of our CPU kernels, are served without it"
+        return _row("PyTorch", "", lost, "pip install 'milkweed[torch]'", "missing")
     if info.cuda is not None:
-        return _row("PyTorch", "ok", f"{version}, built for CUDA {info.cuda}")
-    if info.on_bus or info.driver is not None:
-        return _row("PyTorch", "warning", f"{version} is built without CUDA, but this machine has a GPU", TORCH_FIX)
-    return _row("PyTorch", "ok", f"{version}, built without CUDA: all that a machine without a GPU needs")
+        return _row("PyTorch", f"{version}, built for CUDA {info.cuda}")
+    has_gpu = info.on_bus or info.driver is not None
+    fault = f"{version} is built without CUDA, but this machine has a GPU" if has_gpu else None
+    return _row("PyTorch", f"{version}, built without CUDA: all that a machine without a GPU needs", fault, TORCH_FIX)
 
 
 def _driver_row(info: GpuInfo) -> Finding:
     if info.gpus:
-        return _row("driver", "ok", f"NVIDIA {info.driver or '(version unknown)'}, {len(info.gpus)} GPU(s) usable")
+        return _row("driver", f"NVIDIA {info.driver or '(version unknown)'}, {len(info.gpus)} GPU(s) usable")
     if info.driver is None and not info.on_bus:
-        return _row("driver", "ok", "no NVIDIA GPU on this machine: models run on the CPU")
-    text, fix = f"{info.on_bus} NVIDIA GPU(s) on the bus and no driver here", "install NVIDIA's driver"
+        return _row("driver", "no NVIDIA GPU on this machine: models run on the CPU")
+    fault, driver = f"{info.on_bus} NVIDIA GPU(s) on the bus and no driver here", "NVIDIA's driver"
     if info.driver is not None:
-        text = f"NVIDIA {info.driver} is there, but PyTorch cannot use it"
-        fix = f"install a driver for CUDA {info.cuda} or newer"
-    text, fix = f"{text}: {info.cuda_error}", f"{fix}; in a container: docker run --gpus all ..."
-    return _row("driver", "warning", text, TORCH_FIX if info.driver is not None and info.cuda is None else fix)
+        fault = f"NVIDIA {info.driver} is there, but PyTorch cannot use it"
+        driver = f"a driver for CUDA {info.cuda} or newer"
+    fix = f"install {driver}; in a container: docker run --gpus all ..."
+    without_cuda = info.driver is not None and info.cuda is None
+    return _row("driver", "", f"{fault}: {info.cuda_error}", TORCH_FIX if without_cuda else fix)
 
 
 def _gpu_row(index: int, gpu: Gpu) -> Finding:
-    name, capability = f"cuda:{index}", "{}.{}".format(*gpu.capability)
+    capability, needed = ("{}.{}".format(*version) for version in (gpu.capability, MIN_CAPABILITY))
     text = f"{gpu.name}, {gpu.memory_bytes / 1e9:,.0f} GB, compute capability {capability}"
     if gpu.capability < MIN_CAPABILITY:
-        needed = "{}.{}".format(*MIN_CAPABILITY)
-        return _row(name, "warning", f"{text}: our kernels and bfloat16 need {needed}, plain PyTorch is used")
-    if gpu.refusal is not None:
-        return _row(name, "warning", f"{text}; without the native kernels: {gpu.refusal}", "make kernels")
-    return _row(name, "ok", f"{text}, native kernels fit")
+        return _row(f"cuda:{index}", "", f"{text}: our kernels and bfloat16 need {needed}, plain PyTorch is used")
+    fault = None if gpu.refusal is None else f"{text}; without the native kernels: {gpu.refusal}"
+    return _row(f"cuda:{index}", f"{text}, native kernels fit", fault, "make kernels")
 
 
-def _tool_rows(tools: "KernelTools", *, with_gpu: bool) -> Iterator[Finding]:
-    """Check the kernel library and the compilers. A library that does not load is broken where a GPU would use it."""
-    if tools.library_error is None:
-        yield _row("kernel library", "ok", f"{tools.library}, for {', '.join(tools.archs)}")
-    else:
-        lost = (
-            "the service falls back to Triton and PyTorch" if with_gpu else "used on GPUs alone: nothing is lost here"
-        )
-        status: Status = "missing" if not tools.built else "broken" if with_gpu else "warning"
-        yield _row("kernel library", status, f"{tools.library_error}; {lost}", "make kernels")
-    where = "" if with_gpu else "; used on GPUs alone"
-    if tools.triton_error is None:
-        yield _row("Triton", "ok", f"can compile its kernels{where}")
-    else:
-        fix = "apt install gcc python3-dev && pip install triton"
-        yield _row("Triton", "missing", f"{tools.triton_error}{where}", fix)
-    if tools.nvcc is not None:
-        yield _row("nvcc", "ok", f"CUDA {tools.nvcc}: `make kernels` works here")
-    else:
-        fix = "install the CUDA toolkit (apt install cuda-toolkit), or take the image, which has the library"
-        yield _row("nvcc", "missing", f"`make kernels` does not work here: {tools.nvcc_error}", fix)
+def _library_row(*, with_gpu: bool) -> Finding:
+    """Check the kernel library: one that does not load is broken where a GPU would use it."""
+    from ...kernels.native.library import LibraryError, library_path, load_library
+
+    path, text, fault = library_path(), "", None
+    lost = "the service falls back to Triton and PyTorch" if with_gpu else "used on GPUs alone: nothing is lost here"
+    try:
+        text = f"{path}, for {', '.join(load_library(path).archs)}"
+    except LibraryError as error:
+        fault = f"{error}; {lost}"
+    status: Status = "missing" if not path.is_file() else "broken" if with_gpu else "warning"
+    return _row("kernel library", text, fault, "make kernels", status)
+
+
+def _compiler_rows(where: str) -> Iterator[Finding]:
+    """Check what compiles kernels."""
+    from ...kernels.native.toolchain import BuildError, find_toolchain
+    from ...kernels.triton.linear import missing_for_triton
+
+    missing, text, fault = missing_for_triton(), "", None
+    fix = "apt install gcc python3-dev && pip install triton"
+    yield _row("Triton", f"can compile its kernels{where}", missing and f"{missing}{where}", fix, "missing")
+    try:
+        text = f"CUDA {find_toolchain().version}: `make kernels` works here"
+    except BuildError as error:
+        fault = f"`make kernels` does not work here: {str(error).splitlines()[0]}"
+    fix = "install the CUDA toolkit (apt install cuda-toolkit), or take the image, which has the library"
+    yield _row("nvcc", text, fault, fix, "missing")
     nvrtc = package_version("nvidia-cuda-nvrtc")
-    if nvrtc is not None:
-        yield _row("NVRTC", "ok", f"{nvrtc}, checks device code where there is no nvcc")
-    else:
-        text = "not there; it comes with PyTorch for CUDA, and only its tests of device code without nvcc use it"
-        yield _row("NVRTC", "missing", text)
+    fault = "not there; it comes with PyTorch for CUDA, and only its tests of device code without nvcc use it"
+    text = f"{nvrtc}, checks device code where there is no nvcc"
+    yield _row("NVRTC", text, None if nvrtc else fault, status="missing")
 
 
 def _cuda() -> str | None:
@@ -164,16 +167,6 @@ def _cuda_error() -> str:
     except (RuntimeError, AssertionError) as error:
         return str(error).splitlines()[0].partition(". ")[0].rstrip(".")
     return "" if torch.cuda.device_count() else "the driver shows no GPU to this process"
-
-
-def _gpu(index: int) -> Gpu:
-    import torch
-
-    from ...models.serving.fused.device_kernels import device_kernels
-
-    properties = torch.cuda.get_device_properties(index)
-    refusal = device_kernels(torch.device("cuda", index)).refusal
-    return Gpu(properties.name, (properties.major, properties.minor), properties.total_memory, refusal)
 
 
 def _gpus_on_bus() -> int:

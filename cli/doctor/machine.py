@@ -15,9 +15,9 @@ from ...models.programs.session import instruction_set, kernels_refusal
 from ...server.config.settings import Settings
 from ...server.http.transport.sockets import RELAYED_FILES, files_for
 from ...server.telemetry.system_metrics import container_memory
-from .finding import Finding
+from .finding import Finding, row
 
-_row = partial(Finding, "machine")
+_row = partial(row, "machine")
 
 RESIDENT_BYTES = 920_000_000
 """The memory of a server with DeiT-Tiny under load on two cores: bench/results/server_deit.json."""
@@ -34,10 +34,14 @@ VECTORS = {"avx512f": "AVX512", "avx2": "AVX2"}
 
 def machine_findings(settings: Settings, *, with_gpu: bool) -> Iterator[Finding]:
     """Make a row for each check."""
-    yield _row("system", "ok", f"{platform.platform()}, Python {platform.python_version()}")
-    yield _cores()
+    yield _row("system", f"{platform.platform()}, Python {platform.python_version()}")
+    usable, present = usable_cores(), os.cpu_count() or 1
+    others = "; affinity or the container's quota keeps the others away" if usable < present else ""
+    yield _row("CPU cores", f"{usable} usable of {present}, {processor_name()}{others}")
     yield _numbers(settings, with_gpu)
-    yield _kernels(settings)
+    refusal = kernels_refusal()
+    text = "" if refusal else f"{instruction_set()}: --backend milkweed or auto, and what the search makes for them"
+    yield _row("CPU kernels", text, refusal, status="broken" if settings.backend == "milkweed" else "missing")
     yield _memory(needed_bytes(settings))
     yield _shm()
     yield _files(settings)
@@ -48,66 +52,43 @@ def needed_bytes(settings: Settings) -> int:
     return RESIDENT_BYTES + settings.max_held_bytes + BYTES_A_PIXEL * settings.max_batch_pixels
 
 
-def _cores() -> Finding:
-    usable, present = usable_cores(), os.cpu_count() or 1
-    text = f"{usable} usable of {present}, {processor_name()}"
-    if usable < present:
-        text += "; affinity or the container's quota keeps the others away"
-    return _row("CPU cores", "ok", text)
-
-
 def _numbers(settings: Settings, with_gpu: bool) -> Finding:
     """Tell which instructions the CPU has, and whether the number type of the settings makes use of them."""
     flags = cpu_flags()
     vectors = next((name for flag, name in VECTORS.items() if flag in flags), "no AVX2")
     if not computes_in_bfloat16(CPU):
-        return _row("CPU numbers", "ok", f"{vectors}, no bfloat16 instructions: float32 is quickest here")
+        return _row("CPU numbers", f"{vectors}, no bfloat16 instructions: float32 is quickest here")
     text = f"{vectors}, computes in bfloat16{' and AMX' if 'amx_bf16' in flags else ''}"
-    if with_gpu or settings.dtype != "float32":
-        return _row("CPU numbers", "ok", text)
-    return _row("CPU numbers", "ok", f"{text}; dtype = float32 makes no use of that", "milkweed serve --dtype auto")
-
-
-def _kernels(settings: Settings) -> Finding:
-    """Tell whether our CPU kernels can be used, and by which instruction set."""
-    refusal = kernels_refusal()
-    if refusal is not None:
-        return _row("CPU kernels", "broken" if settings.backend == "milkweed" else "missing", refusal)
-    text = f"{instruction_set()}: --backend milkweed or auto, and what the search makes for them"
-    return _row("CPU kernels", "ok", text)
+    unused = not with_gpu and settings.dtype == "float32"
+    fault = f"{text}; dtype = float32 makes no use of that" if unused else None
+    return _row("CPU numbers", text, fault, "milkweed serve --dtype auto", "ok")
 
 
 def _memory(needed: int) -> Finding:
     total, container = psutil.virtual_memory().total, container_memory()
     limit = total if container is None else min(total, container.limit)
-    text = _gb(limit)
-    if limit < total:
-        text += f" limit of this container, the machine has {_gb(total)}"
-    if limit >= needed:
-        return _row("memory", "ok", text)
-    text += f"; a small model with the most that requests may hold takes {_gb(needed)}"
+    text = _gb(limit) + (f" limit of this container, the machine has {_gb(total)}" if limit < total else "")
+    more = f"{text}; a small model with the most that requests may hold takes {_gb(needed)}"
     fix = "give the container 2 GB or more, or lower MILKWEED_MAX_HELD_BYTES and MILKWEED_MAX_BATCH_PIXELS"
-    return _row("memory", "warning", text, fix)
+    return _row("memory", text, more if limit < needed else None, fix)
 
 
 def _shm() -> Finding:
     free = shutil.disk_usage(SHM).free if SHM.is_dir() else None
     text = "not there" if free is None else f"{_gb(free)} free"
-    if free is not None and free >= SHM_BYTES:
-        return _row("/dev/shm", "ok", text)
-    text += ": serving needs none, `milkweed train --workers` passes its batches through it"
-    return _row("/dev/shm", "warning", text, "docker run --shm-size=1g ...")
+    more = f"{text}: serving needs none, `milkweed train --workers` passes its batches through it"
+    return _row("/dev/shm", text, more if (free or 0) < SHM_BYTES else None, "docker run --shm-size=1g ...")
 
 
 def _files(settings: Settings) -> Finding:
     per_connection = RELAYED_FILES if settings.grpc_port else 1
     needed = files_for(settings.max_connections, per_connection)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if limit == resource.RLIM_INFINITY or limit >= needed:
-        return _row("open files", "ok", f"enough for max_connections = {settings.max_connections}")
-    text = f"the limit is {limit}, max_connections = {settings.max_connections} needs {needed}"
+    few = limit != resource.RLIM_INFINITY and limit < needed
+    fault = f"the limit is {limit}, max_connections = {settings.max_connections} needs {needed}" if few else None
     room = max(1, (limit - files_for(0, per_connection)) // per_connection)
-    return _row("open files", "warning", text, f"ulimit -Hn {needed} as root, or --max-connections {room}")
+    fix = f"ulimit -Hn {needed} as root, or --max-connections {room}"
+    return _row("open files", f"enough for max_connections = {settings.max_connections}", fault, fix)
 
 
 def _gb(count: int) -> str:

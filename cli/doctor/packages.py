@@ -6,9 +6,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from ...server.config.settings import OFF, Settings
-from .finding import Finding
+from .finding import Finding, row
 
-_row = partial(Finding, "packages")
+_row = partial(row, "packages")
 
 
 class Extra(NamedTuple):
@@ -42,28 +42,24 @@ def package_version(name: str) -> str | None:
 
 def package_findings(settings: Settings, *, with_gpu: bool) -> Iterator[Finding]:
     """Make a row for each extra."""
+    # The setting that needs an extra, and whether its value does.
     asked = {
-        "grpc": settings.grpc_port and f"grpc_port = {settings.grpc_port}",
-        "otel": settings.otlp_endpoint != OFF and f"otlp_endpoint = {settings.otlp_endpoint}",
-        "dali": settings.loader == "dali" and "loader = dali",
-        "onnx": settings.backend in ("onnxruntime", "openvino") and f"backend = {settings.backend}",
-        "openvino": settings.backend == "openvino" and "backend = openvino",
+        "grpc": ("grpc_port", settings.grpc_port != 0),
+        "otel": ("otlp_endpoint", settings.otlp_endpoint != OFF),
+        "dali": ("loader", settings.loader == "dali"),
+        "onnx": ("backend", settings.backend in ("onnxruntime", "openvino")),
+        "openvino": ("backend", settings.backend == "openvino"),
     }
     for extra in EXTRAS:
-        yield _extra(extra, str(asked.get(extra.name) or ""), idle=extra.gpu_only and not with_gpu)
-
-
-def _extra(extra: Extra, asked: str, *, idle: bool) -> Finding:
-    versions = {name: package_version(name) for name in extra.packages}
-    missing = ", ".join(name for name, number in versions.items() if number is None)
-    if not missing:
-        installed = ", ".join(f"{name} {number}" for name, number in versions.items())
-        why_idle = "; there is no GPU to use it for" if idle else ""
-        return _row(extra.name, "ok", f"{extra.purpose}; {installed}{why_idle}")
-    fix = f"pip install 'milkweed[{extra.name}]'"
-    if asked:
-        return _row(extra.name, "broken", f"{asked} needs {missing}", fix)
-    text = f"{extra.purpose}; not installed: {missing}"
-    if idle:
-        return _row(extra.name, "ok", f"{text}; without a GPU nothing is lost")
-    return _row(extra.name, "missing", text, fix)
+        versions = {name: package_version(name) for name in extra.packages}
+        missing = ", ".join(name for name, number in versions.items() if number is None)
+        idle, fix = extra.gpu_only and not with_gpu, f"pip install 'milkweed[{extra.name}]'"
+        setting, needed = asked.get(extra.name, ("", False))
+        if not missing:
+            installed = ", ".join(f"{name} {number}" for name, number in versions.items())
+            yield _row(extra.name, f"{extra.purpose}; {installed}{'; there is no GPU to use it for' if idle else ''}")
+        elif needed:
+            yield _row(extra.name, "", f"{setting} = {getattr(settings, setting)} needs {missing}", fix, "broken")
+        else:
+            text = f"{extra.purpose}; not installed: {missing}"
+            yield _row(extra.name, f"{text}; without a GPU nothing is lost", None if idle else text, fix, "missing")

@@ -1,5 +1,6 @@
 """Tells what `milkweed serve` would use with these settings, by the functions that decide it at its start."""
 
+import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,9 +24,10 @@ from ...server.config.sources import option_of
 from ...server.http.transport.sockets import PortError, listen
 from ...server.repository.store import RepositoryError, scan
 from ...server.repository.trial import try_bundle
-from .finding import Finding, Status
+from .finding import Finding, row
 
-_row = partial(Finding, "would serve")
+_row = partial(row, "would serve")
+_broken = partial(row, "would serve", text="", status="broken")
 
 VARIABLE = "MILKWEED_QUARANTINE"
 
@@ -37,7 +39,9 @@ def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path |
         origins: where each setting comes from; `default` where nobody gave it.
         bundle: the bundle to serve; None serves what the repository holds.
     """
-    yield from _ports(settings, origins)
+    for name in ("port", "metrics_port", "grpc_port", "admin_port"):
+        if getattr(settings, name):
+            yield _port(name, settings, origins[name])
     if not SANDBOXED.keys().isdisjoint(image_limits(settings).formats):
         yield _sandbox()
     if settings.repository != OFF:
@@ -47,16 +51,16 @@ def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path |
         try:
             config, macs = _opened(bundle, settings)
             cost = f"{macs / 1e6:,.0f} million multiply-accumulates an image"
-            yield _row("model", "ok", f"{bundle}: {_described(config)}, {cost}")
+            yield _row("model", f"{bundle}: {_described(config)}, {cost}")
         except (ValueError, OSError) as error:
-            yield _row("model", "broken", str(error), f"milkweed inspect {bundle}")
+            yield _broken("model", fault=error, fix=f"milkweed inspect {bundle}")
     try:
         devices = resolve_devices(settings.device)
     except DeviceError as error:
-        yield _row("device", "broken", f"{error} ({origins['device']})", "milkweed serve --device auto")
+        yield _broken("device", fault=f"{error} ({origins['device']})", fix="milkweed serve --device auto")
         return
     plan = _Plan(settings, origins, devices[0], config, macs)
-    yield _row("device", "ok", f"{', '.join(device_names(devices))}: {plan.setting('device')}")
+    yield _row("device", f"{', '.join(device_names(devices))}: {plan.setting('device')}")
     yield from plan.findings()
     if os.environ.get(VARIABLE):
         yield from _quarantine(devices[0])
@@ -85,12 +89,16 @@ class _Plan:
         """Make the rows about the number type, the backend, the loader and the forward."""
         candidates: Sequence[Candidate] = ()
         try:
-            candidates, refused = self._candidates()
+            config = self.config
+            records = (None, None) if config is None else (config.graph, config.program)
+            asked = (self.settings.backend, self.settings.dtype, self.device)
+            candidates, refused = find_candidates(*asked, *records, weights=config is None or not config.graph_only)
             names = list(dict.fromkeys(runtime_name(candidate.backend) for candidate in candidates))
             which = names[0] if len(names) == 1 else f"{', '.join(names)}: whichever is fastest when the model loads"
-            backend = _row("backend", "ok", "; ".join([f"{which}: {self.setting('backend')}", *refused.values()]))
+            backend = _row("backend", "; ".join([f"{which}: {self.setting('backend')}", *refused.values()]))
         except BackendError as error:
-            backend = _row("backend", "broken", f"{error}: {self.setting('backend')}", "milkweed serve --backend auto")
+            fault, fix = f"{error}: {self.setting('backend')}", "milkweed serve --backend auto"
+            backend = _broken("backend", fault=fault, fix=fix)
         yield self._numbers(candidates)
         yield backend
         yield self._loader()
@@ -99,42 +107,34 @@ class _Plan:
         elif self.config is not None and candidates:
             yield from self._cpu_forward(self.config, sorted({candidate.backend for candidate in candidates}))
 
-    def _candidates(self) -> tuple[Sequence[Candidate], dict[str, str]]:
-        asked = (self.settings.backend, self.settings.dtype, self.device)
-        if self.config is None:
-            return find_candidates(*asked)
-        return find_candidates(*asked, self.config.graph, self.config.program, weights=not self.config.graph_only)
-
     def _numbers(self, candidates: Sequence[Candidate]) -> Finding:
         program = self.config.program if self.config is not None else None
         if program is not None and candidates == (Candidate("milkweed", program.precision),):
-            text = f"{program.precision}, which the bundle was made for: {self.setting('dtype')}"
-            return _row("numbers", "ok", text)
+            return _row("numbers", f"{program.precision}, which the bundle was made for: {self.setting('dtype')}")
         dtypes = resolve_dtypes(self.settings.dtype, self.device)
         text = f"{' or '.join(dtypes)}: {self.setting('dtype')}"
         if len(dtypes) > 1:
             text += "; measured when the model loads, and held against its golden answers"
+        fault = None
         if self.device.type == "cuda" and "float32" in dtypes:
             from ...inference.torch_forward import NO_FUSED_KERNEL
 
-            return _row("numbers", "warning", f"{text}; {NO_FUSED_KERNEL}", "milkweed serve --dtype auto")
-        return _row("numbers", "ok", text)
+            fault = f"{text}; {NO_FUSED_KERNEL}"
+        return _row("numbers", text, fault, "milkweed serve --dtype auto")
 
     def _loader(self) -> Finding:
         loader, why = str(self.settings.loader), self.setting("loader")
         if loader == "auto":
             loader, why = fastest("gpu" if self.device.type == "cuda" else "cpu")
-        threads = self.settings.decode_threads or usable_cores()
-        return _row("loader", "ok", f"{loader} with {threads} threads: {why}")
+        return _row("loader", f"{loader} with {self.settings.decode_threads or usable_cores()} threads: {why}")
 
     def _gpu_forward(self) -> Iterator[Finding]:
         from ...models.serving.fused.device_kernels import device_kernels
 
         kernels = device_kernels(self.device.for_torch)
-        usable = kernels.refusal is None
-        yield _row("kernels", "ok" if usable else "warning", kernels.status, "" if usable else "make kernels")
+        yield _row("kernels", kernels.status, kernels.refusal and kernels.status, "make kernels")
         graphs = "captured for each batch size" if self.settings.cuda_graphs else "not captured (--cuda-graphs false)"
-        yield _row("forward", "ok", f"whole batches, {graphs}")
+        yield _row("forward", f"whole batches, {graphs}")
 
     def _cpu_forward(self, config: BundleConfig, backends: Sequence[Backend]) -> Iterator[Finding]:
         if "torch" not in backends:
@@ -145,7 +145,7 @@ class _Plan:
             kernels = kernel_decision(self.device.for_torch)
         else:
             kernels = "PyTorch's: the model has no structured layer"
-        yield _row("kernels", "ok", kernels)
+        yield _row("kernels", kernels)
         settings = self.settings
         chosen = {"micro_batch": settings.micro_batch, "lanes": settings.lanes, "threads": settings.threads_per_lane}
         plan = plan_lanes(self.device, self.macs, **chosen)
@@ -154,31 +154,20 @@ class _Plan:
             sizes += f" (OpenVINO: or {other_size(plan.micro_batch)}, where they give the same bits)"
         if "torch" in backends:
             sizes += ", recorded at start" if settings.cpu_graphs else ", not recorded (--cpu-graphs false)"
-        yield _row("forward", "ok", sizes)
+        yield _row("forward", sizes)
 
 
-def _ports(settings: Settings, origins: Mapping[str, str]) -> Iterator[Finding]:
-    for name in ("port", "metrics_port", "grpc_port", "admin_port"):
-        host_name = "admin_host" if name == "admin_port" else "host"
-        host, number = getattr(settings, host_name), getattr(settings, name)
-        if not number:
-            continue
-        try:
-            listen(host, number).close()
-            yield _row(name, "ok", f"{host}:{number} is free")
-        except PortError as error:
-            other = number + 1000 if number < 64_000 else number - 1000
-            fix = f"{option_of(name)} {other}" if _has_ports(host) else f"{option_of(host_name)} 127.0.0.1"
-            yield _row(name, "broken", f"{error} ({origins[name]})", f"milkweed serve {fix}")
-
-
-def _has_ports(host: str) -> bool:
-    """Whether any port of an address can be opened."""
+def _port(name: str, settings: Settings, origin: str) -> Finding:
+    host_name = "admin_host" if name == "admin_port" else "host"
+    host, number = getattr(settings, host_name), getattr(settings, name)
     try:
-        listen(host, 0).close()
-    except PortError:
-        return False
-    return True
+        listen(host, number).close()
+    except PortError as error:
+        other = number + 1000 if number < 64_000 else number - 1000
+        of_port = error.errno in (errno.EADDRINUSE, errno.EACCES)  # else no port of this address can be had
+        fix = f"{option_of(name)} {other}" if of_port else f"{option_of(host_name)} 127.0.0.1"
+        return _broken(name, fault=f"{error} ({origin})", fix=f"milkweed serve {fix}")
+    return _row(name, f"{host}:{number} is free")
 
 
 def _sandbox() -> Finding:
@@ -186,19 +175,18 @@ def _sandbox() -> Finding:
     try:
         Child(MEMORY_BYTES, CPU_SECONDS, ANSWER_SECONDS).end()
     except LoaderError as error:
-        return _row("sandbox", "broken", str(error), "milkweed serve --formats jpeg,png,webp,npy")
-    return _row("sandbox", "ok", "rare formats are decoded by processes behind a filter of system calls")
+        return _broken("sandbox", fault=error, fix="milkweed serve --formats jpeg,png,webp,npy")
+    return _row("sandbox", "rare formats are decoded by processes behind a filter of system calls")
 
 
 def _repository(root: Path) -> Finding:
     try:
         bundles = scan(root)
     except RepositoryError as error:
-        return _row("repository", "broken", str(error), f"mkdir -p {root}")
-    if not bundles:
-        return _row("repository", "warning", f"{root} holds no bundle", f"milkweed import CHECKPOINT {root}/NAME")
-    versions = sum(map(len, bundles.values()))
-    return _row("repository", "ok", f"{root}: {len(bundles)} models in {versions} versions")
+        return _broken("repository", fault=error, fix=f"mkdir -p {root}")
+    fault = None if bundles else f"{root} holds no bundle"
+    text = f"{root}: {len(bundles)} models in {sum(map(len, bundles.values()))} versions"
+    return _row("repository", text, fault, f"milkweed import CHECKPOINT {root}/NAME")
 
 
 def _opened(bundle: Path, settings: Settings) -> tuple[BundleConfig, int]:
@@ -231,11 +219,11 @@ def _quarantine(device: Device) -> Iterator[Finding]:
     from ...kernels.impls.quarantine import quarantined
 
     names = quarantined()
-    status: Status = "warning"
-    text = f"{', '.join(names)}: {VARIABLE} keeps these kernels of a GPU from running"
+    fault, fix = f"{', '.join(names)}: {VARIABLE} keeps these kernels of a GPU from running", f"unset {VARIABLE}"
+    finding = _row("quarantine", "", fault, fix)
     try:
         all_impls()
     except ValueError as error:
-        status, text = "broken" if device.type == "cuda" else "warning", str(error)
+        finding = _row("quarantine", "", error, fix, "broken" if device.type == "cuda" else "warning")
     if names:
-        yield _row("quarantine", status, text, f"unset {VARIABLE}")
+        yield finding

@@ -70,14 +70,7 @@ def check(file: CheckedFile = None, config: ConfigFile = None, **settings: str |
     Example:
       milkweed config check milkweed.toml
     """
-    from ...server.config.sources import SettingsError, load_settings
-
-    loaded = None
-    try:
-        loaded = load_settings(settings, file or config)
-        errors = wrong_files(loaded)
-    except SettingsError as error:
-        errors = list(error.lines)
+    loaded, errors = try_settings(settings, file or config)
     warn_of_environment(loaded)
     for line in errors:
         typer.echo(f"milkweed: error: {one_line(line)}", err=True)
@@ -117,8 +110,18 @@ def toml_value(value: Any) -> str:
     return json_text.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
 
 
-def wrong_files(settings: "Settings") -> list[str]:
-    """Say what is wrong with the files that valid settings name."""
+def try_settings(flags: dict[str, Any], file: Path | None) -> "tuple[Settings | None, list[str]]":
+    """Return the settings, None where they are wrong, and what is wrong with them or the files they name."""
+    from ...server.config.sources import SettingsError, load_settings
+
+    try:
+        settings = load_settings(flags, file)
+    except SettingsError as error:
+        return None, list(error.lines)
+    return settings, _wrong_files(settings)
+
+
+def _wrong_files(settings: "Settings") -> list[str]:
     from ...server.config.settings import OFF
     from ...server.security.keys import read_keys
     from ...server.security.tls import make_context

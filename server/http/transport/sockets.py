@@ -34,9 +34,11 @@ _DROP_SYN = (
 
 
 class PortError(OSError):
-    """A port that cannot be listened on; the message is one line."""
+    """A port that cannot be listened on; the message is one line, `errno` the system's."""
 
-    in_use = False
+    @property
+    def in_use(self) -> bool:
+        return self.errno == errno.EADDRINUSE
 
 
 def listen(host: str, port: int, what: str = "port") -> socket.socket:
@@ -47,7 +49,7 @@ def listen(host: str, port: int, what: str = "port") -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         failure = PortError(f"cannot listen on {host} {what} {port}: {reason_of(error)}")
-        failure.in_use = error.errno == errno.EADDRINUSE
+        failure.errno = error.errno
         raise failure from None
 
 

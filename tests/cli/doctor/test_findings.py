@@ -4,7 +4,6 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,8 @@ from milkweed.cli.doctor.finding import Finding
 from milkweed.cli.doctor.gpu import Gpu, GpuInfo, gpu_findings, gpu_info
 from milkweed.cli.doctor.machine import machine_findings, needed_bytes
 from milkweed.cli.doctor.packages import EXTRAS, package_findings
-from milkweed.models.serving.fused.device_kernels import KernelTools
+from milkweed.kernels.native import library, toolchain
+from milkweed.kernels.triton import linear
 from milkweed.server.config.settings import Settings
 from milkweed.server.telemetry import nvml
 from milkweed.server.telemetry.system_metrics import container_memory
@@ -24,6 +24,8 @@ from ...inference.system_tree import system_tree
 from .conftest import by_name
 
 H100 = Gpu("H100", (9, 0), 80 * 10**9, None)
+STALE = "kernels.so was built from other sources"
+STALE_GPU = replace(H100, refusal=STALE)
 
 
 @pytest.fixture
@@ -97,24 +99,48 @@ def test_a_gpu_that_torch_cannot_use_is_a_warning(info: GpuInfo, text: str, fix:
     assert (rows["PyTorch"].status, rows["PyTorch"].fix) == (("warning", fix) if without_cuda else ("ok", ""))
 
 
-def tools(**changes: Any) -> KernelTools:
-    none = {"triton_error": None, "nvcc": None, "nvcc_error": "no nvcc: install the CUDA toolkit"}
-    return KernelTools(**{"library": "/lib/kernels.so", "built": True, "archs": (), **none, **changes})
+@pytest.mark.parametrize(
+    ("built", "gpus", "status"),
+    [(True, (STALE_GPU,), "broken"), (True, (), "warning"), (False, (STALE_GPU,), "missing")],
+)
+def test_a_library_that_does_not_load_is_broken_where_a_gpu_would_use_it(
+    built: bool, gpus: tuple[Gpu, ...], status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(path: Path) -> None:
+        raise library.LibraryError(STALE)
 
-
-def test_a_library_that_does_not_load_is_broken_where_a_gpu_would_use_it() -> None:
-    stale = "kernels.so was built from other sources"
-    gpu = Gpu("H100", (9, 0), 80 * 10**9, stale)
-    rows = by_name(gpu_findings(GpuInfo(gpus=(gpu,), driver="580.1", tools=tools(library_error=stale))))
-    assert (rows["kernel library"].status, rows["kernel library"].fix) == ("broken", "make kernels")
-    assert (rows["cuda:0"].status, rows["cuda:0"].fix) == ("warning", "make kernels")
-    assert by_name(gpu_findings(GpuInfo(tools=tools(library_error=stale))))["kernel library"].status == "warning"
-    absent = tools(library_error="not built: run `make kernels`", built=False)
-    assert by_name(gpu_findings(GpuInfo(gpus=(gpu,), tools=absent)))["kernel library"].status == "missing"
-    fits = tools(library_error=None, archs=("80", "90a"))
-    rows = by_name(gpu_findings(GpuInfo(gpus=(H100,), driver="580.1", tools=fits)))
-    assert rows["kernel library"].text == "/lib/kernels.so, for 80, 90a"
+    file = tmp_path / "kernels.so"
+    monkeypatch.setattr(library, "library_path", lambda: file)
+    monkeypatch.setattr(library, "load_library", load)
+    if built:
+        file.touch()
+    rows = by_name(gpu_findings(GpuInfo(gpus=gpus, driver="580.1", with_torch=True)))
+    assert (rows["kernel library"].status, rows["kernel library"].fix) == (status, "make kernels")
+    assert rows["kernel library"].text.startswith(f"{STALE}; ")
+    assert not gpus or (rows["cuda:0"].status, rows["cuda:0"].fix) == ("warning", "make kernels")
+    monkeypatch.setattr(library, "load_library", lambda path: SimpleNamespace(archs=("80", "90a")))
+    rows = by_name(gpu_findings(GpuInfo(gpus=(H100,), driver="580.1", with_torch=True)))
+    assert rows["kernel library"].text == f"{file}, for 80, 90a"
     assert rows["cuda:0"].text == "H100, 80 GB, compute capability 9.0, native kernels fit"
+
+
+@pytest.mark.usefixtures("installed")
+def test_compilers_are_missing_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find() -> None:
+        raise toolchain.BuildError("no nvcc: install the CUDA toolkit\nmore of it")
+
+    monkeypatch.setattr(linear, "missing_for_triton", lambda: "no C compiler")
+    monkeypatch.setattr(toolchain, "find_toolchain", find)
+    rows = by_name(gpu_findings(GpuInfo(driver="580.1", with_torch=True)))
+    assert (rows["Triton"].status, rows["Triton"].text) == ("missing", "no C compiler; used on GPUs alone")
+    told = "`make kernels` does not work here: no nvcc: install the CUDA toolkit"
+    assert (rows["nvcc"].status, rows["nvcc"].text) == ("missing", told)
+    assert (rows["NVRTC"].status, rows["NVRTC"].fix) == ("missing", "")
+    monkeypatch.setattr(linear, "missing_for_triton", lambda: None)
+    monkeypatch.setattr(toolchain, "find_toolchain", lambda: SimpleNamespace(version="13.0"))
+    rows = by_name(gpu_findings(GpuInfo(gpus=(H100,), driver="580.1", with_torch=True)))
+    assert rows["Triton"].text == "can compile its kernels"
+    assert rows["nvcc"].text == "CUDA 13.0: `make kernels` works here"
 
 
 @pytest.mark.parametrize("with_gpu", [False, True])
