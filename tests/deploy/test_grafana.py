@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from ..support.waiting import HANG_SECONDS
-from .test_prometheus import FOREIGN, ROOT, SERIES, TARGET_LABELS, load, parse, tool
+from .test_prometheus import FOREIGN, ROOT, SERIES, TARGET_LABELS, load, parse, rules_found, tool
 
 GRAFANA = ROOT / "deploy" / "grafana"
 NAMES = ("service", "gpu", "capacity")
@@ -55,18 +55,16 @@ def used_in(text: str) -> set[str]:
     return set(re.findall(r"\$\{?(\w+)\}?", text))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_committed_json_is_what_the_code_makes(name: str, tmp_path: Path) -> None:
+def test_committed_json_is_what_the_code_makes(tmp_path: Path) -> None:
     pytest.importorskip("grafana_foundation_sdk", reason="the extra `deploy` is not installed")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    subprocess.run(
-        [sys.executable, GRAFANA / "make.py", "--out", tmp_path, "--only", name],
-        check=True,
-        env=environment,
-        timeout=HANG_SECONDS,
+    command = [sys.executable, GRAFANA / "make.py", "--out", tmp_path]
+    subprocess.run(command, check=True, env=environment, timeout=HANG_SECONDS)
+    made, committed = (
+        {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.json")}
+        for folder in (tmp_path, GRAFANA / "dashboards")
     )
-    made = (tmp_path / f"{name}.json").read_text(encoding="utf-8")
-    assert made == (GRAFANA / "dashboards" / f"{name}.json").read_text(encoding="utf-8")
+    assert made == committed
 
 
 def without_variables(expr: str) -> str:
@@ -129,13 +127,9 @@ def test_thresholds_are_those_of_the_autoscaler() -> None:
     assert any(routes in expr and "duration_seconds_sum" in expr for _, expr in exprs("capacity"))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_prometheus_reads_every_query(name: str, tmp_path: Path) -> None:
-    rules = [
-        {"record": f"of:panel{place}", "expr": without_variables(expr)} for place, (_, expr) in enumerate(exprs(name))
-    ]
+def test_prometheus_reads_every_query(tmp_path: Path) -> None:
+    queries = [without_variables(expr) for name in NAMES for _, expr in exprs(name)]
+    rules = [{"record": f"of:panel{place}", "expr": query} for place, query in enumerate(queries)]
     file = tmp_path / "rules.yml"
-    file.write_text(yaml.safe_dump({"groups": [{"name": name, "rules": rules}]}), encoding="utf-8")
-    told = tool("promtool", "check", "rules", str(file))
-    assert told.returncode == 0, told.stderr
-    assert f"{len(rules)} rules found" in told.stdout
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}), encoding="utf-8")
+    assert rules_found(tool("promtool", "check", "rules", str(file))) == len(rules)

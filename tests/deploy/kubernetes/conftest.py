@@ -38,9 +38,14 @@ Document = dict[str, Any]
 
 
 class Manifests:
-    """The documents of one render."""
+    """The documents of one render.
 
-    def __init__(self, text: str) -> None:
+    Args:
+        names: the overlay and the components.
+    """
+
+    def __init__(self, text: str, names: tuple[str, ...] = ()) -> None:
+        self.names = names
         self.documents: list[Document] = list(yaml.load_all(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
     def of(self, kind: str) -> list[Document]:
@@ -132,7 +137,7 @@ def kustomize(tmp_path_factory: pytest.TempPathFactory, kustomize_folder: Callab
     def render(*names: str) -> Manifests:
         if names not in done:
             folder = once(tmp_path_factory, "+".join(names), lambda made: rendered(made, *names))
-            done[names] = Manifests((folder / "rendered.yaml").read_text())
+            done[names] = Manifests((folder / "rendered.yaml").read_text(), names)
         return done[names]
 
     return render

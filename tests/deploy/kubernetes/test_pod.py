@@ -16,6 +16,8 @@ PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 UNITS = {"": 1, "m": 1e-3, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 UID = 65532  # of the Dockerfile
 USER = {"runAsNonRoot": True, "runAsUser": UID, "runAsGroup": UID, "seccompProfile": {"type": "RuntimeDefault"}}
+# A slice takes the place of a GPU.
+GPUS = {"gpu": {"nvidia.com/gpu": 1}, "gpu-mig": {"nvidia.com/mig-1g.18gb": 1}}
 # https://kubernetes.io/docs/concepts/security/pod-security-standards/, level restricted; `image` since 1.33.
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected"}
 VOLUMES |= {"secret"}
@@ -57,17 +59,13 @@ def test_images_have_a_fixed_tag(manifests: Any) -> None:
 def test_ports_are_those_of_the_settings(manifests: Any, settings: Settings) -> None:
     ports = {port["name"]: port["containerPort"] for port in manifests.server["ports"]}
     grpc = {"grpc": settings.grpc_port} if settings.grpc_port else {}
+    assert bool(grpc) == ("grpc" in manifests.names)
     defaults = Settings()  # those of docs and image
     assert (settings.host, settings.admin_port) == ("0.0.0.0", 0)
     assert (settings.port, settings.metrics_port) == (defaults.port, defaults.metrics_port)
     assert ports == {"http": settings.port, "metrics": settings.metrics_port, **grpc}
     service = {port["name"]: (port["port"], port["targetPort"]) for port in manifests.one("Service")["spec"]["ports"]}
     assert service == {name: (number, name) for name, number in ports.items()}
-
-
-def test_grpc_is_open_where_it_is_asked_for(kustomize: Any) -> None:
-    assert "MILKWEED_GRPC_PORT" not in kustomize("cpu").environment
-    assert kustomize("cpu", "grpc").environment["MILKWEED_GRPC_PORT"] == "8003"
 
 
 def test_nothing_but_the_environment_makes_settings(manifests: Any) -> None:
@@ -111,20 +109,15 @@ def test_models_come_from_where_the_server_looks(manifests: Any, settings: Setti
 
 def test_a_gpu_is_asked_for_exactly_where_one_is_used(manifests: Any, settings: Settings) -> None:
     pod, limits = manifests.pod, manifests.server["resources"]["limits"]
-    gpus = {name: count for name, count in limits.items() if name.startswith("nvidia.com/")}
-    if settings.device == "cpu":
-        assert not gpus
+    gpus = GPUS.get(manifests.names[0], {})
+    assert {name: count for name, count in limits.items() if name.startswith("nvidia.com/")} == gpus
+    assert settings.device == ("cuda:all" if gpus else "cpu")
+    if not gpus:
         assert "nodeSelector" not in pod
         return
-    assert (settings.device, settings.dtype) == ("cuda:all", "auto")  # two bytes a number, which the kernels need
-    assert gpus in ({"nvidia.com/gpu": 1}, {"nvidia.com/mig-1g.18gb": 1})  # a slice takes the place of a GPU
+    assert settings.dtype == "auto"  # two bytes a number, which the kernels need
     assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
-
-
-def test_a_slice_is_asked_for_in_its_overlay(kustomize: Any) -> None:
-    assert "nvidia.com/mig-1g.18gb" in kustomize("gpu-mig").server["resources"]["limits"]
-    assert "nvidia.com/gpu" in kustomize("gpu").server["resources"]["limits"]
 
 
 def test_each_probe_asks_its_own_route(manifests: Any) -> None:
