@@ -100,6 +100,10 @@ def test_variables_are_defined_and_used(name: str) -> None:
     above: set[str] = set()
     for variable in variables:
         if variable["type"] == "query":
+            [(selector, label)] = re.findall(r"^label_values\((.+), (\w+)\)$", variable["query"])
+            [(series, _)], _ = parse(selector)
+            assert series in SERIES or series in DCGM, series
+            assert label in SERIES.get(series, FOREIGN["DCGM_FI_DEV_XID_ERRORS"]) | TARGET_LABELS
             assert used_in(variable["query"]) <= above
             assert used_in(variable["datasource"]["uid"]) <= above
         above.add(variable["name"])

@@ -1,6 +1,5 @@
 """deploy/prometheus: series, labels and values that the server exports, a case for every rule, the tools' verdicts."""
 
-import ast
 import re
 import shutil
 import subprocess
@@ -13,6 +12,8 @@ import yaml
 
 from milkweed.server.errors import ERROR_CODES
 from milkweed.server.telemetry import metrics
+
+from ..server.telemetry.metrics_page import documented_families
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "deploy" / "prometheus"
@@ -80,33 +81,11 @@ def parse(expression: str) -> tuple[list[Selector], list[set[str]]]:
     return selectors, clauses
 
 
-def defined_in(function: ast.FunctionDef) -> Iterator[tuple[str, set[str]]]:
-    """Yield the series that a function of the server makes, and the labels of each."""
-    names: dict[str, set[str]] = {}  # of tuples and lists of labels
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Tuple):
-            names |= {target.id: strings(node.value, {}) for target in node.targets if isinstance(target, ast.Name)}
-    for node in ast.walk(function):
-        if not (isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)):
-            continue
-        maker = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        kind, name = maker.strip("_").removesuffix("MetricFamily").lower(), str(node.args[0].value)
-        name = f"milkweed_{name.removeprefix('milkweed_').removesuffix('_total')}"
-        arguments = [keyword.value for keyword in node.keywords if keyword.arg == "labels"] or node.args[2:3]
-        labels = strings(arguments[0], names) if arguments else set[str]()
-        if maker in ("counter", "gauge"):  # of telemetry/families.py: the label is the one keyword
-            labels = {str(keyword.arg) for keyword in node.keywords}
-        if kind == "histogram":
-            yield from ((f"{name}_bucket", labels | {"le"}), (f"{name}_sum", labels), (f"{name}_count", labels))
-        elif kind in ("counter", "gauge"):
-            yield name + "_total" * (kind == "counter"), labels
-
-
-def strings(node: ast.expr, names: dict[str, set[str]]) -> set[str]:
-    """Return the strings in an expression, those of names in it included."""
-    nodes = list(ast.walk(node))
-    constants = {str(inner.value) for inner in nodes if isinstance(inner, ast.Constant)}
-    return constants.union(*(names.get(inner.id, ()) for inner in nodes if isinstance(inner, ast.Name)))
+def exported() -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield every series of the server and its labels."""
+    for family, (labels, is_histogram) in documented_families().items():
+        for suffix in ("_bucket", "_sum", "_count") if is_histogram else ("",):
+            yield f"milkweed_{family}{suffix}", labels | ({"le"} if suffix == "_bucket" else set())
 
 
 def level_labels(record: str) -> set[str]:
@@ -115,14 +94,7 @@ def level_labels(record: str) -> set[str]:
     return words | ({"job"} if "instance" in words else set()) | ({"namespace"} if words else set())
 
 
-EXPORTED = {
-    name: labels
-    for path in (ROOT / "server").rglob("*.py")
-    for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    if isinstance(function, ast.FunctionDef)
-    for name, labels in defined_in(function)
-}
-SERIES = EXPORTED | FOREIGN | {record: level_labels(record) for record in RECORDS}
+SERIES = dict(exported()) | FOREIGN | {record: level_labels(record) for record in RECORDS}
 LOADERS = set(
     re.findall(r'^    name = "(\w+)"$', "".join(map(Path.read_text, ROOT.glob("loaders/decode/*.py"))), re.MULTILINE)
 )

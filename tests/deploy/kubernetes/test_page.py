@@ -40,13 +40,6 @@ def test_the_combination_on_the_page_renders(written: Callable[[str], Manifests]
     assert made.server["image"] == "registry.example/milkweed:0.1.0-cuda"
 
 
-def test_every_command_names_a_folder_that_is_there() -> None:
-    folders = re.findall(r"-k (deploy/[\w/-]+)", PAGE)
-    assert len(folders) >= 2
-    for folder in folders:
-        assert folder == "deploy/kubernetes/overlays/mine" or (ROOT / folder / "kustomization.yaml").is_file()
-
-
 def test_the_secret_has_the_name_that_is_used(kustomize: Any) -> None:
     made = kustomize("cpu", "models-objectstore")
     arguments = made.pod["initContainers"][0]["args"]

@@ -192,9 +192,3 @@ def test_one_that_does_not_start_is_our_fault_and_not_the_images(
     monkeypatch.setattr(child_module, "__file__", str(script))
     with pytest.raises(LoaderError, match=said):
         Child(64 << 20, 1, 10)
-
-
-def test_a_python_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with pytest.raises(LoaderError, match="cannot be started: No such file or directory"):
-        Child(64 << 20, 1, 10)
