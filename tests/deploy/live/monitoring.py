@@ -202,10 +202,7 @@ def _running(program: str, config: str, folder: Path, address: str, *options: st
     with log.open("w", encoding="utf-8") as said:
         process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
     try:
-        try:
-            wait_until_ready(f"http://{address}/-/ready", START_SECONDS, lambda: process.poll() is None)
-        except RuntimeError as error:
-            raise RuntimeError(f"{error}: {log.read_text(encoding='utf-8')[-600:]}") from None
+        wait_until_ready(f"http://{address}/-/ready", START_SECONDS, process, log)
         yield
     finally:
         process.kill()  # What it has stored is not needed any more.

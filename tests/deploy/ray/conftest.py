@@ -73,10 +73,7 @@ class Cluster:
 
     def wait_until_started(self) -> None:
         """Wait until it can be told what to serve."""
-        try:
-            wait_until_ready(self._applications, START_SECONDS, lambda: self._process.poll() is None)
-        except RuntimeError as error:
-            raise RuntimeError(f"{error}\n{self._log.read_text()[-3000:]}") from None
+        wait_until_ready(self._applications, START_SECONDS, self._process, self._log)
 
     def config(self, replicas: int = 3, **settings: str) -> Config:
         """Return deploy/ray/serve.yaml, for one small machine."""
