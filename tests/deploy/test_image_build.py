@@ -25,8 +25,9 @@ import httpx
 import pytest
 from PIL import Image
 
+from milkweed.bench.ports import free_port
+
 from ..kernels.triton.empty_driver import PROGRAM, build_empty_driver
-from ..support.ports import free_port
 from ..support.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]

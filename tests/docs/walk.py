@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 
+from milkweed.bench.ports import free_port
+
 from ..support.forked import Forked, Forker, environment
-from ..support.ports import free_port
 from ..support.waiting import HANG_SECONDS
 from .blocks import ROOT, Block, words
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from milkweed.bench.ports import free_port
+
 from ..support.forked import Forker
-from ..support.ports import free_port
 from ..support.repositories import put_bundle
 from ..support.server import Server
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import httpx
 
-from ..support.ports import free_port
+from milkweed.bench.ports import free_port
+
 from ..support.server_parts import encoded
 from ..support.waiting import HANG_SECONDS
 

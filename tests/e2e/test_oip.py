@@ -14,9 +14,10 @@ import httpx
 import numpy as np
 import pytest
 
+from milkweed.bench.ports import free_port
+
 from ..support.authority import Authority, needs_openssl, trusting
 from ..support.bodies import as_tensor
-from ..support.ports import free_port
 from ..support.server_parts import encoded
 from ..support.waiting import HANG_SECONDS, eventually
 from .connections.raw_client import IMAGE

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,17 +9,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any, NamedTuple
 
 import httpx
 
-from ...support.ports import free_port, wait_until_ready
+from milkweed.bench.ports import free_port
+from milkweed.bench.process import running_process
 
 SHIPPED = Path(__file__).resolve().parents[3] / "deploy" / "prometheus"
 NOBODY = "http://localhost:9099"  # The shipped routes send their messages there until somebody writes an address in.
 
 EVERY_SECONDS = 1  # This passes between two scrapes, and between two evaluations of the rules.
-START_SECONDS = 60.0
+END_SECONDS = 5.0
 
 Key = tuple[str, str]
 """An alert is told apart by its name and its severity."""
@@ -172,7 +173,11 @@ def monitoring(
             (programs[1], routes, alertmanager, ("--storage.path=alerts", "--cluster.listen-address=")),
             (programs[0], config, prometheus, ("--storage.tsdb.path=series",)),
         ):
-            stack.enter_context(_running(path, text, folder, address, *options))
+            file = folder / f"{Path(path).name}.yml"
+            file.write_text(text, encoding="utf-8")
+            command = [path, f"--config.file={file}", f"--web.listen-address={address}", "--log.level=warn", *options]
+            ready, failure = f"http://{address}/-/ready", f"{path} did not start"
+            stack.enter_context(running_process(command, ready, failure, END_SECONDS, cwd=folder, stdin=DEVNULL))
         yield Prometheus(f"http://{prometheus}"), told
 
 
@@ -190,20 +195,3 @@ def _configuration(metrics_addresses: Sequence[str], alertmanager: str) -> dict[
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
         "scrape_configs": [{"job_name": "milkweed", "static_configs": servers}],
     }
-
-
-@contextmanager
-def _running(program: str, config: str, folder: Path, address: str, *options: str) -> Iterator[None]:
-    """Run one of both with this configuration, and yield once it is ready."""
-    name = Path(program).name
-    (folder / f"{name}.yml").write_text(config, encoding="utf-8")
-    command = [program, f"--config.file={name}.yml", f"--web.listen-address={address}", "--log.level=warn", *options]
-    log = folder / f"{name}.log"
-    with log.open("w", encoding="utf-8") as said:
-        process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
-    try:
-        wait_until_ready(f"http://{address}/-/ready", START_SECONDS, process, log)
-        yield
-    finally:
-        process.kill()  # What it has stored is not needed any more.
-        process.wait()

@@ -15,8 +15,8 @@ from milkweed.bench.bodies import jpegs, pictures
 from milkweed.bench.load.plan import Plan, Watch, target_of
 from milkweed.bench.load.processes import Clients
 from milkweed.bench.load.requests import shots
+from milkweed.bench.ports import free_port
 
-from ...support.ports import free_port
 from ...support.server import Server
 
 

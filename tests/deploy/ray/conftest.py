@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,14 +15,17 @@ import psutil
 import pytest
 import yaml
 
+from milkweed.bench.ports import free_port
+from milkweed.bench.process import running_process
+
 from ...support.forked import environment as bare_environment
-from ...support.ports import free_port, wait_until_ready
 from ...support.server import Server, sample_at
 
 ROOT = Path(__file__).resolve().parents[3]
 RAY = ROOT / "deploy" / "ray"
 
-START_SECONDS, END_SECONDS = 300.0, 60.0
+CHANGE_SECONDS, END_SECONDS = 300.0, 10.0
+APPLICATIONS = "/api/serve/applications/"
 CPUS = 3  # of three replicas: none to spare
 METRICS_PORTS = 16
 QUEUE_IMAGES = 24
@@ -46,34 +48,17 @@ def environment() -> dict[str, str]:
 
 
 class Cluster:
-    """One Ray with our config, on ports of its own.
+    """What a Ray serves by our config.
 
     Args:
-        scratch: its files; a short path, for sockets are among them.
+        port: of Ray's proxy.
+        dashboard_port: where Ray is told what to serve.
     """
 
-    def __init__(self, scratch: str, environment: dict[str, str]) -> None:
-        self.port, self.metrics_port, dashboard = free_port(), free_port(METRICS_PORTS - 1), free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._applications = f"http://127.0.0.1:{dashboard}/api/serve/applications/"
-        self._log = Path(scratch, "ray.log")
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
-                    *(f"--num-cpus={CPUS}", "--object-store-memory=100000000", f"--temp-dir={scratch}/ray"),
-                    *("--node-ip-address=127.0.0.1", f"--port={free_port()}", f"--dashboard-port={dashboard}"),
-                    *(f"--ray-client-server-port={free_port()}", "--dashboard-agent-listen-port=0"),
-                    *("--min-worker-port=0", "--max-worker-port=0"),
-                ],
-                stdout=log,
-                stderr=log,
-                env=environment,
-            )
-
-    def wait_until_started(self) -> None:
-        """Wait until it can be told what to serve."""
-        wait_until_ready(self._applications, START_SECONDS, self._process, self._log)
+    def __init__(self, port: int, dashboard_port: int) -> None:
+        self.port, self.metrics_port = port, free_port(METRICS_PORTS - 1)
+        self.url = f"http://127.0.0.1:{port}"
+        self._applications = f"http://127.0.0.1:{dashboard_port}{APPLICATIONS}"
 
     def config(self, replicas: int = 3, **settings: str) -> Config:
         """Return deploy/ray/serve.yaml, for one small machine."""
@@ -107,7 +92,7 @@ class Cluster:
 
     def shutdown(self) -> None:
         """Do what `serve shutdown` does."""
-        httpx.delete(self._applications, timeout=END_SECONDS, trust_env=False).raise_for_status()
+        httpx.delete(self._applications, timeout=60, trust_env=False).raise_for_status()
 
     def status(self) -> dict[str, Any]:
         """Return what `serve status` says of our application."""
@@ -122,9 +107,9 @@ class Cluster:
 
     def wait(self, condition: Callable[[], bool], every_seconds: float = 1.0) -> None:
         """Wait until something is so."""
-        end = time.monotonic() + START_SECONDS
+        end = time.monotonic() + CHANGE_SECONDS
         while not condition():
-            assert time.monotonic() < end, f"{self.status()}\n{self._log.read_text()[-3000:]}"
+            assert time.monotonic() < end, self.status()
             time.sleep(every_seconds)
 
     def metrics_urls(self) -> dict[int, str]:
@@ -142,34 +127,36 @@ class Cluster:
         """Return a sample of each replica by the id of its process."""
         return {pid: sample_at(url, sample) for pid, url in self.metrics_urls().items()}
 
-    def close(self) -> None:
-        """End it, and what is left of it."""
-        family: list[psutil.Process] = []
-        with contextlib.suppress(psutil.Error):  # it may have ended by itself
-            family = [ray := psutil.Process(self._process.pid), *ray.children(recursive=True)]
-        for process in family:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        self._process.wait()
-        psutil.wait_procs(family, timeout=10)
+    def is_ready(self) -> bool:
+        """Tell whether the proxy has a replica that is ready."""
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/readyz", timeout=60, trust_env=False).status_code == 200
+        return False
 
 
 @pytest.fixture(scope="module")
 def cluster(environment: dict[str, str]) -> Iterator[Cluster]:
+    """Yield a Ray of its own, which serves nothing yet."""
+    dashboard = free_port()
+    # A short path, for sockets are among its files.
     with tempfile.TemporaryDirectory(prefix="mw-", ignore_cleanup_errors=True) as scratch:
-        running = Cluster(scratch, environment)
-        try:
-            running.wait_until_started()
-            yield running
-        finally:
-            running.close()
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+            *(f"--num-cpus={CPUS}", "--object-store-memory=100000000", f"--temp-dir={scratch}/ray"),
+            *("--node-ip-address=127.0.0.1", f"--port={free_port()}", f"--dashboard-port={dashboard}"),
+            *(f"--ray-client-server-port={free_port()}", "--dashboard-agent-listen-port=0"),
+            *("--min-worker-port=0", "--max-worker-port=0"),
+        ]
+        ready = f"http://127.0.0.1:{dashboard}{APPLICATIONS}"
+        with running_process(command, ready, "Ray did not start", END_SECONDS, env=environment):
+            yield Cluster(free_port(), dashboard)
 
 
 @pytest.fixture
 def three(cluster: Cluster) -> Cluster:
     """Return the cluster with three replicas."""
     cluster.deploy(cluster.config(), "RUNNING")
-    wait_until_ready(cluster.url + "/readyz", START_SECONDS)
+    cluster.wait(cluster.is_ready)
     return cluster
 
 

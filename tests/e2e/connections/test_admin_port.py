@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from milkweed.bench.ports import free_port
+
 from ...support.authority import Authority, needs_openssl, trusting
-from ...support.ports import free_port
 from ...support.waiting import HANG_SECONDS
 from .raw_client import LITTLE_PATIENCE, code_of, dial, read_end, trickling
 

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ...support.ports import free_port
+from milkweed.bench.ports import free_port
+
 from ...support.waiting import HANG_SECONDS, eventually
 from .raw_client import HEAD, IMAGE, WHOLE, check_others, dial, error_of, read_end, statuses
 

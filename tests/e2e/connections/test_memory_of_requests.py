@@ -13,11 +13,11 @@ import numpy as np
 import psutil
 import pytest
 
+from milkweed.bench.ports import free_port
 from milkweed.models import load_bundle
 from milkweed.models.bundle.bundle import save_bundle
 from milkweed.models.bundle.labels import Label
 
-from ...support.ports import free_port
 from ...support.waiting import HANG_SECONDS, eventually
 from .raw_client import dial
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from milkweed.bench.ports import free_port
 from milkweed.server.config.settings import Settings
 from milkweed.server.process.healthcheck import DEFAULTS
 
 from ...support.authority import Authority, needs_openssl
-from ...support.ports import free_port
 from ...support.waiting import HANG_SECONDS
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from milkweed.bench.ports import free_port
+
 from ...server.repository.hostile_bundles import DEMO, HOSTILE
-from ...support.ports import free_port
 from ...support.server_parts import encoded
 from ..conftest import Serve
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from PIL import Image
 
+from milkweed.bench.ports import free_port
 from milkweed.cli.bundle_args import demo_bundle
 from milkweed.server.security.keys import key_block
 
-from ...support.ports import free_port
 from .browser import visited
 from .drawings import ship
 from .tab import answering, expect, list_models, models_of, pick, top

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from milkweed.bench.ports import free_port
 from milkweed.models.bundle.safetensors_file import read_tensors
 from milkweed.models.training import Processes, TensorSource
 from milkweed.models.training.parallel import joined
 
-from ...support.ports import free_port
 from ...support.waiting import HANG_SECONDS
 from . import two_processes
 

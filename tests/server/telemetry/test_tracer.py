@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from milkweed.bench.ports import free_port
 from milkweed.server.config.settings import Settings
 from milkweed.server.telemetry import tracer as module
 from milkweed.server.telemetry.logs import JsonFormatter
 from milkweed.server.telemetry.metrics import STAGES
 from milkweed.server.telemetry.tracer import Tracer, TracingError
 
-from ...support.ports import free_port
 from ...support.server_parts import Start, encoded, timings
 from ...support.waiting import HANG_SECONDS
 from .conftest import attributes
