@@ -32,11 +32,10 @@ class PageFile:
     def __init__(self, path: Path) -> None:
         self._plain = path.read_bytes()
         self._packed = gzip.compress(self._plain, mtime=0)
-        # The tag is weak because it stands for both forms of the file.
-        self._etag = f'W/"{sha256(self._plain).hexdigest()[:16]}"'
+        self._tag = f'"{sha256(self._plain).hexdigest()[:16]}"'
         self._headers = {
             "content-type": _TYPES[path.suffix],
-            "etag": self._etag,
+            "etag": f"W/{self._tag}",  # weak, since it stands for both forms of the file
             # Browsers ask at every load, so that a page is never a mixture of two versions.
             "cache-control": "no-cache",
             "vary": "accept-encoding",
@@ -46,8 +45,8 @@ class PageFile:
 
     def answer(self, request: Request) -> Response:
         """Send the file, or 304 to a browser that has it."""
-        known = request.headers.get("if-none-match", "")
-        if self._etag.removeprefix("W/") in (tag.strip().removeprefix("W/") for tag in known.split(",")):
+        known = request.headers.get("if-none-match", "").split(",")
+        if self._tag in (tag.strip().removeprefix("W/") for tag in known):
             return Response(status_code=304, headers=self._headers)
         if "gzip" in request.headers.get("accept-encoding", ""):
             return Response(self._packed, headers={**self._headers, "content-encoding": "gzip"})

@@ -2,13 +2,12 @@
 
 import { classify } from "./classify.js";
 import { make } from "./elements.js";
-import { inWords } from "./server.js";
 import { inBytes, inMs, inPercent } from "./units.js";
 
 const PREVIEW_PX = 240_000;
 const STAGES_IN_WORDS = 4;
 
-/** A queue of jobs, of which at most `limit` run at once. */
+/** A queue of async functions, of which at most `limit` run at once. */
 export class Queue {
   #waiting = [];
   #running = 0;
@@ -17,19 +16,12 @@ export class Queue {
     this.limit = limit;
   }
 
-  add(run) {
+  async add(run) {
     this.#waiting.push(run);
-    this.#next();
-  }
-
-  async #next() {
-    if (this.#running >= this.limit || !this.#waiting.length) return;
-    this.#running++;
-    try {
-      await this.#waiting.shift()();
-    } finally {
+    while (this.#running < this.limit && this.#waiting.length) {
+      this.#running++;
+      await this.#waiting.shift()().catch(reportError);
       this.#running--;
-      this.#next();
     }
   }
 }
@@ -37,6 +29,12 @@ export class Queue {
 const previews = new Queue(2);
 
 export class Card {
+  #picture = make("div.picture");
+  #badge = make("span.badge");
+  #pair = make("div.pair");
+  #ending = new AbortController();
+  #onChange;
+
   /**
    * @param file of the photo.
    * @param onChange called with the card when all its models have answered or failed, and when one is asked again.
@@ -44,19 +42,12 @@ export class Card {
   constructor(file, onChange) {
     this.file = file;
     this.name = file.name || "pasted picture";
-    this.answers = []; // by model: what `classify` gives, {failure} or null while it is asked
+    this.answers = []; // by model: what `classify` gives, {failure}, or null while it is asked
     this.#onChange = onChange;
-    const name = make("h3", { class: "clip", title: this.name }, this.name);
-    const head = make("div", { class: "row" }, name, this.#badge, make("span", { class: "hint" }, inBytes(file.size)));
-    const body = make("div", { class: "said" }, head, this.#pair);
-    this.element = make("li", {}, make("article", { class: "panel card" }, this.#picture, body));
+    const name = make("h3.clip", this.name, { title: this.name });
+    const head = make("div.row.tight", [name, this.#badge, make("span.hint.last", inBytes(file.size))]);
+    this.element = make("li.panel.card", [this.#picture, make("div.column", [head, this.#pair])]);
   }
-
-  #onChange;
-  #badge = make("span", { class: "badge", hidden: "" });
-  #pair = make("div", { class: "pair" });
-  #picture = make("div", { class: "picture" });
-  #ending = new AbortController();
 
   /** Whether every model has answered or failed. */
   get done() {
@@ -75,7 +66,7 @@ export class Card {
 
   /** Show the photo itself, once the card is in the page. */
   showPicture() {
-    previews.add(() => this.#picture.isConnected && showPreview(this.file, this.#picture));
+    previews.add(async () => this.element.isConnected && showPreview(this.file, this.#picture));
   }
 
   /** Ask anew, from nothing; `queue` says when. */
@@ -83,17 +74,11 @@ export class Card {
     this.stop();
     this.#ending = new AbortController();
     this.answers = models.map(() => null);
-    this.#badge.hidden = true;
-    const views = models.map((_, index) => make("div", { class: `answer ${"ab"[index]}`, tabindex: -1 }));
-    this.#pair.replaceChildren(...views);
-    const asks = views.map((view, index) => () => this.#ask(models[index], queue, view, index));
+    this.#badge.textContent = "";
+    this.#pair.replaceChildren(...models.map(() => make("div.answer", [], { tabindex: -1 })));
+    const asks = models.map((model, place) => () => this.#ask(model, queue, place));
     // Whoever comes second finds the server warm from the first: they take turns.
     for (const ask of turn % 2 ? asks.toReversed() : asks) ask();
-  }
-
-  /** Ask again what may have passed. */
-  tryAgain() {
-    for (const button of this.#pair.querySelectorAll("button")) button.click();
   }
 
   /** Ask no more, and let nothing of it come late. */
@@ -101,69 +86,62 @@ export class Card {
     this.#ending.abort();
   }
 
-  #ask(model, queue, view, index) {
+  #ask(model, queue, place) {
     const { signal } = this.#ending;
-    const show = (...parts) => view.replaceChildren(make("p", { class: "who clip" }, model.label), ...parts);
-    const showDoing = (text) => show(make("p", { class: "doing" }, text));
+    const view = this.#pair.children[place];
+    const show = (...parts) => view.replaceChildren(make("p.who.clip", model.label), ...parts);
+    const showDoing = (text) => show(make("p.doing", text));
     const askAgain = () => {
       if (view.contains(document.activeElement)) view.focus({ preventScroll: true }); // the button goes
-      this.answers[index] = null;
-      this.#ask(model, queue, view, index);
+      this.answers[place] = null;
+      this.#ask(model, queue, place);
       this.#onChange(this);
     };
     showDoing("waiting");
     queue.add(async () => {
       if (signal.aborted) return;
       showDoing("asking");
-      const answer = await classify(this.file, model, { signal, onWait: showDoing }).catch((error) => ({
-        failure: inWords(error, this.file),
-      }));
+      const answer = await classify(this.file, model, { signal, onWait: showDoing }).catch((failure) => ({ failure }));
       if (signal.aborted) return;
-      this.answers[index] = answer;
+      this.answers[place] = answer;
       show(...(answer.failure ? failureParts(answer.failure, askAgain) : answerParts(answer)));
-      this.#showAgreement();
+      if (this.agrees !== null) this.#badge.textContent = this.agrees ? "same answer" : "other answer";
+      this.#badge.classList.toggle("other", this.agrees === false);
       if (this.done) this.#onChange(this);
     });
   }
-
-  #showAgreement() {
-    this.#badge.hidden = this.agrees === null;
-    this.#badge.dataset.agrees = this.agrees;
-    this.#badge.textContent = this.agrees ? "same answer" : "other answer";
-  }
 }
 
-function failureParts({ title, detail, isPassing }, askAgain) {
-  const button = make("button", { type: "button" }, "Try again");
+function failureParts({ isPassing, message, detail }, askAgain) {
+  const button = make("button", "Try again", { type: "button" });
   button.addEventListener("click", askAgain);
-  return [make("p", { class: "failure" }, title), make("p", { class: "hint" }, detail), ...(isPassing ? [button] : [])];
+  return [make("p.failure", message), make("p.hint", detail ?? "The page failed."), ...(isPassing ? [button] : [])];
 }
 
 function answerParts({ predictions, ...times }) {
   const rows = predictions.map(({ label, score }) => {
-    const bar = make("i", { "aria-hidden": "true", style: { width: `${score * 100}%` } });
-    const name = make("span", { class: "clip", title: label }, label);
-    return make("li", {}, name, make("span", {}, inPercent(score)), bar);
+    const bar = make("i", [], { style: { backgroundSize: `max(2px, ${score * 100}%)` } });
+    return make("li", [make("span.clip", label, { title: label }), make("span", inPercent(score)), bar]);
   });
-  return [make("ol", { class: "classes" }, ...rows), ...(times.totalMs === null ? [] : stageParts(times))];
+  return [make("ol.classes", rows), ...(times.totalMs === null ? [] : stageParts(times))];
 }
 
 /** The shares of the stages as a bar, and the longest of them in words. */
 function stageParts({ stages, totalMs, roundTripMs }) {
   const bar = stages.map(({ name, ms }) => {
     const style = { flexGrow: ms * 1000 }; // a sum below one would leave the bar's end empty
-    return make("span", { "data-stage": name, title: `${name} ${inMs(ms)}`, style });
+    return make("span", [], { "data-stage": name, title: `${name} ${inMs(ms)}`, style });
   });
   const longest = stages.toSorted((one, other) => other.ms - one.ms);
   const short = longest.splice(STAGES_IN_WORDS);
   const shortMs = short.reduce((sum, { ms }) => sum + ms, 0);
   const words = [
-    make("b", {}, `${inMs(totalMs)} in the server`),
-    ...longest.map(({ name, ms }) => make("span", { "data-stage": name, class: "swatch" }, `${name} ${inMs(ms)}`)),
-    ...(short.length ? [make("span", {}, `${short.length} more ${inMs(shortMs)}`)] : []),
-    make("span", {}, `${inMs(roundTripMs)} round trip`),
+    make("b", `${inMs(totalMs)} in the server`),
+    ...longest.map(({ name, ms }) => make("span.swatch", `${name} ${inMs(ms)}`, { "data-stage": name })),
+    ...(short.length ? [make("span", `${short.length} more ${inMs(shortMs)}`)] : []),
+    make("span", `${inMs(roundTripMs)} round trip`),
   ];
-  return [make("div", { class: "bar", "aria-hidden": "true" }, ...bar), make("p", { class: "stages" }, ...words)];
+  return [make("div.bar", bar, { "aria-hidden": "true" }), make("p.hint.row.stages", words)];
 }
 
 /**
@@ -176,10 +154,9 @@ async function showPreview(file, box) {
     image.src = URL.createObjectURL(file);
     await new Promise((resolve, reject) => Object.assign(image, { onload: resolve, onerror: reject }));
     await image.decode().catch(() => {}); // not while the page waits; half a photo is drawn all the same
-    const { naturalWidth, naturalHeight } = image;
-    const scale = Math.min(1, Math.sqrt(PREVIEW_PX / (naturalWidth * naturalHeight)));
-    const [width, height] = [naturalWidth, naturalHeight].map((side) => Math.ceil(side * scale));
-    const canvas = make("canvas", { "aria-hidden": "true", width, height });
+    const scale = Math.min(1, Math.sqrt(PREVIEW_PX / (image.naturalWidth * image.naturalHeight)));
+    const [width, height] = [image.naturalWidth, image.naturalHeight].map((side) => Math.ceil(side * scale));
+    const canvas = make("canvas", [], { "aria-hidden": "true", width, height });
     const context = canvas.getContext("2d");
     context.imageSmoothingQuality = "high";
     context.drawImage(image, 0, 0, width, height);

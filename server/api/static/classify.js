@@ -1,6 +1,6 @@
 // One photo through one model: sent as it is, asked again when the server says when.
 
-import { Refusal, ask, jsonOf, pause } from "./server.js";
+import { ask } from "./server.js";
 
 const ATTEMPTS = 5;
 const MAX_WAIT_SECONDS = 60;
@@ -12,17 +12,17 @@ const DURATION = /([\w-]+)[^,]*?;\s*dur="?([\d.]+)/g; // of Server-Timing
  * @param model one of `models.js`.
  * @param signal ends it.
  * @param onWait called with a sentence before the photo is sent again.
- * @returns {predictions, stages, totalMs, roundTripMs}
+ * @returns {predictions, stages: [{name, ms}, ...], totalMs, roundTripMs}; totalMs is null where no time is told.
  */
 export async function classify(photo, model, { signal, onWait }) {
   for (let attempt = 1; ; attempt++) {
     try {
       return await classifyOnce(photo, model, signal);
     } catch (refusal) {
-      const isPassing = refusal instanceof Refusal && [429, 503].includes(refusal.status);
-      if (!isPassing || attempt === ATTEMPTS || refusal.retryAfter > MAX_WAIT_SECONDS) throw refusal;
-      const seconds = refusal.retryAfter >= 0 ? refusal.retryAfter : 2 ** (attempt - 1);
-      onWait(`${refusal.sentence} Trying again in ${seconds} s (${attempt} of ${ATTEMPTS - 1}).`);
+      const { status, retryAfter, message } = refusal;
+      if (![429, 503].includes(status) || attempt === ATTEMPTS || retryAfter > MAX_WAIT_SECONDS) throw refusal;
+      const seconds = retryAfter >= 0 ? retryAfter : 2 ** (attempt - 1);
+      onWait(`${message} Trying again in ${seconds} s (${attempt} of ${ATTEMPTS - 1}).`);
       await pause(1000 * seconds, signal);
     }
   }
@@ -30,22 +30,31 @@ export async function classify(photo, model, { signal, onWait }) {
 
 async function classifyOnce(photo, model, signal) {
   const began = performance.now();
-  const response = await ask(`classify?model=${encodeURIComponent(model.name)}`, {
+  const { body, headers } = await ask(`classify?model=${encodeURIComponent(model.name)}`, {
     method: "POST",
     body: photo,
     // The server tells a format by its bytes, so the browser's guess from the name does not count.
     headers: { "Content-Type": "application/octet-stream", ...model.headers },
     signal,
-    patienceMs: model.timeoutMs + PATIENCE_MS,
+    patienceMs: model.limits.timeout_ms + PATIENCE_MS,
   });
-  const { results } = await jsonOf(response);
   const roundTripMs = performance.now() - began;
-  return { predictions: results[0].predictions, ...timesOf(response.headers.get("server-timing") ?? ""), roundTripMs };
+  const times = [...(headers.get("server-timing") ?? "").matchAll(DURATION)];
+  const stages = times.map(([, name, ms]) => ({ name, ms: Number(ms) }));
+  const total = stages.find(({ name }) => name === "total");
+  return {
+    predictions: body.results[0].predictions,
+    stages: stages.filter((stage) => stage !== total),
+    totalMs: total?.ms ?? null,
+    roundTripMs,
+  };
 }
 
-/** `forward;dur=1.5, total;dur=2` as {stages: [{name, ms}, ...], totalMs}. */
-function timesOf(header) {
-  const times = [...header.matchAll(DURATION)].map(([, name, ms]) => ({ name, ms: Number(ms) }));
-  const total = times.find(({ name }) => name === "total");
-  return { stages: times.filter((time) => time !== total), totalMs: total?.ms ?? null };
+/** Wait, but no longer than until the signal. */
+async function pause(milliseconds, signal) {
+  await new Promise((resolve) => {
+    setTimeout(resolve, milliseconds);
+    signal.addEventListener("abort", resolve, { once: true });
+  });
+  signal.throwIfAborted();
 }

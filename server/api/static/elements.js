@@ -2,25 +2,38 @@
 
 export const find = (id) => document.getElementById(id);
 
-/** An element of HTML with attributes, of which `style` is an object, and what is in it. */
-export function make(tag, attributes = {}, ...inside) {
-  return fill(document.createElement(tag), attributes, inside);
+/**
+ * An element of HTML, as `make("p.hint", "text", { title: "more" })`.
+ *
+ * @param selector its tag and classes.
+ * @param inside text or an element, or a list of such.
+ * @param attributes its attributes, of which `style` is an object.
+ */
+export function make(selector, inside = [], attributes = {}) {
+  return build(document.body.namespaceURI, selector, inside, attributes);
 }
 
-/** An element of SVG. */
-export function draw(tag, attributes, ...inside) {
-  return fill(document.createElementNS(document.querySelector("svg").namespaceURI, tag), attributes, inside);
+/** An element of SVG; most have attributes, and few have anything inside. */
+export function draw(selector, attributes, inside = []) {
+  return build(document.querySelector("svg").namespaceURI, selector, inside, attributes);
 }
 
-function fill(element, { style = {}, ...attributes }, inside) {
+function build(namespace, selector, inside, { style, ...attributes }) {
+  const [tag, ...classes] = selector.split(".");
+  const element = document.createElementNS(namespace, tag);
+  element.classList.add(...classes);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   Object.assign(element.style, style);
-  element.append(...inside);
+  element.append(...[inside].flat());
   return element;
 }
 
-/** A row of a table. Its heading and its cells are text, or lists of text and elements. */
+/** A row of a table. Its heading and its cells are what `make` puts inside. */
 export function makeRow(heading, cells) {
-  const tds = cells.map((cell) => make("td", {}, ...[cell].flat()));
-  return make("tr", {}, make("th", { scope: "row" }, ...[heading].flat()), ...tds);
+  return make("tr", [make("th", heading, { scope: "row" }), ...cells.map((cell) => make("td", cell))]);
+}
+
+/** Set a text that is read out when it changes, and only then. */
+export function say(id, text) {
+  if (find(id).textContent !== text) find(id).textContent = text;
 }

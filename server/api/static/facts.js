@@ -1,6 +1,7 @@
 // What a model is; of two, also over all photos so far: how long they took, how often they agree.
 
 import { make, makeRow } from "./elements.js";
+import { isCompressed } from "./models.js";
 import { inBytes, inDigits, inMs, inPercent, inTimes } from "./units.js";
 
 const ALIKE = 1.1; // times: what is nearer says nothing
@@ -8,11 +9,11 @@ const ALIKE = 1.1; // times: what is nearer says nothing
 /** Fill a box that has a sentence and a table. */
 export function showFacts(box, models, cards) {
   const labels = models.map(({ label }) => label);
-  box.querySelectorAll("thead .clip").forEach((head, place) => (head.textContent = head.title = labels[place] ?? ""));
-  for (const part of box.querySelectorAll(".two")) part.hidden = models.length < 2;
   const both = cards.filter(({ agrees }) => agrees !== null);
   const facts = models.length < 2 ? factsOf(models[0]) : comparisonOf(models, both);
+  box.hidden = false;
   box.querySelector(".lead").textContent = models.length < 2 ? "" : leadOf(labels, facts, both.length);
+  box.querySelectorAll("thead .clip").forEach((head, place) => (head.textContent = head.title = labels[place] ?? ""));
   const rows = facts.filter(([, values]) => !values.includes(null)).map((fact) => rowOf(labels, ...fact));
   box.querySelector("tbody").replaceChildren(...rows);
 }
@@ -40,34 +41,33 @@ function ratio([one, other]) {
 
 /** What a model is: [name, [value], value in words]; a value that is not known is null. */
 function factsOf(model) {
-  const { arch, preprocess, device, dtype, graph, parameter_bytes } = model.said;
+  const { arch, preprocess, device, dtype, graph, parameter_bytes } = model;
   const { resident, dense_equivalent: dense } = parameter_bytes;
   return [
     ["architecture", [arch], String],
     ["input", [preprocess.size], (side) => `${side} × ${side} px`],
     ["runs on", [device], (device) => `${device}, ${graph && graph !== dtype ? `${graph} and ` : ""}${dtype}`],
     ...sizesOf([model]),
-    ["size beside dense", [model.isCompressed && dense > 0 ? resident / dense : null], inPercent],
+    ["size beside dense", [isCompressed(model) && dense > 0 ? resident / dense : null], inPercent],
   ];
 }
 
 /** What both models have: [name, values, value in words, whether less is better]. */
 function sizesOf(models) {
-  const said = (measure) => models.map((model) => measure(model.said));
-  const tops = said(({ metrics }) => metrics?.evaluations ?? {});
+  const tops = models.map(({ metrics }) => metrics?.evaluations ?? {});
   const shared = Object.keys(tops[0]).filter((data) => tops.every((top) => Number.isFinite(top[data]?.top1)));
   return [
-    ["classes", said(({ num_classes }) => num_classes), String],
-    ["Monarch layers", said(({ monarch_layers }) => monarch_layers), String],
-    ["in memory", said(({ parameter_bytes }) => parameter_bytes.resident), inBytes, true],
-    ["on disk", said(({ parameter_bytes }) => parameter_bytes.on_disk), inBytes, true],
+    ["classes", models.map(({ num_classes }) => num_classes), String],
+    ["Monarch layers", models.map(({ monarch_layers }) => monarch_layers), String],
+    ["in memory", models.map(({ parameter_bytes }) => parameter_bytes.resident), inBytes, true],
+    ["on disk", models.map(({ parameter_bytes }) => parameter_bytes.on_disk), inBytes, true],
     ...shared.map((data) => [`top-1, ${data}`, tops.map((top) => top[data].top1), (top1) => `${top1.toFixed(1)} %`]),
   ];
 }
 
 function comparisonOf(models, both) {
   const medians = (measure) => models.map((_, place) => median(both.map(({ answers }) => measure(answers[place]))));
-  const together = models.map(({ said }) => /micro-batch (\d+)/.exec(said.lanes)?.[1] ?? null);
+  const together = models.map(({ lanes }) => /micro-batch (\d+)/.exec(lanes)?.[1] ?? null);
   const agreeing = both.filter(({ agrees }) => agrees).length;
   const agreement = [`${agreeing} of ${both.length}`, inPercent(agreeing / both.length)];
   return [
@@ -95,7 +95,6 @@ function rowOf(labels, name, values, inWords, isCost = false) {
   if (!isCost || !(Math.min(...values) > 0)) return makeRow(name, [...cells, ""]);
   if (ratio(values) < 1.005) return makeRow(name, [...cells, "same"]);
   const place = better(values);
-  const gain = [make("span", { class: "spoken" }, `${labels[place]} `), `${inDigits(ratio(values))} ×`];
-  cells[place] = make("b", {}, cells[place]);
-  return makeRow(name, [...cells, gain]);
+  cells[place] = make("b", cells[place]);
+  return makeRow(name, [...cells, [make("span.spoken", `${labels[place]} `), `${inDigits(ratio(values))} ×`]]);
 }

@@ -12,31 +12,25 @@ export function openIntake(take) {
       input.value = ""; // so that the same file can be chosen again
     });
   }
-  document.addEventListener("paste", (event) => {
-    const files = [...(event.clipboardData?.files ?? [])];
-    if (files.length) event.preventDefault();
-    take(files);
-  });
   // Anywhere on the page: a photo that misses would else replace the page.
-  for (const kind of ["dragover", "dragleave", "drop"]) {
-    document.addEventListener(kind, (event) => {
-      const hasFiles = event.dataTransfer?.types.includes("Files") ?? false;
+  for (const kind of ["dragover", "dragleave", "drop", "paste"]) {
+    document.addEventListener(kind, async (event) => {
+      const transfer = event.dataTransfer ?? event.clipboardData;
+      const hasFiles = transfer?.types.includes("Files") ?? false;
       const stays = kind === "dragover" || (kind === "dragleave" && event.relatedTarget !== null);
       find("drop").classList.toggle("over", hasFiles && stays);
-      if (hasFiles) event.preventDefault();
-      if (hasFiles && kind === "drop") takeDropped([...event.dataTransfer.items], take);
+      if (!hasFiles) return;
+      event.preventDefault();
+      if (kind === "drop" || kind === "paste") take((await Promise.all([...transfer.items].map(filesIn))).flat());
     });
   }
 }
 
 /** What is named on purpose is taken as it is; of a folder only what looks like a picture. */
-async function takeDropped(items, take) {
-  const files = items.map(async (item) => {
-    const entry = item.webkitGetAsEntry();
-    if (!entry?.isDirectory) return item.getAsFile() ?? [];
-    return (await filesOf(entry)).filter(({ type }) => type.startsWith("image/"));
-  });
-  take((await Promise.all(files)).flat());
+async function filesIn(item) {
+  const entry = item.webkitGetAsEntry();
+  if (!entry?.isDirectory) return item.getAsFile() ?? [];
+  return (await filesOf(entry)).filter(({ type }) => type.startsWith("image/"));
 }
 
 async function filesOf(entry) {

@@ -4,44 +4,45 @@ import { find, make } from "./elements.js";
 import { ask } from "./server.js";
 import { inBytes, inMs } from "./units.js";
 
-const EVERY_MS = 5000; // a scrape costs the server milliseconds: often enough for a person
 const WINDOW_MS = 15_000;
+const SLACK_MS = 2500; // of a timer
 const POINTS = 48;
 
-/** What one scrape says, taken at a time in ms. Labels are in the order in which the server writes them. */
+let snapshots = [];
+let isElsewhere = false;
+
+/** What one scrape says, taken at a time in ms; null of what it has nothing of. */
 export function snapshotOf(text, at) {
-  const samples = [...text.matchAll(/^(\w+)(?:\{(.*)\})? (\S+)$/gm)];
-  const select = (name, labels = /^/) =>
-    samples.filter(([, sample, text = ""]) => sample === name && labels.test(text));
-  const sum = (name, labels) => sumOf(select(name, labels));
+  const samples = [...text.matchAll(/^milkweed_(\w+)(?:\{(.*)\})? (\S+)$/gm)];
+  const sum = (name, labels = /^/) => {
+    const values = samples.filter(([, sample, text = ""]) => sample === name && labels.test(text));
+    return values.length ? values.reduce((total, [, , , value]) => total + Number(value), 0) : null;
+  };
+  const durations = new Map(); // cumulative counts by upper bound, of all series together
+  for (const [, name, labels, count] of samples) {
+    // Labels are in the order in which the server writes them.
+    const [, bound] = /^code="200".*le="(.+?)".*route="\/classify"/.exec(labels) ?? [];
+    if (name !== "http_request_duration_seconds_bucket" || !bound) continue;
+    const seconds = Number(bound) || Infinity;
+    durations.set(seconds, (durations.get(seconds) ?? 0) + Number(count));
+  }
   return {
     at,
-    images: sum("milkweed_images_total", /outcome="ok"/) ?? 0,
-    durations: bucketsOf(select("milkweed_http_request_duration_seconds_bucket", /code="200".*route="\/classify"/)),
-    batches: sum("milkweed_batch_size_count") ?? 0,
-    batched: sum("milkweed_batch_size_sum") ?? 0,
-    waiting: sum("milkweed_queue_depth_images"),
-    memory: sum("milkweed_container_memory_working_set_bytes") ?? sum("milkweed_process_memory_bytes", /kind="rss"/),
-    gpu: sum("milkweed_gpu_memory_bytes", /kind="(?!free"|others")/), // what this server uses
+    durations,
+    images: sum("images_total", /outcome="ok"/) ?? 0,
+    batches: sum("batch_size_count") ?? 0,
+    batched: sum("batch_size_sum") ?? 0,
+    waiting: sum("queue_depth_images"),
+    memory: sum("container_memory_working_set_bytes") ?? sum("process_memory_bytes", /kind="rss"/),
+    gpu: sum("gpu_memory_bytes", /kind="(?!free"|others")/), // what this server uses
   };
-}
-
-/** null where there are no samples. */
-function sumOf(samples) {
-  return samples.length ? samples.reduce((sum, [, , , value]) => sum + Number(value), 0) : null;
-}
-
-/** Cumulative counts of a histogram by upper bound, all its series together, ascending. */
-function bucketsOf(samples) {
-  const boundOf = ([, , labels]) => Number(/le="\+?([^"]+)"/.exec(labels)[1].replace("Inf", "Infinity"));
-  const series = Object.entries(Object.groupBy(samples, boundOf));
-  return new Map(series.map(([bound, some]) => [Number(bound), sumOf(some)]).sort(([one], [other]) => one - other));
 }
 
 /** What happened between two snapshots; null of what nothing happened to. */
 export function between(before, after) {
   const batches = after.batches - before.batches;
   const durations = [...after.durations].map(([bound, count]) => [bound, count - (before.durations.get(bound) ?? 0)]);
+  durations.sort(([one], [other]) => one - other);
   return {
     rate: (after.images - before.images) / ((after.at - before.at) / 1000),
     p50: quantileOf(durations, 0.5),
@@ -63,67 +64,56 @@ function quantileOf(buckets, quantile) {
   return bound === Infinity ? lower : lower + ((bound - lower) * (rank - below)) / (count - below);
 }
 
-/** Follow /metrics while the page is seen; `onAnswer` hears the status each time, 0 where no answer came. */
-export function startStrip(onAnswer) {
-  let snapshots = [];
-  let timer = null;
-
-  async function look() {
-    clearTimeout(timer);
-    try {
-      const response = await ask("metrics", { headers: { Accept: "text/plain" }, cache: "no-store" });
-      const { ok, status } = response;
-      const text = await response.text();
-      onAnswer(status);
-      if (ok) show(snapshotOf(text, performance.now()));
-      else if (status !== 429 && status < 500) {
-        snapshots = [];
-        showFigures([], `Not shown: /metrics answers ${status} here. It may be served on another port only.`);
-        return; // and that is not asked for every few seconds
-      }
-    } catch {
-      onAnswer(0);
-      snapshots = [];
-    }
-    clearTimeout(timer);
-    if (!document.hidden) timer = setTimeout(look, EVERY_MS);
+/**
+ * Ask /metrics and show what it says. Not again where this port has none.
+ *
+ * @throws Refusal of a server that does not answer, or fails.
+ */
+export async function followMetrics() {
+  if (isElsewhere) return;
+  try {
+    const { body } = await ask("metrics", { as: "text", headers: { Accept: "text/plain" }, cache: "no-store" });
+    show(snapshotOf(body, performance.now()));
+  } catch (error) {
+    if (error.status === 429) return;
+    isElsewhere = error.status >= 400 && error.status < 500;
+    if (!isElsewhere) throw error;
+    showFigures([], `Not shown: /metrics answers ${error.status} here. It may be served on another port only.`);
+    find("live-line").toggleAttribute("hidden", true);
   }
+}
 
-  function show(now) {
-    const isRecent = ({ at }) => now.at - at <= WINDOW_MS + EVERY_MS / 2;
-    const last = snapshots.at(-1);
-    // Nobody looked for long, or another process counts anew.
-    if (last && (!isRecent(last) || now.images < last.images)) snapshots = [];
-    snapshots = [...snapshots, now].slice(-POINTS - 1);
-    showFigures(figuresOf(now, snapshots.length > 1 ? between(snapshots.find(isRecent), now) : {}));
-    const rates = snapshots.slice(1).map((snapshot, place) => between(snapshots[place], snapshot).rate);
-    const points = rates.map((rate, place) => `${POINTS - rates.length + place},${1 - rate / Math.max(1, ...rates)}`);
-    find("live-line").firstElementChild.setAttribute("points", points.join(" "));
-    find("live-line").toggleAttribute("hidden", points.length < 2);
-  }
-
-  document.addEventListener("visibilitychange", () => {
-    if (!document.hidden) look();
-  });
-  look();
+function show(now) {
+  const isRecent = ({ at }) => now.at - at <= WINDOW_MS + SLACK_MS;
+  const last = snapshots.at(-1);
+  // Nobody looked for long, or another process counts anew.
+  if (last && (!isRecent(last) || now.images < last.images)) snapshots = [];
+  snapshots = [...snapshots, now].slice(-POINTS - 1);
+  showFigures(figuresOf(now, snapshots.length > 1 ? between(snapshots.find(isRecent), now) : {}));
+  const rates = snapshots.slice(1).map((snapshot, place) => between(snapshots[place], snapshot).rate);
+  const points = rates.map((rate, place) => `${POINTS - rates.length + place},${1 - rate / Math.max(1, ...rates)}`);
+  find("live-line").firstElementChild.setAttribute("points", points.join(" "));
+  find("live-line").toggleAttribute("hidden", points.length < 2);
 }
 
 function figuresOf({ waiting, memory, gpu }, { rate, p50, p99, batch }) {
-  const figure = (name, value, inWords) => [name, value === null || value === undefined ? "–" : inWords(value)];
+  const inSeconds = (seconds) => inMs(seconds * 1000);
   return [
-    figure("images/s", rate, (rate) => rate.toFixed(rate >= 100 ? 0 : 1)),
-    figure("p50", p50, (seconds) => inMs(seconds * 1000)),
-    figure("p99", p99, (seconds) => inMs(seconds * 1000)),
-    figure("images/batch", batch, (size) => size.toFixed(1)),
-    figure("waiting", waiting, String),
-    figure("memory", memory, inBytes),
-    ...(gpu === null ? [] : [figure("GPU memory", gpu, inBytes)]),
+    ["images/s", rate, (rate) => rate.toFixed(rate >= 100 ? 0 : 1)],
+    ["p50", p50, inSeconds],
+    ["p99", p99, inSeconds],
+    ["images/batch", batch, (size) => size.toFixed(1)],
+    ["waiting", waiting, String],
+    ["memory", memory, inBytes],
+    ...(gpu === null ? [] : [["GPU memory", gpu, inBytes]]),
   ];
 }
 
+/** Show [name, value, value in words] of each figure, or a note instead. */
 function showFigures(figures, note = "") {
-  const rows = figures.map(([name, text]) => make("div", {}, make("dt", {}, name), make("dd", {}, text)));
+  const rows = figures.map(([name, value, inWords]) =>
+    make("div", [make("dt", name), make("dd", value === null || value === undefined ? "–" : inWords(value))]),
+  );
   find("live").replaceChildren(...rows);
   find("live-note").textContent = note;
-  if (note) find("live-line").toggleAttribute("hidden", true);
 }

@@ -1,40 +1,30 @@
-// The models of this server: which there are, and which is chosen.
+// The models of this server: how they are told apart, and what is said of them.
 
 const MAX_CLASSES_IN_WORDS = 20;
 
-/** The entries of /v1/models as the page needs them; `label` tells versions of one name apart. */
-export function readModels({ models }) {
-  return models.map((said) => {
-    const several = models.filter(({ name }) => name === said.name).length > 1;
-    const version = said.number ?? said.version;
-    return {
-      name: said.name,
-      label: several ? `${said.name} ${version}` : said.name,
-      headers: several ? { "X-Model-Version": version } : {},
-      timeoutMs: said.limits.timeout_ms,
-      isCompressed: said.monarch_layers > 0 || Boolean(said.search),
-      said,
-    };
+/** The entries of /v1/models, with a `label` that tells versions of one name apart, and `headers` that choose one. */
+export function withLabels(models) {
+  return models.map((model) => {
+    const version = model.number ?? model.version;
+    const isOnly = models.filter(({ name }) => name === model.name).length === 1;
+    if (isOnly) return { ...model, label: model.name, headers: {} };
+    return { ...model, label: `${model.name} ${version}`, headers: { "X-Model-Version": version } };
   });
+}
+
+export function isCompressed({ monarch_layers, search }) {
+  return monarch_layers > 0 || Boolean(search);
 }
 
 /** What to show beside a model at first: one of the same classes and the other kind, dense or compressed. */
 export function counterpart(model, models) {
   return models.find(
-    (other) => other.isCompressed !== model.isCompressed && other.said.num_classes === model.said.num_classes,
+    (other) => isCompressed(other) !== isCompressed(model) && other.num_classes === model.num_classes,
   );
 }
 
-/** Fill a `select`; its first option is chosen where `value` is none of them. */
-export function fillSelect(select, values, value) {
-  select.replaceChildren(...values.map((value) => new Option(value || "nothing", value)));
-  select.value = value;
-  if (select.selectedIndex < 0) select.selectedIndex = 0;
-  select.disabled = false;
-}
-
 /** What a model can answer, in a sentence, where its classes are few enough to read. */
-export function knowsInWords({ label, said: { labels } }) {
+export function knowsInWords({ label, labels }) {
   if (!labels || labels.length > MAX_CLASSES_IN_WORDS) return "";
   return `${label} knows ${labels.join(", ")}: whatever a photo shows, it answers with these.`;
 }

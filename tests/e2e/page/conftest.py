@@ -1,7 +1,10 @@
-"""The page at / in a real browser, before a real server of three models."""
+"""The page at / in a headless Chromium, before a real server of four models."""
 
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,20 +14,28 @@ from milkweed.cli.bundle_args import demo_bundle
 from milkweed.models import CompressRequest, compress_model, load_bundle, save_bundle
 
 from ...support.frontiers import record
-from .browser import chromium, visited
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 MAX_IMAGE_BYTES = 1_000_000
-WINDOW = {"width": 1280, "height": 900}
 
 
 # Not for the session: while it is open, this thread has an event loop, and tests of other files need one of their own.
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    with chromium() as running:
-        yield running
+    """The machine's Chromium; the tests that want it are skipped where there is none."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'milkweed[test]'")
+    path = os.environ.get("MILKWEED_CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUMS)), None)
+    if path is None:
+        pytest.skip(f"no browser: none of {', '.join(CHROMIUMS)} is installed, and MILKWEED_CHROMIUM names none")
+    api.expect.set_options(timeout=120_000)
+    with api.sync_playwright() as playwright:
+        # In a container its sandbox needs rights that tests have not; nothing but our own page is opened.
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="session")
@@ -43,9 +54,17 @@ def pair(serving: Any, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def tab(browser: "Browser", pair: Any) -> Iterator["Page"]:
+def visit(browser: "Browser", pair: Any) -> Any:
+    """`visited` of the page of `pair`."""
+    from .tab import visited  # not above: this file is read without playwright, too
+
+    return partial(visited, browser, pair.url)
+
+
+@pytest.fixture
+def tab(visit: Any) -> Iterator["Page"]:
     """The page of `pair`, ready, with two models side by side."""
-    with visited(browser, pair.url, viewport=WINDOW) as page:
+    with visit(viewport={"width": 1280, "height": 900}) as page:
         yield page
 
 
@@ -57,12 +76,7 @@ def page(tab: "Page") -> "Page":
 
 
 @pytest.fixture
-def searched_tab(tab: "Page", pair: Any) -> "Page":
+def searched_tab(visit: Any) -> Iterator["Page"]:
     """The page of a server of two models, of which a search made one from the other."""
-    from .tab import list_models, models_of  # not above: this file is read without playwright, too
-
-    models = models_of(pair)
-    list_models(tab, models["fast"], models["dense"])
-    tab.reload()
-    tab.locator("#state", has_text="ready").wait_for()
-    return tab
+    with visit(models=("fast", "dense"), viewport={"width": 1280, "height": 900}) as page:
+        yield page

@@ -27,7 +27,7 @@ def test_a_model_says_what_its_search_measured(searched_tab: "Page") -> None:
         tab.select_option("#beside", beside)
         expect(tab.locator("#claims .lead")).to_have_text([CLAIM])
         expect(tab.locator("#claims .hint")).to_have_text([MEASURED])
-        expect(tab.locator("#front .count")).to_have_text("fast, from 11 models and 500 photographs")
+        expect(tab.locator("#front .last")).to_have_text("fast, from 11 models and 500 photographs")
     tab.select_option("#model", "dense")
     expect(tab.locator("#front")).to_be_hidden()
     expect(tab.locator("#claims")).to_be_empty()
@@ -38,26 +38,26 @@ def test_a_model_says_what_its_search_measured(searched_tab: "Page") -> None:
 
 def test_the_picture_is_to_scale(searched_tab: "Page") -> None:
     """The front for one image at a time is another one than that for eight, by which the record is sorted."""
-    front = searched_tab.locator("#front")
-    expect(front.locator(".line")).to_have_count(1)
-    place = "(text) => [text.textContent, [Number(text.getAttribute('x')), Number(text.getAttribute('y'))]]"
-    scale = front.evaluate(f"(front) => Object.fromEntries([...front.querySelectorAll('svg > text')].map({place}))")
-    per_ms = (scale["25"][0] - scale["5"][0]) / 20
-    per_root = (scale["0.08"][1] - scale["0.009"][1]) / (0.08**0.5 - 0.009**0.5)
+    front = searched_tab.locator("#front svg")
+    share = "(parts, name) => parts.map((part) => part.getAttribute(name)).map(Number.parseFloat)"
+
+    def shares(selector: str, name: str) -> Any:
+        return front.locator(selector).evaluate_all(share, name)
+
+    ticks = dict(zip(front.locator(":scope > text").all_text_contents(), shares(":scope > text", "x"), strict=True))
+    lines = dict(zip(front.locator(":scope > text").all_text_contents(), shares(":scope > text", "y"), strict=True))
+    per_ms, per_root = ticks["25"] / 25, lines["0.08"] / 0.08**0.5
     assert (per_ms, per_root) > (0, 0)
-    zero_x, zero_y = scale["10"][0] - 10 * per_ms, scale["0.08"][1] - 4 - per_root * 0.08**0.5
-    assert scale["0.03"][1] - 4 == pytest.approx(zero_y + per_root * 0.03**0.5)
-    chosen = front.locator(".dot.chosen")
-    assert "8.70 ms" in (chosen.locator("title").text_content() or "")
-    circle, bar = chosen.locator("circle").last, chosen.locator("line")
-    cx, cy = (float(circle.get_attribute(name) or "") for name in ("cx", "cy"))
-    ends = [float(bar.get_attribute(name) or "") for name in ("y1", "y2")]
-    assert cx - zero_x == pytest.approx(per_ms * 8.7, abs=0.5)
-    roots = [kl**0.5 for kl in (0.0261, 0.0261 * 0.85, 0.0261 * 1.15)]
-    assert [y - zero_y for y in (cy, *ends)] == pytest.approx([per_root * root for root in roots], abs=0.5)
-    points = (front.locator(".line").get_attribute("points") or "").split()
-    assert len(points) == 7
-    assert [float(part) for part in points[1].split(",")] == pytest.approx([cx, cy])
+    assert (ticks["5"], lines["0.009"]) == pytest.approx((5 * per_ms, per_root * 0.009**0.5))
+    assert "8.70 ms" in (front.locator(".dot.chosen title").text_content() or "")
+    (cx, _), (cy, _) = shares(".dot.chosen circle", "cx"), shares(".dot.chosen circle", "cy")
+    assert cx == pytest.approx(per_ms * 8.7)
+    ends = [shares(".dot.chosen line", name)[0] for name in ("y1", "y2")]
+    assert [cy, *ends] == pytest.approx([per_root * kl**0.5 for kl in (0.0261, 0.0261 * 0.85, 0.0261 * 1.15)], rel=1e-3)
+    path = {name: shares(".path", name) for name in ("x1", "y1", "x2", "y2")}
+    assert len(path["x1"]) == 6
+    assert (path["x1"][1:], path["y1"][1:]) == (path["x2"][:-1], path["y2"][:-1])  # it is one line
+    assert (path["x1"][1], path["y1"][1]) == (cx, cy)
     expect(front.locator(".name")).to_have_text(["dense, 26.4 ms", "chosen", "8.70 ms, 3.0 ×"])
 
 
@@ -74,6 +74,6 @@ def test_the_table_has_every_model_with_its_intervals(searched_tab: "Page") -> N
 
 
 def test_the_listing_is_short(pair: Any) -> None:
-    said = models_of(pair)["fast"]
+    said = models_of(pair.url)["fast"]
     assert "search" not in said["metrics"]
     assert len(str(said["search"])) < 4000

@@ -7,8 +7,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from .drawings import ship
-from .tab import answering, expect, figure
+from .tab import SHIP, answering, expect, figure
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -23,7 +22,7 @@ def test_the_live_strip_says_what_metrics_say(page: "Page", pair: Any) -> None:
     expect(figure(page, "images/s")).to_have_text("–")
     with httpx.Client() as client:
         for _ in range(20):
-            assert client.post(pair.url + "/classify", content=ship()).status_code == 200
+            assert client.post(pair.url + "/classify", content=SHIP).status_code == 200
     page.clock.fast_forward(10_000)
     expect(figure(page, "images/s")).to_have_text("2.0")
     expect(figure(page, "images/batch")).to_have_text("1.0")
@@ -45,7 +44,7 @@ def test_the_live_strip_says_what_metrics_say(page: "Page", pair: Any) -> None:
 
 def test_a_scrape_is_read_as_prometheus_reads_it(page: "Page", pair: Any) -> None:
     """Also where the name of a model looks like other labels, and with a GPU, which has a limit beside its use."""
-    assert httpx.post(pair.url + "/classify", content=ship()).status_code == 200
+    assert httpx.post(pair.url + "/classify", content=SHIP).status_code == 200
     text = httpx.get(pair.url + "/metrics").text + (
         'milkweed_images_total{model="\\"} {outcome=\\"ok\\",",outcome="invalid"} 7.0\n'
         'milkweed_gpu_memory_bytes{kind="free"} 5e+10\n'

@@ -7,26 +7,40 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from .drawings import DRAWINGS, airplane, ship
-from .tab import expect, list_models, models_of, pick, top, transfer
+from .tab import (
+    AIRPLANE,
+    BODY,
+    SHIP,
+    SKY,
+    expect,
+    expect_classes,
+    expect_progress,
+    expect_text,
+    list_models,
+    models_of,
+    pick,
+    transfer,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 STAGES = ("receive", "parse", "queue", "decode", "ready", "forward", "postprocess", "deliver", "respond")
-BODY = '{"results": [{"predictions": [{"id": "a", "label": "a", "score": 1}]}]}'
 
 
 def test_a_dropped_photo_gets_its_label(page: "Page", pair: Any) -> None:
     with page.expect_response(lambda response: "/classify" in response.url) as response:
-        page.dispatch_event("#drop", "drop", {"dataTransfer": transfer(page, ("a ship.png", ship()))})
-    expect(top(page)).to_have_text(re.compile("^ship"))
-    said = httpx.post(pair.url + "/classify", content=ship()).json()["results"][0]["predictions"]
+        page.dispatch_event("#drop", "drop", {"dataTransfer": transfer(page, "a plane.png", AIRPLANE)})
+    expect_classes(page, "airplane")
+    said = httpx.post(pair.url + "/classify", content=AIRPLANE).json()["results"][0]["predictions"]
     rows = [row.split("\n") for row in page.locator(".classes li").all_inner_texts()]
     assert [label for label, _ in rows] == [prediction["label"] for prediction in said]
     shares = [float(share.removesuffix(" %")) for _, share in rows]
     assert shares == pytest.approx([100 * prediction["score"] for prediction in said], abs=0.51)
-    assert page.locator(".card h3").inner_text() == "a ship.png"
+    lengths = page.locator(".classes i").evaluate_all("(bars) => bars.map((bar) => bar.style.backgroundSize)")
+    percents = [float(re.findall(r"[\d.]+(?=%)", length)[0]) for length in lengths]
+    assert percents == pytest.approx([100 * prediction["score"] for prediction in said], abs=0.01)
+    assert page.locator(".card h3").inner_text() == "a plane.png"
     timings = dict(part.split(";dur=") for part in response.value.headers["server-timing"].split(", "))
     bar = {part.get_attribute("data-stage"): part.bounding_box()["width"] for part in page.locator(".bar span").all()}
     assert tuple(bar) == STAGES
@@ -35,75 +49,67 @@ def test_a_dropped_photo_gets_its_label(page: "Page", pair: Any) -> None:
     share = float(timings[longest]) / float(timings["total"])
     assert bar[longest] / sum(bar.values()) == pytest.approx(share, abs=0.05)
     assert longest in page.locator(".stages").inner_text()
-    expect(page.locator("#spoken")).to_have_text(re.compile(r"^a ship\.png: ship, \d+ %$"))
+    expect_text(page, "#spoken", r"^a plane\.png: airplane, \d+ %$")
     preview = page.locator(".picture canvas")  # small: 640 x 480 px would stay in memory
     assert preview.evaluate("({ width, height }) => [width, height]") == [566, 425]
-    sea = preview.evaluate("(canvas) => [...canvas.getContext('2d').getImageData(5, 420, 1, 1).data]")
-    assert sea == pytest.approx([38, 84, 124, 255], abs=25)
+    corner = preview.evaluate("(canvas) => [...canvas.getContext('2d').getImageData(5, 420, 1, 1).data]")
+    assert corner == pytest.approx([*SKY, 255], abs=3)
     assert page.evaluate("() => [seen.made, seen.blobs.size]") == [1, 0]
 
 
 def test_pasted_photos(page: "Page") -> None:
     page.evaluate(
         "(data) => document.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data, bubbles: true }))",
-        transfer(page, ("image.png", airplane())),
+        transfer(page, "image.png", AIRPLANE),
     )
-    expect(top(page)).to_have_text(re.compile("^airplane"))
+    expect_classes(page, "airplane")
 
 
 def test_a_dropped_folder_is_the_pictures_in_it(page: "Page", tmp_path: Path) -> None:
-    inner = tmp_path / "photos" / "inner"
-    inner.mkdir(parents=True)
-    (inner / "plane.png").write_bytes(airplane())
-    (inner.parent / "10.png").write_bytes(ship())
-    (inner.parent / "9.png").write_bytes(ship())
-    (inner.parent / "notes.txt").write_text("no picture")
-    drag = {"items": [], "files": [str(inner.parent)], "dragOperationsMask": 1}
+    files = {"9.png": SHIP, "10.png": SHIP, "inner/plane.png": AIRPLANE, "notes.txt": b"no picture"}
+    for name, data in files.items():
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    drag = {"items": [], "files": [str(tmp_path / "photos")], "dragOperationsMask": 1}
     session = page.context.new_cdp_session(page)
     for kind in ("dragEnter", "dragOver", "drop"):
         session.send("Input.dispatchDragEvent", {"type": kind, "x": 400, "y": 200, "data": drag})
-    expect(page.locator("#progress")).to_have_text("3 of 3")
+        expect(page.locator("#drop.over")).to_have_count(int(kind == "dragOver"))
+    expect_classes(page, "ship", "ship", "airplane")
     assert page.locator(".card h3").all_inner_texts() == ["9.png", "10.png", "plane.png"]
-    expect(top(page, 2)).to_have_text(re.compile("^airplane"))
 
 
 def test_a_bar_is_full_however_short_the_request(page: "Page") -> None:
     headers = {"server-timing": "parse;dur=0.3, respond;dur=0.1, total;dur=0.4"}
     page.route("**/classify?*", lambda route: route.fulfill(body=BODY, headers=headers))
-    pick(page, a=ship())
-    expect(page.locator(".stages")).to_have_text(re.compile(r"^0\.40 ms in the server"))
+    pick(page, a=SHIP)
+    expect_text(page, ".stages", r"^0\.40 ms in the server")
     widths = page.locator(".bar").evaluate("(bar) => [...bar.children, bar].map((part) => part.clientWidth)")
     assert widths[0] + widths[1] == pytest.approx(widths[2], abs=2.1)
     assert widths[0] / widths[1] == pytest.approx(3, rel=0.05)
 
 
 def test_many_photos_a_few_at_a_time(page: "Page") -> None:
-    at_once, max_at_once = 0, 0
+    running = [0]
 
     def count(step: int) -> Any:
-        def counted(request: Any) -> None:
-            nonlocal at_once, max_at_once
-            if "/classify" in request.url:
-                at_once += step
-                max_at_once = max(max_at_once, at_once)
-
-        return counted
+        return lambda request: running.append(running[-1] + step) if "/classify" in request.url else None
 
     page.on("request", count(1))
     page.on("requestfinished", count(-1))
-    pick(page, **{str(number): DRAWINGS[number % 2]() for number in range(12)})
-    expect(page.locator("#progress")).to_have_text("12 of 12")
+    pick(page, **{str(number): (SHIP, AIRPLANE)[number % 2] for number in range(12)})
+    expect_progress(page, "12 of 12")
     expect(page.locator("#spoken")).to_have_text("12 photos are done.")
-    labels = [row.split("\n")[0] for row in page.locator(".classes li:first-child").all_inner_texts()]
-    assert labels == ["ship", "airplane"] * 6
-    assert 2 <= max_at_once <= 4
+    expect_classes(page, *["ship", "airplane"] * 6)
+    assert 2 <= max(running) <= 4
     page.get_by_role("button", name="Clear").click()
     expect(page.locator(".card")).to_have_count(0)
     expect(page.locator("#answers")).to_be_hidden()
 
 
 def test_what_a_model_knows_is_said_where_it_is_little(page: "Page", pair: Any) -> None:
-    models = models_of(pair)
+    models = models_of(pair.url)
     for name in ("monarch", "other"):
         page.select_option("#model", name)
         expect(page.locator("#knows")).to_contain_text(f"{name} knows {', '.join(models[name]['labels'])}:")
@@ -113,25 +119,33 @@ def test_what_a_model_knows_is_said_where_it_is_little(page: "Page", pair: Any) 
     expect(page.locator("#knows")).to_be_hidden()
 
 
+def test_versions_of_one_name_are_told_apart(page: "Page", pair: Any) -> None:
+    model = models_of(pair.url)["dense"]
+    list_models(page, *({**model, "number": number} for number in (1, 2)))
+    page.reload()
+    page.select_option("#model", "dense 2")
+    expect(page.locator("#curl")).to_contain_text("-H 'X-Model-Version: 2'")
+    with page.expect_request("**/classify?model=dense") as request:
+        pick(page, a=SHIP)
+    assert request.value.headers["x-model-version"] == "2"
+
+
 def test_two_models_side_by_side(tab: "Page", pair: Any) -> None:
     assert (tab.input_value("#model"), tab.input_value("#beside")) == ("monarch", "dense")
     requests: list[str] = []
     tab.on("request", lambda request: requests.append(f"> {request.url}"))
     tab.on("requestfinished", lambda request: requests.append(f"< {request.url}"))
-    pick(tab, a=ship(), b=airplane())
-    expect(tab.locator("#progress")).to_have_text("2 of 2")
+    pick(tab, a=SHIP, b=AIRPLANE)
+    expect_progress(tab, "2 of 2")
     expect(tab.locator(".badge")).to_have_text(["same answer", "same answer"])
-    for place, label in enumerate(("ship", "ship", "airplane", "airplane")):
-        expect(top(tab, place)).to_have_text(re.compile(f"^{label}"))
+    expect_classes(tab, "ship", "ship", "airplane", "airplane")
     for count in (3, 4):  # also where they come one by one
-        pick(tab, c=ship())
-        expect(tab.locator(".badge")).to_have_count(count)
-        expect(tab.locator("#progress")).to_have_text(f"{count} of {count}")
+        pick(tab, c=SHIP)
+        expect_progress(tab, f"{count} of {count}")
     order = [re.sub(r"^(.).*model=(.).*", r"\1\2", request) for request in requests if "/classify" in request]
     assert order == [">m", "<m", ">d", "<d", ">d", "<d", ">m", "<m"] * 2  # one at a time, and they take turns
     table = {row.split("\t")[0]: row.split("\t")[1:] for row in tab.locator("tbody tr").all_inner_texts()}
-    models = models_of(pair)
-    sizes = [models[name]["parameter_bytes"]["resident"] for name in ("monarch", "dense")]
+    sizes = [models_of(pair.url)[name]["parameter_bytes"]["resident"] for name in ("monarch", "dense")]
     *shown, gain = table["in memory"]
     assert shown == [f"{size / 1e6:.1f} MB" for size in sizes]
     assert gain.split() == ["monarch", f"{sizes[1] / sizes[0]:.2f}", "×"]
@@ -161,18 +175,18 @@ def test_two_models_side_by_side(tab: "Page", pair: Any) -> None:
     ],
 )
 def test_which_of_two_is_faster_is_said_in_words(tab: "Page", pair: Any, ms: dict[str, float], said: str) -> None:
-    models = models_of(pair)
+    models = models_of(pair.url)
     monarch, dense = (models[name]["parameter_bytes"]["resident"] for name in ("monarch", "dense"))
     share = round(100 * monarch / dense)
-    expect(tab.locator("#facts .lead")).to_have_text(re.compile(f"^monarch takes {share} % of .* the first photo"))
+    expect_text(tab, "#facts .lead", f"^monarch takes {share} % of .* the first photo")
 
     def answer(route: Any) -> None:
         forward = ms[route.request.url.partition("model=")[2]]
         route.fulfill(body=BODY, headers={"server-timing": f"forward;dur={forward}, total;dur=12"})
 
     tab.route("**/classify?*", answer)
-    pick(tab, a=ship())
-    expect(tab.locator("#progress")).to_have_text("1 of 1")
+    pick(tab, a=SHIP)
+    expect_progress(tab, "1 of 1")
     expect(tab.locator("#facts .lead")).to_have_text(said.format(share=share))
     if min(ms.values()):
         fast = min(ms, key=lambda name: ms[name])

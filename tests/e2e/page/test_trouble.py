@@ -13,9 +13,19 @@ from milkweed.bench.ports import free_port
 from milkweed.cli.bundle_args import demo_bundle
 from milkweed.server.security.keys import key_block
 
-from .browser import visited
-from .drawings import ship
-from .tab import answering, expect, list_models, models_of, pick, top
+from .tab import (
+    AIRPLANE,
+    SHIP,
+    answering,
+    expect,
+    expect_classes,
+    expect_progress,
+    expect_text,
+    list_models,
+    models_of,
+    pick,
+    visited,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -27,16 +37,16 @@ def test_bad_files_in_words(page: "Page", tmp_path: Path) -> None:
     Image.new("1", (6000, 6000)).save(wide, "PNG")
     files = {
         markup: (b"some text", "takes no files of this kind"),
-        "cut.png": (ship()[:3000], "damaged or cut off"),
+        "cut.png": (AIRPLANE[:2000], "damaged or cut off"),
         "nothing.png": (b"", "is empty"),
         "wide.png": (wide.getvalue(), "more pixels than the server takes. PNG is 6000x6000 px: limit 20 megapixels"),
-        "big.png": (ship() + bytes(24_000_000), "too large: it has 24.0 MB, the limit is 1.00 MB"),
-        "good.png": (ship(), "ship"),
+        "big.png": (SHIP + bytes(24_000_000), "too large. the body has 24.0 MB; the limit is 1.00 MB · 413 too_large"),
+        "good.png": (SHIP, "ship"),
     }
     for name, (data, _) in files.items():
         (tmp_path / name).write_bytes(data)
     page.set_input_files("#files", [tmp_path / name for name in files])
-    expect(page.locator("#progress")).to_have_text("6 of 6, 5 failed")
+    expect_progress(page, "6 of 6, 5 failed")
     for card, (_, said) in zip(page.locator(".card").all_inner_texts(), files.values(), strict=True):
         assert said in " ".join(card.split())
     assert page.locator(".card h3").first.inner_text() == markup
@@ -62,15 +72,15 @@ def test_a_key_is_asked_for_once_it_is_needed(browser: "Browser", serving: Any, 
                 assert not field.evaluate("(field) => field.checkValidity()")
             field.fill("mw_wrong")
             tab.keyboard.press("Enter")
-            expect(tab.locator("#key-error")).to_have_text(re.compile("does not know that key"))
+            expect_text(tab, "#key-error", "does not know that key")
             field.fill(" mw_right ")
             tab.get_by_role("button", name="Use it").click()
             expect(tab.locator("#state")).to_have_text("ready")
             expect(tab.locator("#key")).to_be_hidden()
-            pick(tab, one=ship(), two=ship())
+            pick(tab, one=SHIP, two=SHIP)
             expect(tab.get_by_text("asked too often. Trying again in 1 s (1 of 4)")).to_be_visible()
-            expect(tab.locator("#progress")).to_have_text("2 of 2")
-            expect(tab.locator("#live")).to_have_text(re.compile("MB|GB"))
+            expect_progress(tab, "2 of 2")
+            expect_text(tab, "#live", "MB|GB")
             tab.reload()
             expect(tab.locator("#state")).to_have_text("ready")
             expect(tab.locator("#key")).to_be_hidden()
@@ -82,14 +92,14 @@ def test_an_overloaded_server_is_asked_again_when_it_says(page: "Page") -> None:
     page.clock.install()
     for code in ("draining", "overloaded"):  # the route that was added last is asked first
         page.route("**/classify?*", answering(503, code, **{"retry-after": "30"}), times=1)
-    pick(page, a=ship())
+    pick(page, a=SHIP)
     for attempt, expected in enumerate(("has too much to do", "is shutting down"), 1):
         text = re.compile(rf"{expected}\. Trying again in 30 s \({attempt} of 4\)")
         expect(page.locator(".doing")).to_have_text(text)
         page.clock.fast_forward(15_000)  # the time that passes by itself comes on top
         expect(page.locator(".doing")).to_have_text(text)
         page.clock.fast_forward(15_100)
-    expect(top(page)).to_have_text(re.compile("^ship"))
+    expect_classes(page, "ship")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +113,7 @@ def test_an_overloaded_server_is_asked_again_when_it_says(page: "Page") -> None:
 )
 def test_other_failures_in_words(page: "Page", status: int, code: str, said: str) -> None:
     page.route("**/classify?*", answering(status, code), times=1)
-    pick(page, a=ship())
+    pick(page, a=SHIP)
     expect(page.locator(".failure:visible")).to_have_count(1)
     again = " Try again" if status in (504, 500) else ""
     assert " ".join(page.locator(".answer").inner_text().split()).endswith(said + again)
@@ -119,17 +129,17 @@ def test_the_server_goes_and_comes_back(browser: "Browser", serving: Any) -> Non
             expect(tab.locator("#state")).to_have_text("ready")
             server.terminate(signal.SIGKILL)
             server.exit()
-            pick(tab, a=ship(), b=ship(), c=ship())
+            pick(tab, a=SHIP, b=SHIP, c=SHIP)
             expect(tab.locator(".failure:visible")).to_have_text([re.compile("The server does not answer")] * 3)
             tab.clock.fast_forward(5100)
             expect(tab.locator("#state")).to_have_text("server does not answer")
             with serving({"demo": demo_bundle()}, port=port) as again:
                 again.wait_ready()
                 tab.get_by_role("button", name="Try again").first.click()
-                expect(top(tab)).to_have_text(re.compile("^ship"))
+                expect_classes(tab, "ship")
                 tab.get_by_role("button", name="Try failed again").click()
                 expect(tab.locator("#answers-name")).to_be_focused()
-                expect(tab.locator("#progress")).to_have_text("3 of 3")
+                expect_progress(tab, "3 of 3")
                 expect(tab.get_by_role("button", name="again")).to_have_count(0)
                 tab.clock.fast_forward(5100)
                 expect(tab.locator("#state")).to_have_text("ready")
@@ -148,7 +158,7 @@ def test_a_server_that_is_silent(page: "Page") -> None:
     expect(page.locator("#state")).to_have_text("ready")
     page.route("**/classify?*", lambda route: None)
     with page.expect_request("**/classify?*"):
-        pick(page, a=ship())
+        pick(page, a=SHIP)
     page.clock.fast_forward(45_100)
     expect(page.locator(".failure:visible")).to_have_text(re.compile("and never answered"))
     page.unroute("**/classify?*")
@@ -159,26 +169,25 @@ def test_a_server_that_is_silent(page: "Page") -> None:
     assert page.locator(".failure:visible").count() == 0
     page.get_by_label("API key").fill("any")
     page.keyboard.press("Enter")
-    expect(top(page)).to_have_text(re.compile("^ship"))
+    expect_classes(page, "ship")
 
 
 def test_the_focus_stays_where_it_is_tried_again(page: "Page") -> None:
     page.route("**/classify?*", answering(504, "deadline"), times=1)
-    pick(page, a=ship(), b=ship())
+    pick(page, a=SHIP, b=SHIP)
     expect(page.locator("#spoken")).to_have_text("2 photos are done, 1 failed.")
     page.get_by_role("button", name="Try again").press("Enter")
     expect(page.locator(".answer:focus .classes")).to_have_text(re.compile("^ship"))
-    expect(page.locator("#progress")).to_have_text("2 of 2")
+    expect_progress(page, "2 of 2")
 
 
 def test_a_model_that_goes_is_said_and_left(tab: "Page", pair: Any) -> None:
-    models = models_of(pair)
+    models = models_of(pair.url)
     list_models(tab, models["monarch"], models["other"])
     tab.route("**/classify?model=dense", answering(404, "unknown_model"))
-    pick(tab, a=ship())
+    pick(tab, a=SHIP)
     expect(tab.locator("#gone")).to_have_text("dense: not served any more.")
-    expect(tab.locator(".answer")).to_have_count(1)
-    expect(top(tab)).to_have_text(re.compile("^ship"))
+    expect_classes(tab, "ship")
     assert tab.locator("#beside option").all_inner_texts() == ["nothing", "monarch", "other"]
     assert tab.input_value("#model") == "monarch"
 
@@ -191,14 +200,12 @@ def test_a_model_that_goes_is_said_and_left(tab: "Page", pair: Any) -> None:
         (200, '{"models": [], "aliases": []}', "models are loading"),
     ],
 )
-def test_models_that_are_not_there_yet_are_waited_for(
-    browser: "Browser", pair: Any, status: int, body: str, said: str
-) -> None:
-    with visited(browser, pair.url, arrive=False) as tab:
+def test_models_that_are_not_there_yet_are_waited_for(visit: Any, pair: Any, status: int, body: str, said: str) -> None:
+    with visit(arrive=False) as tab:
         tab.route("**/v1/models", lambda route: route.fulfill(status=status, body=body))
         tab.goto(pair.url)
         expect(tab.locator("#state")).to_have_text(said)
-        pick(tab, a=ship())
+        pick(tab, a=SHIP)
         tab.unroute("**/v1/models")
-        expect(top(tab)).to_have_text(re.compile("^ship"))
+        expect_classes(tab, "ship", "ship")
         expect(tab.locator("#state")).to_have_text("ready")
