@@ -30,13 +30,13 @@ function chosen() {
 
 /** Take files in: a card for each, asked in order. */
 function take(files) {
+  if (!files.length) return;
   const fresh = files.map((file) => new Card(file, onChange));
   cards = [...fresh, ...cards];
   find("cards").prepend(...fresh.map(({ element }) => element));
   for (const card of fresh) card.showPicture();
   askFor(fresh);
-  const isBelow = find("answers").getBoundingClientRect().top > innerHeight * 0.8;
-  if (fresh.length && isBelow) find("answers").scrollIntoView();
+  if (find("answers").getBoundingClientRect().top > innerHeight * 0.8) find("answers").scrollIntoView();
 }
 
 function askFor(some) {

@@ -4,10 +4,10 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from milkweed.cli.bundle_args import demo_bundle
@@ -53,12 +53,18 @@ def pair(serving: Any, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFacto
         yield server
 
 
+@pytest.fixture(scope="session")
+def models(pair: Any) -> dict[str, Any]:
+    """What the server of `pair` says of its models, by name."""
+    return {model["name"]: model for model in httpx.get(pair.url + "/v1/models").json()["models"]}
+
+
 @pytest.fixture
 def visit(browser: "Browser", pair: Any) -> Any:
-    """`visited` of the page of `pair`."""
+    """`visited` of the page of `pair`, or of another server."""
     from .tab import visited  # not above: this file is read without playwright, too
 
-    return partial(visited, browser, pair.url)
+    return lambda url=pair.url, **options: visited(browser, url, **options)
 
 
 @pytest.fixture
@@ -76,7 +82,7 @@ def page(tab: "Page") -> "Page":
 
 
 @pytest.fixture
-def searched_tab(visit: Any) -> Iterator["Page"]:
+def searched_tab(visit: Any, models: Any) -> Iterator["Page"]:
     """The page of a server of two models, of which a search made one from the other."""
-    with visit(models=("fast", "dense"), viewport={"width": 1280, "height": 900}) as page:
+    with visit(models=(models["fast"], models["dense"]), viewport={"width": 1280, "height": 900}) as page:
         yield page

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 from PIL import Image, ImageDraw
 
@@ -63,12 +62,12 @@ AIRPLANE = _airplane()
 
 @contextmanager
 def visited(
-    browser: "Browser", url: str, *, arrive: bool = True, models: Sequence[str] = (), **options: Any
+    browser: "Browser", url: str, *, arrive: bool = True, models: Sequence[Any] = (), **options: Any
 ) -> Iterator["Page"]:
     """A tab in a fresh context, with `arrive` at `url` and ready. At its end no request has left that origin, nothing
     went against the page's policy, and the console has no error but that of requests that were refused.
 
-    `models`: the names of those that the page is told of; all without.
+    `models`: what the page is told of, as /v1/models lists them; all without.
     """
     context = browser.new_context(**options)
     context.set_default_timeout(120_000)
@@ -81,7 +80,7 @@ def visited(
     page.on("console", lambda line: errors.append(line.text) if line.type in ("error", "warning") else None)
     try:
         if models:
-            list_models(page, *(models_of(url)[name] for name in models))
+            list_models(page, *models)
         if arrive:
             page.goto(url)
             expect(page.locator("#state")).to_have_text("ready")
@@ -112,11 +111,6 @@ def answering(status: int, code: str = "", **headers: str) -> Any:
     return lambda route: route.fulfill(status=status, body=body, headers=headers)
 
 
-def models_of(url: str) -> dict[str, Any]:
-    """What the server says of its models, by name."""
-    return {model["name"]: model for model in httpx.get(url + "/v1/models").json()["models"]}
-
-
 def list_models(tab: "Page", *models: dict[str, Any]) -> None:
     """Let the page be told of these models alone."""
     tab.route("**/v1/models", lambda route: route.fulfill(json={"models": models, "aliases": []}))
@@ -130,10 +124,6 @@ def expect_text(tab: "Page", selector: str, pattern: str) -> None:
 def expect_classes(tab: "Page", *labels: str) -> None:
     """Wait until these are the first classes of all answers."""
     expect(tab.locator(".classes li:first-child .clip")).to_have_text([*labels])
-
-
-def expect_progress(tab: "Page", text: str) -> None:
-    expect(tab.locator("#progress")).to_have_text(text)
 
 
 def figure(tab: "Page", name: str) -> Any:

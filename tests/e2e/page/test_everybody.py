@@ -1,12 +1,18 @@
 """Keyboards, screen readers, phones, dark and light, and proxies."""
 
+import io
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from PIL import Image
 
-from .tab import AIRPLANE, SHIP, expect, expect_classes, expect_progress, expect_text, pick
+from milkweed.cli.bundle_args import demo_bundle
+from milkweed.models import load_bundle, save_bundle
+
+from .tab import AIRPLANE, SHIP, expect, expect_classes, expect_text, pick
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -28,7 +34,7 @@ def test_page_works_with_the_keyboard_alone(tab: "Page") -> None:
     with tab.expect_file_chooser() as chooser:
         tab.keyboard.press("Enter")
     chooser.value.set_files([{"name": "a.png", "mimeType": "image/png", "buffer": SHIP}])
-    expect_progress(tab, "1 of 1")
+    expect_text(tab, "#progress", "^1 of 1$")
     expect_text(tab, "#spoken", r"^a\.png: ship, \d+ %; beside it ship, \d+ %$")
     focus_on("#beside")
     tab.keyboard.type("nothing")
@@ -41,7 +47,7 @@ def test_page_works_with_the_keyboard_alone(tab: "Page") -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
-    ("models", "options"),
+    ("names", "options"),
     [
         (("monarch", "dense"), {}),
         (("fast", "dense"), {}),
@@ -50,14 +56,14 @@ def test_page_works_with_the_keyboard_alone(tab: "Page") -> None:
     ids=["monarch", "fast", "phone"],
 )
 def test_it_fits_every_window_and_axe_finds_nothing(
-    visit: Any, tmp_path: Path, models: tuple[str, ...], options: dict[str, Any], scheme: str
+    visit: Any, models: Any, tmp_path: Path, names: tuple[str, ...], options: dict[str, Any], scheme: str
 ) -> None:
     """The pictures it takes are for people to look at."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     folder = Path(os.environ.get("MILKWEED_PICTURES", tmp_path))
     # axe is a script of another origin to the page: here its policy has to let it in.
     options = {**options, "color_scheme": scheme, "bypass_csp": True, "reduced_motion": "reduce"}
-    with visit(models=models, **options) as tab:
+    with visit(models=[models[name] for name in names], **options) as tab:
         is_phone = "is_mobile" in options
         assert tab.locator("#camera").is_visible() == is_phone
         for state in ("empty", "answers", "one model", "key"):
@@ -69,17 +75,32 @@ def test_it_fits_every_window_and_axe_finds_nothing(
                 tab.locator("#key").evaluate("(form) => { form.hidden = false; }")
                 tab.locator("details").evaluate_all("(tables) => tables.forEach((table) => { table.open = true; })")
             if state != "empty":
-                expect_progress(tab, "3 of 3, 1 failed")
+                expect_text(tab, "#progress", "^3 of 3, 1 failed$")
             for width in (360,) if is_phone else (360, 768, 1440):
                 tab.set_viewport_size({"width": width, "height": 900})
                 widths = "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
                 assert tab.evaluate(widths) == [width, width]
-                name = "phone" if is_phone else models[0]
+                name = "phone" if is_phone else names[0]
                 tab.screenshot(path=folder / f"{name}-{state}-{width}-{scheme}.png", full_page=True)
             if not is_phone:  # so high that the side stays, and too low for it all
                 tab.set_viewport_size({"width": 1280, "height": 850})
             violations = axe.run(tab).response["violations"]
             assert [(fault["id"], fault["impact"], fault["nodes"][0]["html"]) for fault in violations] == []
+
+
+@pytest.mark.skipif("MILKWEED_PICTURES" not in os.environ, reason="takes the documentation's picture, where asked to")
+def test_picture_of_the_demo_and_its_dense_twin(visit: Any, serving: Any, tmp_path: Path) -> None:
+    model, config = load_bundle(demo_bundle())
+    save_bundle(tmp_path / "dense", model, replace(config, metrics={}))
+    with serving({"demo": demo_bundle(), "dense": tmp_path / "dense"}, dtype="auto", micro_batch=1) as server:
+        server.wait_ready()
+        with visit(server.url, reduced_motion="reduce", viewport={"width": 1180, "height": 820}) as tab:
+            for count in range(2, 22, 2):  # medians of fewer are chance
+                pick(tab, ship=SHIP, airplane=AIRPLANE)
+                expect_text(tab, "#progress", f"^{count} of {count}$")
+            expect(tab.locator("#live-line")).to_be_visible(timeout=30_000)
+            picture = Image.open(io.BytesIO(tab.screenshot())).quantize(256)
+            picture.save(Path(os.environ["MILKWEED_PICTURES"]) / "page-light.png", optimize=True)
 
 
 def test_without_scripts_nothing_is_shown_that_needs_them(browser: "Browser", pair: Any) -> None:

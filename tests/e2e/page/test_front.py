@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ...support.frontiers import MODELS
-from .tab import expect, models_of
+from .tab import expect
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -73,7 +73,7 @@ def test_the_table_has_every_model_with_its_intervals(searched_tab: "Page") -> N
     )
 
 
-def test_the_listing_is_short(pair: Any) -> None:
-    said = models_of(pair.url)["fast"]
+def test_the_listing_is_short(models: Any) -> None:
+    said = models["fast"]
     assert "search" not in said["metrics"]
     assert len(str(said["search"])) < 4000

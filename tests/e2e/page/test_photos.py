@@ -7,20 +7,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from .tab import (
-    AIRPLANE,
-    BODY,
-    SHIP,
-    SKY,
-    expect,
-    expect_classes,
-    expect_progress,
-    expect_text,
-    list_models,
-    models_of,
-    pick,
-    transfer,
-)
+from .tab import AIRPLANE, BODY, SHIP, SKY, expect, expect_classes, expect_text, list_models, pick, transfer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -99,7 +86,7 @@ def test_many_photos_a_few_at_a_time(page: "Page") -> None:
     page.on("request", count(1))
     page.on("requestfinished", count(-1))
     pick(page, **{str(number): (SHIP, AIRPLANE)[number % 2] for number in range(12)})
-    expect_progress(page, "12 of 12")
+    expect_text(page, "#progress", "^12 of 12$")
     expect(page.locator("#spoken")).to_have_text("12 photos are done.")
     expect_classes(page, *["ship", "airplane"] * 6)
     assert 2 <= max(running) <= 4
@@ -108,8 +95,7 @@ def test_many_photos_a_few_at_a_time(page: "Page") -> None:
     expect(page.locator("#answers")).to_be_hidden()
 
 
-def test_what_a_model_knows_is_said_where_it_is_little(page: "Page", pair: Any) -> None:
-    models = models_of(pair.url)
+def test_what_a_model_knows_is_said_where_it_is_little(page: "Page", models: Any) -> None:
     for name in ("monarch", "other"):
         page.select_option("#model", name)
         expect(page.locator("#knows")).to_contain_text(f"{name} knows {', '.join(models[name]['labels'])}:")
@@ -119,8 +105,8 @@ def test_what_a_model_knows_is_said_where_it_is_little(page: "Page", pair: Any) 
     expect(page.locator("#knows")).to_be_hidden()
 
 
-def test_versions_of_one_name_are_told_apart(page: "Page", pair: Any) -> None:
-    model = models_of(pair.url)["dense"]
+def test_versions_of_one_name_are_told_apart(page: "Page", models: Any) -> None:
+    model = models["dense"]
     list_models(page, *({**model, "number": number} for number in (1, 2)))
     page.reload()
     page.select_option("#model", "dense 2")
@@ -130,22 +116,22 @@ def test_versions_of_one_name_are_told_apart(page: "Page", pair: Any) -> None:
     assert request.value.headers["x-model-version"] == "2"
 
 
-def test_two_models_side_by_side(tab: "Page", pair: Any) -> None:
+def test_two_models_side_by_side(tab: "Page", models: Any) -> None:
     assert (tab.input_value("#model"), tab.input_value("#beside")) == ("monarch", "dense")
     requests: list[str] = []
     tab.on("request", lambda request: requests.append(f"> {request.url}"))
     tab.on("requestfinished", lambda request: requests.append(f"< {request.url}"))
     pick(tab, a=SHIP, b=AIRPLANE)
-    expect_progress(tab, "2 of 2")
+    expect_text(tab, "#progress", "^2 of 2$")
     expect(tab.locator(".badge")).to_have_text(["same answer", "same answer"])
     expect_classes(tab, "ship", "ship", "airplane", "airplane")
     for count in (3, 4):  # also where they come one by one
         pick(tab, c=SHIP)
-        expect_progress(tab, f"{count} of {count}")
+        expect_text(tab, "#progress", f"^{count} of {count}$")
     order = [re.sub(r"^(.).*model=(.).*", r"\1\2", request) for request in requests if "/classify" in request]
     assert order == [">m", "<m", ">d", "<d", ">d", "<d", ">m", "<m"] * 2  # one at a time, and they take turns
     table = {row.split("\t")[0]: row.split("\t")[1:] for row in tab.locator("tbody tr").all_inner_texts()}
-    sizes = [models_of(pair.url)[name]["parameter_bytes"]["resident"] for name in ("monarch", "dense")]
+    sizes = [models[name]["parameter_bytes"]["resident"] for name in ("monarch", "dense")]
     *shown, gain = table["in memory"]
     assert shown == [f"{size / 1e6:.1f} MB" for size in sizes]
     assert gain.split() == ["monarch", f"{sizes[1] / sizes[0]:.2f}", "×"]
@@ -174,8 +160,7 @@ def test_two_models_side_by_side(tab: "Page", pair: Any) -> None:
         ),
     ],
 )
-def test_which_of_two_is_faster_is_said_in_words(tab: "Page", pair: Any, ms: dict[str, float], said: str) -> None:
-    models = models_of(pair.url)
+def test_which_of_two_is_faster_is_said_in_words(tab: "Page", models: Any, ms: dict[str, float], said: str) -> None:
     monarch, dense = (models[name]["parameter_bytes"]["resident"] for name in ("monarch", "dense"))
     share = round(100 * monarch / dense)
     expect_text(tab, "#facts .lead", f"^monarch takes {share} % of .* the first photo")
@@ -186,7 +171,7 @@ def test_which_of_two_is_faster_is_said_in_words(tab: "Page", pair: Any, ms: dic
 
     tab.route("**/classify?*", answer)
     pick(tab, a=SHIP)
-    expect_progress(tab, "1 of 1")
+    expect_text(tab, "#progress", "^1 of 1$")
     expect(tab.locator("#facts .lead")).to_have_text(said.format(share=share))
     if min(ms.values()):
         fast = min(ms, key=lambda name: ms[name])

@@ -13,22 +13,10 @@ from milkweed.bench.ports import free_port
 from milkweed.cli.bundle_args import demo_bundle
 from milkweed.server.security.keys import key_block
 
-from .tab import (
-    AIRPLANE,
-    SHIP,
-    answering,
-    expect,
-    expect_classes,
-    expect_progress,
-    expect_text,
-    list_models,
-    models_of,
-    pick,
-    visited,
-)
+from .tab import AIRPLANE, SHIP, answering, expect, expect_classes, expect_text, list_models, pick
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 
 def test_bad_files_in_words(page: "Page", tmp_path: Path) -> None:
@@ -46,7 +34,7 @@ def test_bad_files_in_words(page: "Page", tmp_path: Path) -> None:
     for name, (data, _) in files.items():
         (tmp_path / name).write_bytes(data)
     page.set_input_files("#files", [tmp_path / name for name in files])
-    expect_progress(page, "6 of 6, 5 failed")
+    expect_text(page, "#progress", "^6 of 6, 5 failed$")
     for card, (_, said) in zip(page.locator(".card").all_inner_texts(), files.values(), strict=True):
         assert said in " ".join(card.split())
     assert page.locator(".card h3").first.inner_text() == markup
@@ -54,13 +42,13 @@ def test_bad_files_in_words(page: "Page", tmp_path: Path) -> None:
     expect(page.locator(".picture canvas")).to_have_count(4)  # a browser shows half a picture too, but no text
 
 
-def test_a_key_is_asked_for_once_it_is_needed(browser: "Browser", serving: Any, tmp_path: Path) -> None:
+def test_a_key_is_asked_for_once_it_is_needed(visit: Any, serving: Any, tmp_path: Path) -> None:
     """Beyond what the key may ask the photo waits as long as the server says."""
     keys = tmp_path / "keys.toml"
     keys.write_text(key_block("camera", "mw_right") + "images_per_second = 1\nimage_burst = 1\n")
     with serving({"demo": demo_bundle()}, api_keys=keys) as server:
         server.wait_ready()
-        with visited(browser, server.url, arrive=False) as tab:
+        with visit(server.url, arrive=False) as tab:
             addresses: list[str] = []
             tab.on("request", lambda request: addresses.append(request.url))
             tab.goto(server.url)
@@ -79,7 +67,7 @@ def test_a_key_is_asked_for_once_it_is_needed(browser: "Browser", serving: Any, 
             expect(tab.locator("#key")).to_be_hidden()
             pick(tab, one=SHIP, two=SHIP)
             expect(tab.get_by_text("asked too often. Trying again in 1 s (1 of 4)")).to_be_visible()
-            expect_progress(tab, "2 of 2")
+            expect_text(tab, "#progress", "^2 of 2$")
             expect_text(tab, "#live", "MB|GB")
             tab.reload()
             expect(tab.locator("#state")).to_have_text("ready")
@@ -119,11 +107,11 @@ def test_other_failures_in_words(page: "Page", status: int, code: str, said: str
     assert " ".join(page.locator(".answer").inner_text().split()).endswith(said + again)
 
 
-def test_the_server_goes_and_comes_back(browser: "Browser", serving: Any) -> None:
+def test_the_server_goes_and_comes_back(visit: Any, serving: Any) -> None:
     port = free_port()
     with serving({"demo": demo_bundle()}, port=port) as server:
         server.wait_ready()
-        with visited(browser, server.url, arrive=False) as tab:
+        with visit(server.url, arrive=False) as tab:
             tab.clock.install()
             tab.goto(server.url)
             expect(tab.locator("#state")).to_have_text("ready")
@@ -133,16 +121,17 @@ def test_the_server_goes_and_comes_back(browser: "Browser", serving: Any) -> Non
             expect(tab.locator(".failure:visible")).to_have_text([re.compile("The server does not answer")] * 3)
             tab.clock.fast_forward(5100)
             expect(tab.locator("#state")).to_have_text("server does not answer")
-            with serving({"demo": demo_bundle()}, port=port) as again:
+            with serving({"demo": demo_bundle(), "twin": demo_bundle()}, port=port) as again:
                 again.wait_ready()
                 tab.get_by_role("button", name="Try again").first.click()
                 expect_classes(tab, "ship")
                 tab.get_by_role("button", name="Try failed again").click()
                 expect(tab.locator("#answers-name")).to_be_focused()
-                expect_progress(tab, "3 of 3")
+                expect_text(tab, "#progress", "^3 of 3$")
                 expect(tab.get_by_role("button", name="again")).to_have_count(0)
                 tab.clock.fast_forward(5100)
                 expect(tab.locator("#state")).to_have_text("ready")
+                expect(tab.locator("#model option")).to_have_text(["demo", "twin"])
 
 
 def test_a_server_that_is_silent(page: "Page") -> None:
@@ -178,11 +167,10 @@ def test_the_focus_stays_where_it_is_tried_again(page: "Page") -> None:
     expect(page.locator("#spoken")).to_have_text("2 photos are done, 1 failed.")
     page.get_by_role("button", name="Try again").press("Enter")
     expect(page.locator(".answer:focus .classes")).to_have_text(re.compile("^ship"))
-    expect_progress(page, "2 of 2")
+    expect_text(page, "#progress", "^2 of 2$")
 
 
-def test_a_model_that_goes_is_said_and_left(tab: "Page", pair: Any) -> None:
-    models = models_of(pair.url)
+def test_a_model_that_goes_is_said_and_left(tab: "Page", models: Any) -> None:
     list_models(tab, models["monarch"], models["other"])
     tab.route("**/classify?model=dense", answering(404, "unknown_model"))
     pick(tab, a=SHIP)
