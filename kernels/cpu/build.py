@@ -1,6 +1,6 @@
 """Builds the library of CPU kernels, for all instruction sets in one file: `make kernels`.
 
-Any C++17 compiler for x86-64 will do (CXX names another than c++); what the machine itself has does not matter.
+g++ 11 or newer, or clang++ 14 or newer (CXX names another than c++); what the machine itself has does not matter.
 """
 
 import os

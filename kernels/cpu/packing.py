@@ -22,7 +22,7 @@ class Rounding:
     Args:
         levels: their largest magnitude.
         rms: where sums of four products have 16 bits, the largest root mean square of an output's weights, so that few
-            k-steps leave a rest. Infinite where sums have 32 bits.
+            k-steps overflow. Infinite where sums have 32 bits.
     """
 
     levels: int = 127
@@ -34,7 +34,7 @@ AS_USUAL = Rounding()
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """How weights lie for an instruction set; `csrc/product.h` has the layout.
+    """How weights lie for an instruction set; `csrc/gemm.h` has the layout.
 
     Args:
         steps: panels hold a multiple of so many k-steps.
@@ -65,7 +65,7 @@ class PackedFactor:
         scale, bias: (blocks x outputs,), float32: of the sums.
         scale2, bias2: behind GELU or SiLU, from its values to 8 bits; None where they stay floats.
         places: (groups,), int32: column of each group of outputs.
-        rests: what was taken out of the panels; None where nothing ever is.
+        overflow: what was taken out of the panels; None where sums have 32 bits.
     """
 
     nr: int
@@ -77,16 +77,16 @@ class PackedFactor:
     bias2: NDArray[np.float32] | None
     group: int
     places: NDArray[np.int32]
-    rests: "Rests | None"
+    overflow: "Overflow | None"
 
 
 @dataclass(frozen=True, eq=False)
-class Rests:
+class Overflow:
     """What does not fit sums of 16 bits, as k-steps of their own: of a sum of four products, a part of the first two.
 
     Args:
-        table: int32: where the rests of each panel begin, and the last end; then the k-step of each.
-        weights: int8: (rests, 16 nr, numbers of a k-step).
+        table: int32: where the k-steps of each panel begin, and the last end; then the number of each k-step.
+        weights: int8: (k-steps, 16 nr, numbers of a k-step).
     """
 
     table: NDArray[np.int32]
@@ -128,7 +128,7 @@ def pack(
         bias2=None if to_8_bits is None else _flat(to_8_bits[1]),
         group=group,
         places=np.where(places < 0, dropped, places).astype(np.int32),
-        rests=_take_rests(panels) if factor.scale is not None and isa.rounding.rms < np.inf else None,
+        overflow=_take_overflow(panels) if factor.scale is not None and isa.rounding.rms < np.inf else None,
     )
 
 
@@ -192,11 +192,11 @@ def _panels(weight: NDArray[Any], nr: int, isa: InstructionSet) -> NDArray[Any]:
     return panels.view(values.dtype).reshape(*panels.shape, per)
 
 
-def _take_rests(panels: NDArray[np.int8]) -> Rests:
-    """Take the rests out of panels, in place."""
+def _take_overflow(panels: NDArray[np.int8]) -> Overflow:
+    """Take the overflow out of panels, in place."""
     steps, outputs, per = panels.shape[-3:]
     panels = panels.reshape(-1, steps, outputs, per)
-    rests = np.zeros((len(panels), steps // 2, outputs, per), np.int8)
+    overflow = np.zeros((len(panels), steps // 2, outputs, per), np.int8)
     for sign in (1, -1):
         alike = np.maximum(sign * panels, 0).view(np.uint32)[..., 0]
         both = alike[:, ::2] + alike[:, 1::2]  # in each byte a sum of two
@@ -204,12 +204,12 @@ def _take_rests(panels: NDArray[np.int8]) -> Rests:
         panel, step, output, pair = np.nonzero(sums > MOST_OF_FOUR)
         over = (sums[panel, step, output, pair] - MOST_OF_FOUR).astype(np.int8)  # less than the first two add up to
         first = np.minimum(np.maximum(sign * panels[panel, 2 * step, output, 2 * pair], 0), over)
-        rests[panel, step, output, 2 * pair] += sign * first
-        rests[panel, step, output, 2 * pair + 1] += sign * (over - first)
-    panels[:, ::2] -= rests
-    panel, step = np.nonzero(rests.any((2, 3)))
+        overflow[panel, step, output, 2 * pair] += sign * first
+        overflow[panel, step, output, 2 * pair + 1] += sign * (over - first)
+    panels[:, ::2] -= overflow
+    panel, step = np.nonzero(overflow.any((2, 3)))
     starts = np.searchsorted(panel, np.arange(len(panels) + 1))
-    return Rests(np.concatenate([starts, 2 * step]).astype(np.int32), rests[panel, step])
+    return Overflow(np.concatenate([starts, 2 * step]).astype(np.int32), overflow[panel, step])
 
 
 def bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:

@@ -39,7 +39,7 @@ class Stages:
         group, places = groups_of(positions(out.order, len(order))[order])
         places = np.where(places < 0, len(out.order), places)
         takes = {"reads": 4 * len(order), "writes": _end(places, group, out.kind)}
-        return {"type": out.kind, "group": group, "places": self.constants.add(places.astype(np.int32)), **takes}
+        return {"type": out.kind, "group": group, "out_columns": self.constants.add(places.astype(np.int32)), **takes}
 
     def to_type(self, order: Places, out: Vector) -> tuple[int, int]:
         """What numbers in that order are multiplied by, and what is added, so that they are of the vector's type."""
@@ -54,13 +54,13 @@ class Stages:
         geometry = ("side", "across", "kernel", "stride", "dilation", "padding")
         taps, item = convolution.kernel**2, structs.ITEM_BYTES[grid.kind]
         return {
-            "action": structs.GATHER,
+            "action": structs.IM2COL,
             "blocks": blocks,
             "inputs": inputs // taps * item,
             "reads": blocks * (inputs // taps) * item,
             "writes": blocks * inputs * item,
             **{name: getattr(convolution, name) for name in geometry},
-            "outside": self.constants.add(outside.astype(np.uint16 if grid.quantiser is None else np.uint8)),
+            "pad_values": self.constants.add(outside.astype(np.uint16 if grid.quantiser is None else np.uint8)),
         }
 
     def factor(self, factor: Factor, read: Vector, order: Places, out: Vector | None, first: int = 0) -> Fields:
@@ -77,7 +77,7 @@ class Stages:
         to_type = structs.F32 if out is None else out.kind
         packed = pack(factor, read.order, place, free, dropped, None if out is None else out.quantiser, self.isa)
         stage = {
-            "action": structs.FACTOR,
+            "action": structs.LINEAR,
             "type": read.kind,
             "blocks": factor.weight.shape[0],
             "inputs": len(read.order) // factor.weight.shape[0],
@@ -91,11 +91,11 @@ class Stages:
             "writes": _end(packed.places - factor.adds * (FILLED - 1), packed.group, to_type),
         }
         arrays: dict[str, NDArray[Any]] = {"weights": packed.panels, "scale": packed.scale, "bias": packed.bias}
-        if packed.rests is not None:
-            arrays |= {"rests": packed.rests.table, "rest_weights": packed.rests.weights}
+        if packed.overflow is not None:
+            arrays |= {"overflow": packed.overflow.table, "overflow_weights": packed.overflow.weights}
         if packed.scale2 is not None and packed.bias2 is not None:
             arrays |= {"scale2": packed.scale2, "bias2": packed.bias2}
-        arrays |= {"places": packed.places}
+        arrays |= {"out_columns": packed.places}
         return stage | {name: self.constants.add(values) for name, values in arrays.items()}
 
     def grouped(self, convolution: Convolution, order: Places, out: Quantiser | None = None) -> Fields:
@@ -117,7 +117,7 @@ class Stages:
             of_sums |= {"scale2": 1 / out.scale[: factor.width], "bias2": out.zero[: factor.width]}
         zero = np.append(np.rint(factor.quantiser.zero[: convolution.channels]), 0)[grouped_order(convolution)]
         outside = self.constants.add(zero.astype(np.uint8))
-        return stage | self._grouped_bytes(filters, of_sums, order) | {"outside": outside}
+        return stage | self._grouped_bytes(filters, of_sums, order) | {"pad_values": outside}
 
     def _grouped_floats(self, filters: NDArray[Any], bias: Floats, order: Places, *, adds: bool) -> dict[str, Any]:
         """Filters (groups, outputs, inputs, taps), a lane for each channel of a group."""
@@ -130,7 +130,8 @@ class Stages:
             "outputs": outputs,
             "weights": self.floats(_in_lanes(filters.transpose(0, 3, 2, 1))),
             "bias": self.floats(_in_lanes(bias.reshape(-1, outputs))),
-            "places": self.constants.add(np.maximum(at[columns], 0).astype(np.int32)),  # those of lanes left over too
+            # Of unused lanes too.
+            "out_columns": self.constants.add(np.maximum(at[columns], 0).astype(np.int32)),
             "writes": _end(at[columns], 1),
         }
 
@@ -150,7 +151,7 @@ class Stages:
             **{name: self.floats(_in_lanes(np.append(sums, 0)[channels])) for name, sums in of_sums.items()},
             "group": group,
             # What is added for a dropped output is 0, and may be added anywhere.
-            "places": self.constants.add(np.maximum(places, 0).astype(np.int32)),
+            "out_columns": self.constants.add(np.maximum(places, 0).astype(np.int32)),
             "writes": _end(places, group),
         }
 

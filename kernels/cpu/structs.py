@@ -14,7 +14,7 @@ SLACK = 4096
 """Bytes behind each buffer: what AMX reads there and what dropped outputs are written to."""
 
 F32, BF16, U8 = 0, 1, 2
-NORM, FACTOR, CAST, GATHER = 0, 1, 2, 3
+NORM, LINEAR, CAST, IM2COL = 0, 1, 2, 3
 STORE, GELU, ADD, SILU, SILU_ADD = 0, 1, 2, 3, 4
 PATCHES, ROWS, ATTENTION, MERGE, PIXELS, PERFORMER, MEAN, GROUPED = 0, 1, 2, 3, 4, 5, 6, 7
 
@@ -28,7 +28,7 @@ ITEM_BYTES = {F32: 4, BF16: 2, U8: 1}
 
 _INTS = ("action", "type", "blocks", "inputs", "outputs", "nr", "epilogue", "to_type", "from", "to", "group")
 _TAPS = ("side", "across", "kernel", "stride", "dilation", "padding")
-_OFFSETS = ("weights", "rests", "rest_weights", "scale", "bias", "scale2", "bias2", "places", "outside")
+_OFFSETS = ("weights", "overflow", "overflow_weights", "scale", "bias", "scale2", "bias2", "out_columns", "pad_values")
 STAGE = np.dtype(
     [*((name, "i4") for name in (*_INTS, *_TAPS)), ("eps", "f4"), *((name, "i8") for name in _OFFSETS)], align=True
 )
@@ -43,7 +43,7 @@ STEP = np.dtype(
         ("epsilon", "f4"),
         ("group", "i4"),
         ("protect", "f4"),
-        *((name, "i8") for name in ("start", "start_bytes", "scale", "bias", "places", "scratch")),
+        *((name, "i8") for name in ("start", "start_bytes", "scale", "bias", "out_columns", "scratch")),
     ],
     align=True,
 )

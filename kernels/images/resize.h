@@ -1,12 +1,12 @@
-// Resizes 8-bit RGB levels as Pillow does, to the bit: sums of levels by weights of 22 bits, with 8-bit levels between the
-// pass along rows and the one along columns.
+// Resizes 8-bit RGB as Pillow does, to the bit: fixed-point weights of 22 bits, 8-bit values between the horizontal pass and
+// the vertical one.
 #pragma once
 
 #include "../cpu/csrc/vectors.h"
 
 namespace milkweed {
 
-// How one axis is resized: each of `count` outputs is a sum of `taps` inputs from its start on.
+// The filter of an axis: each of `count` outputs is a weighted sum of `taps` inputs from its start on.
 struct Axis {
   const int32_t *starts, *weights;
   int32_t count, taps;
@@ -19,11 +19,11 @@ constexpr int kWeightBits = 22;
 typedef int32_t i32x8 __attribute__((vector_size(32)));
 typedef uint8_t u8x8 __attribute__((vector_size(8)));
 
-// The sum's first value rounds it.
-static inline i32x8 no_sum() { return i32x8{} + (1 << (kWeightBits - 1)); }
+// Half of the last bit that is kept: sums start from it, so that the shift rounds.
+static inline i32x8 rounding_bias() { return i32x8{} + (1 << (kWeightBits - 1)); }
 
-// gcc 12 converts lane by lane, were it left to it, which takes four times as long.
-static inline i32x8 widened(const void* from) {
+// By the intrinsic: gcc 12 converts lane by lane, which takes four times as long.
+static inline i32x8 zero_extend_u8(const void* from) {
 #if defined(__AVX2__)
   return (i32x8)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
 #else
@@ -31,7 +31,7 @@ static inline i32x8 widened(const void* from) {
 #endif
 }
 
-static inline void store_levels(uint8_t* to, i32x8 sums) {
+static inline void store_u8(uint8_t* to, i32x8 sums) {
   sums >>= kWeightBits;
 #if defined(__AVX2__)
   const __m256i words = _mm256_packs_epi32((__m256i)sums, (__m256i)sums);
@@ -44,31 +44,31 @@ static inline void store_levels(uint8_t* to, i32x8 sums) {
 #endif
 }
 
-// Pixels of three bytes to pixels of four, two at a time: each weight stands eight times, four for either pixel.
+// Pixels of three bytes to pixels of four, two at a time: each weight is repeated four times for either pixel.
 static void resize_row(const uint8_t* row, const Axis& axis, const int32_t* weights, uint8_t* to) {
   for (int i = 0; i < axis.count; i += 2, to += 8) {
     const uint8_t* first = row + 3 * axis.starts[i];
     const uint8_t* second = row + 3 * axis.starts[i + 1 < axis.count ? i + 1 : i];
-    i32x8 sums = no_sum();
+    i32x8 sums = rounding_bias();
     for (int tap = 0; tap < axis.taps; tap++, weights += 8) {
       const uint32_t pixels[2] = {load<uint32_t>(first + 3 * tap), load<uint32_t>(second + 3 * tap)};
-      sums += widened(pixels) * load<i32x8>(weights);
+      sums += zero_extend_u8(pixels) * load<i32x8>(weights);
     }
-    store_levels(to, sums);
+    store_u8(to, sums);
   }
 }
 
 // Bytes of rows, eight at a time.
 static void resize_column(const uint8_t* rows, int row_bytes, const int32_t* weights, int taps, uint8_t* to) {
   for (int i = 0; i < row_bytes; i += 8) {
-    i32x8 sums = no_sum();
+    i32x8 sums = rounding_bias();
     for (int tap = 0; tap < taps; tap++)
-      sums += widened(rows + (long)tap * row_bytes + i) * weights[tap];
-    store_levels(to + i, sums);
+      sums += zero_extend_u8(rows + (long)tap * row_bytes + i) * weights[tap];
+    store_u8(to + i, sums);
   }
 }
 
-// The weights of a row's axis as `resize_row` reads them; of the last pixel twice, where their number is odd.
+// The horizontal weights as `resize_row` reads them; those of the last pixel twice where the count is odd.
 static void repeat_weights(const Axis& axis, int32_t* to) {
   for (int i = 0; i < axis.count; i += 2)
     for (int tap = 0; tap < axis.taps; tap++)
@@ -76,8 +76,8 @@ static void repeat_weights(const Axis& axis, int32_t* to) {
         *to++ = axis.weights[(i + (lane > 3 && i + 1 < axis.count)) * axis.taps + tap];
 }
 
-// Pixels (height, width, 3) to pixels of four bytes, of which the last means nothing: (down.count, 2 ceil(across.count / 2), 4).
-// The scratch has room for the repeated weights, a row of the picture and a byte, and each row that `down` reads.
+// Pixels (height, width, 3) to (down.count, 2 ceil(across.count / 2), 4), of whose four bytes the last is meaningless.
+// The scratch has room for the repeated weights, a row of the image and one byte, and each row that `down` reads.
 static void resize(const uint8_t* pixels, int width, const Axis& across, const Axis& down, char* scratch, uint8_t* out) {
   const int row_bytes = (across.count + 1) / 2 * 8;
   int32_t* weights = (int32_t*)scratch;

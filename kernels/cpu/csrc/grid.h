@@ -1,6 +1,6 @@
-// Stages, fused: a tile of rows goes through all stages of a step before the next tile does, so that what lies between
-// them stays in the core's own caches. Of a convolution the taps of each place of a grid are gathered as the rows that a
-// factor then multiplies. A grid is its tokens, row by row.
+// Fused stages: a tile of rows goes through all stages of a step before the next tile does, so that what lies between them
+// stays in the core's own caches. A convolution is im2col of the tile's pixels, then a linear layer. A grid is a feature map
+// in NHWC: its tokens, row by row.
 #pragma once
 
 #include "rows.h"
@@ -8,7 +8,7 @@
 namespace milkweed {
 namespace ISA {
 
-// So many bytes, a V at a time, and more behind them; no more than a V where nothing LOOPS.
+// Copies `bytes` a V at a time, rounded up to whole V; with LOOPS = false a single V.
 template <class V, bool LOOPS>
 static inline void copy_bytes(char* to, const char* from, int bytes) {
   store(to, load<V>(from));
@@ -16,49 +16,51 @@ static inline void copy_bytes(char* to, const char* from, int bytes) {
     for (int i = sizeof(V); i < bytes; i += sizeof(V)) store(to + i, load<V>(from + i));
 }
 
-// The taps of places `first` to `first + rows` of what a convolution gives: by block, then by tap, `inputs` bytes of the
-// grid's row there, or of a row that stands for what lies outside. More is written behind a tap, before the next one is.
+// The taps of output pixels `first` to `first + rows`: by block, then by tap, `inputs` bytes of the grid's pixel there, or of
+// the row that stands for padding. Copies run past a tap's end, and the next tap overwrites that.
 template <class V, bool LOOPS>
-static void gather(const Stage& stage, const char* base, const char* grid, long ld, char* to, long ld_to, int first, int rows,
-                   bool run) {
-  const Stage s = stage;  // bytes are written below, which for the compiler may be those of `stage`
-  const char* outside = base + s.outside;
-  const int reach = (s.kernel - 1) * s.dilation;
-  const int pieces = run ? 1 : s.kernel, bytes = run ? s.kernel * s.inputs : s.inputs;
+static void im2col(const Stage& stage, const char* base, const char* grid, long ld, char* to, long ld_to, int first, int rows,
+                   bool contiguous) {
+  const Stage s = stage;  // a copy, since for the compiler the byte stores below may alias `stage`
+  const char* pad_values = base + s.pad_values;
+  const int extent = (s.kernel - 1) * s.dilation;
+  const int copies = contiguous ? 1 : s.kernel, bytes = contiguous ? s.kernel * s.inputs : s.inputs;
   for (int r = first; r < first + rows; r++, to += ld_to) {
     const int top = r / s.across * s.stride - s.padding, left = r % s.across * s.stride - s.padding;
-    const bool inside = top >= 0 && top + reach < s.side && left >= 0 && left + reach < s.side;
+    const bool inside = top >= 0 && top + extent < s.side && left >= 0 && left + extent < s.side;
     char* out = to;
     for (int block = 0; block < s.blocks; block++)
       for (int i = 0, y = top; i < s.kernel; i++, y += s.dilation) {
         const char* from = grid + ((long)y * s.side + left) * ld + (long)block * s.inputs;
         if (inside) {
-          for (int j = 0; j < pieces; j++, out += bytes, from += s.dilation * ld) copy_bytes<V, LOOPS>(out, from, bytes);
+          for (int j = 0; j < copies; j++, out += bytes, from += s.dilation * ld) copy_bytes<V, LOOPS>(out, from, bytes);
         } else {
-          for (int j = 0, x = left; j < s.kernel; j++, x += s.dilation, out += s.inputs, from += s.dilation * ld)
-            copy_bytes<V, LOOPS>(out, y >= 0 && y < s.side && x >= 0 && x < s.side ? from : outside + (long)block * s.inputs, s.inputs);
+          for (int j = 0, x = left; j < s.kernel; j++, x += s.dilation, out += s.inputs, from += s.dilation * ld) {
+            const bool exists = y >= 0 && y < s.side && x >= 0 && x < s.side;
+            copy_bytes<V, LOOPS>(out, exists ? from : pad_values + (long)block * s.inputs, s.inputs);
+          }
         }
       }
   }
 }
 
-static void gather(const Stage& s, const char* base, const char* grid, long ld, char* to, long ld_to, int first, int rows) {
-  const bool run = s.dilation == 1 && ld == s.inputs;  // then the taps of one line lie one behind the other
-  if (s.inputs % 64 == 0) gather<f32x16, true>(s, base, grid, ld, to, ld_to, first, rows, run);
-  else if (s.inputs > 16 || run) gather<u8x16, true>(s, base, grid, ld, to, ld_to, first, rows, run);
-  else gather<u8x16, false>(s, base, grid, ld, to, ld_to, first, rows, run);
+static void im2col(const Stage& s, const char* base, const char* grid, long ld, char* to, long ld_to, int first, int rows) {
+  const bool contiguous = s.dilation == 1 && ld == s.inputs;  // the taps of a line are adjacent in memory
+  if (s.inputs % 64 == 0) im2col<f32x16, true>(s, base, grid, ld, to, ld_to, first, rows, contiguous);
+  else if (s.inputs > 16 || contiguous) im2col<u8x16, true>(s, base, grid, ld, to, ld_to, first, rows, contiguous);
+  else im2col<u8x16, false>(s, base, grid, ld, to, ld_to, first, rows, contiguous);
 }
 
-// Float32 rows as a grid's, times a scale, plus a bias.
+// Casts float32 rows to a grid's type, times a scale, plus a bias.
 template <int TO>
 static void cast(const Stage& s, const char* base, const char* from, long ld_from, char* to, long ld_to, int rows) {
   const float *scale = (const float*)(base + s.scale), *bias = (const float*)(base + s.bias);
-  const int32_t* places = (const int32_t*)(base + s.places);
-  const int per = kLanes / s.group;
+  const int32_t* columns = (const int32_t*)(base + s.out_columns);
+  const int groups = kLanes / s.group;
   for (int r = 0; r < rows; r++, from += ld_from, to += ld_to)
     for (int c = 0; c < s.inputs; c += kLanes)
-      put<TO>(to, places + c / kLanes * per, s.group,
-              fma(load<f32x16>((const float*)from + c), load<f32x16>(scale + c), load<f32x16>(bias + c)));
+      scatter_as<TO>(to, columns + c / kLanes * groups, s.group,
+                     fma(load<f32x16>((const float*)from + c), load<f32x16>(scale + c), load<f32x16>(bias + c)));
 }
 
 static void run_stage(const Stage& s, const char* base, const char* from, long ld_from, char* to, long ld_to, int rows) {
@@ -71,8 +73,8 @@ static void run_stage(const Stage& s, const char* base, const char* from, long l
     if (s.type == kU8) return cast<kU8>(s, base, from, ld_from, to, ld_to, rows);
     return cast<kBF16>(s, base, from, ld_from, to, ld_to, rows);
   }
-  if (s.type == kU8) factor<I8>(s, base, from, ld_from, to, ld_to, rows);
-  else factor<BF16>(s, base, from, ld_from, to, ld_to, rows);
+  if (s.type == kU8) linear<I8>(s, base, from, ld_from, to, ld_to, rows);
+  else linear<BF16>(s, base, from, ld_from, to, ld_to, rows);
 }
 
 // All stages of a step, tile by tile.
@@ -86,36 +88,36 @@ static void run_rows(const Program& p, const Step& step, const char* base, char*
       const auto at = [&](const Buffer& buffer, int row) {
         return arena + buffer.offset + (buffer.in_arena ? row * buffer.row_bytes : 0);
       };
-      if (s.action == kGather) gather(s, base, at(a, 0), a.row_bytes, at(b, r), b.row_bytes, r, rows);
+      if (s.action == kIm2col) im2col(s, base, at(a, 0), a.row_bytes, at(b, r), b.row_bytes, r, rows);
       else run_stage(s, base, at(a, r), a.row_bytes, at(b, r), b.row_bytes, rows);
     }
   }
 }
 
+// An image (3, side, side) float32 as pixels of TO, `ld` bytes apart.
 template <int TO>
-static void pixels(const Step& s, const float* scale, const float* bias, const float* image, char* to, long ld) {
+static void chw_to_hwc(const Step& s, const float* scale, const float* bias, const float* image, char* to, long ld) {
   constexpr int bytes = TO == kU8 ? 1 : 2;
-  const long count = (long)s.side * s.side;
-  for (int c = 0; c < 3; c++, image += count)
-    for (long i = 0; i < count; i += kLanes) {
-      const int here = count - i < kLanes ? count - i : kLanes;
+  const long pixels = (long)s.side * s.side;
+  for (int c = 0; c < 3; c++, image += pixels)
+    for (long i = 0; i < pixels; i += kLanes) {
+      const int count = pixels - i < kLanes ? pixels - i : kLanes;
       f32x16 v{};
-      if (here < kLanes) memcpy(&v, image + i, 4 * here);
+      if (count < kLanes) memcpy(&v, image + i, 4 * count);
       else v = load<f32x16>(image + i);
       char row[2 * kLanes];
-      v = fma(v, all(scale[c]), all(bias[c]));
+      v = fma(v, set1(scale[c]), set1(bias[c]));
       if constexpr (TO == kU8) store(row, to_u8(v));
       else store(row, to_bf16(v));
-      for (int j = 0; j < here; j++) memcpy(to + (i + j) * ld + c * bytes, row + j * bytes, bytes);
+      for (int j = 0; j < count; j++) memcpy(to + (i + j) * ld + c * bytes, row + j * bytes, bytes);
     }
 }
 
-// An image (3, side, side) float32 as a grid.
 static void run_pixels(const Program& p, const Step& s, const char* base, char* arena, const float* image) {
   const Buffer& grid = p.buffers[s.first_buffer];
   const float *scale = (const float*)(base + s.scale), *bias = (const float*)(base + s.bias);
-  if (s.to_type == kU8) pixels<kU8>(s, scale, bias, image, arena + grid.offset, grid.row_bytes);
-  else pixels<kBF16>(s, scale, bias, image, arena + grid.offset, grid.row_bytes);
+  if (s.to_type == kU8) chw_to_hwc<kU8>(s, scale, bias, image, arena + grid.offset, grid.row_bytes);
+  else chw_to_hwc<kBF16>(s, scale, bias, image, arena + grid.offset, grid.row_bytes);
 }
 
 // The mean of the rows, float32.

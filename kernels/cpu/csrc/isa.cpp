@@ -1,64 +1,66 @@
-// All kernels for one instruction set: compiled once for each, with ISA its name and the compiler's flags for it.
+// All kernels of one instruction set: compiled once for each, with its compiler flags and its name in ISA.
 #include "../../images/resize.h"
 #include "merging.h"
+
+#define MILKWEED_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace milkweed {
 namespace ISA {
 
-// Patches of an image (3, side, side) float32 as bfloat16 rows (patches, 3 patch patch), and the tokens' first values.
+// Patchifies an image (3, side, side) float32 into bfloat16 rows (patches, 3 patch patch), and initialises the tokens.
 static void run_patches(const Program& p, const Step& s, const char* base, char* arena, const float* pixels) {
   const Buffer &rows = p.buffers[s.first_buffer], &tokens = p.buffers[s.first_buffer + 1];
-  const int across = s.side / s.patch;
+  const int patches = s.side / s.patch;
   memcpy(arena + tokens.offset, base + s.start, s.start_bytes);
-  for (int y = 0; y < across; y++)
-    for (int x = 0; x < across; x++) {
-      char* to = arena + rows.offset + (y * across + x) * rows.row_bytes;
+  for (int y = 0; y < patches; y++)
+    for (int x = 0; x < patches; x++) {
+      char* to = arena + rows.offset + (y * patches + x) * rows.row_bytes;
       for (int c = 0; c < 3; c++)
         for (int i = 0; i < s.patch; i++, to += 2 * s.patch) {
           const float* from = pixels + ((long)c * s.side + y * s.patch + i) * s.side + x * s.patch;
           for (int j = 0; j < s.patch; j += kLanes) {
-            f32x16 some{};  // what is written behind the patch is written again, or meets weights of zero
-            if (s.patch - j < kLanes) memcpy(&some, from + j, 4 * (s.patch - j));
-            else some = load<f32x16>(from + j);
-            store(to + 2 * j, to_bf16(some));
+            f32x16 v{};  // what is written past the patch is overwritten, or meets zero weights
+            if (s.patch - j < kLanes) memcpy(&v, from + j, 4 * (s.patch - j));
+            else v = load<f32x16>(from + j);
+            store(to + 2 * j, to_bf16(v));
           }
         }
     }
 }
 
-// Products of the same rows by the same panel, for benchmarks: what a core can do at most. Returns multiply-accumulates.
+// Repeats one microkernel call on data in L1, for benchmarks: the peak of a core. Returns multiply-accumulates.
 template <class T>
-static int64_t multiply_again(int nr, int repeats) {
+static int64_t peak_gemm(int nr, int repeats) {
   constexpr int steps = 64;
-  alignas(64) char rows[kMostRows * steps * 4] = {}, panel[kMostNr * kLanes * steps * 4] = {};
-  alignas(64) float sums[kMostRows * kMostNr * kLanes];
+  alignas(64) char rows[kMaxRows * steps * 4] = {}, panel[kMaxNr * kLanes * steps * 4] = {};
+  alignas(64) float sums[kMaxRows * kMaxNr * kLanes];
   for (int i = 0; i < repeats; i++) {
-    multiply<T>(nr, rows, steps * 4, panel, steps, {}, sums, kLanes * nr, nr);
-    asm volatile("" : : "r"(rows), "r"(panel), "r"(sums) : "memory");  // each of them counts, though all are alike
+    gemm<T>(nr, rows, steps * 4, panel, steps, {}, sums, kLanes * nr, nr);
+    asm volatile("" : : "r"(rows), "r"(panel), "r"(sums) : "memory");  // no call may be optimised away
   }
-  return (int64_t)repeats * rows_at_once(nr) * kLanes * nr * steps * T::kPerStep;
+  return (int64_t)repeats * microkernel_rows(nr) * kLanes * nr * steps * T::kPerStep;
 }
 
 }  // namespace ISA
 
-extern "C" __attribute__((visibility("default"))) int64_t PEAK(int eight_bits, int nr, int repeats) {
+MILKWEED_EXPORT int64_t PEAK(int eight_bits, int nr, int repeats) {
   using namespace ISA;
-  const Tiles tiles;
-  (void)tiles;
-  return eight_bits ? multiply_again<I8>(nr, repeats) : multiply_again<BF16>(nr, repeats);
+  [[maybe_unused]] const AmxTiles tiles;
+  return eight_bits ? peak_gemm<I8>(nr, repeats) : peak_gemm<BF16>(nr, repeats);
 }
 
-extern "C" __attribute__((visibility("default"))) void RESIZE(const uint8_t* pixels, int width, const Axis* across, const Axis* down, char* scratch, uint8_t* out) {
+MILKWEED_EXPORT void RESIZE(const uint8_t* pixels, int width, const Axis* across, const Axis* down, char* scratch,
+                            uint8_t* out) {
   ISA::resize(pixels, width, *across, *down, scratch, out);
 }
 
-extern "C" __attribute__((visibility("default"))) void ENTRY(const Program* p, const void* constants, void* arena, const float* images, int count, float* logits) {
+MILKWEED_EXPORT void ENTRY(const Program* p, const void* constants, void* arena, const float* images, int count,
+                           float* logits) {
   using namespace ISA;
-  const Tiles tiles;
-  (void)tiles;
+  [[maybe_unused]] const AmxTiles tiles;
   const char* base = (const char*)constants;
   char* a = (char*)arena;
-  // One after another: an image's rows fill a tile, and what the steps hand on stays in the caches.
+  // Image by image: one image's rows fill a tile, and its activations stay in the caches.
   for (; count > 0; count--, images += p->image_floats, logits += p->classes) {
     for (int i = 0; i < p->count; i++) {
       const Step& s = p->steps[i];

@@ -1,14 +1,14 @@
-// What belongs to no instruction set.
+// What does not depend on the instruction set.
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #define MILKWEED_EXPORT extern "C" __attribute__((visibility("default")))
 
-// The hash of all that this library is made of.
+// The hash of the sources that this library was built from.
 MILKWEED_EXPORT const char* const milkweed_cpu_sources;
 const char* const milkweed_cpu_sources = SOURCES;
 
-// Linux lets a process use AMX's tiles, 8 kB a thread, only when it asks. Returns whether it may.
+// Asks Linux for permission to use AMX tiles (8 kB a thread). Returns whether it was given.
 MILKWEED_EXPORT bool milkweed_request_tiles() {
 #if defined(__x86_64__)
   constexpr long kRequest = 0x1023, kTileData = 18;

@@ -1,14 +1,12 @@
-// Products without any instruction set: the definition that the others are held against.
+// The microkernel in plain C++: the definition that the others are held against.
 #pragma once
 
 namespace milkweed {
 namespace ISA {
 
-constexpr int kSteps = 1;
+constexpr int kStepMultiple = 1;
 
-static constexpr int rows_at_once(int) { return 1; }
-
-struct Tiles {};
+static constexpr int microkernel_rows(int) { return 1; }
 
 static inline float bf16_to_float(uint16_t v) {
   const uint32_t bits = (uint32_t)v << 16;
@@ -16,7 +14,7 @@ static inline float bf16_to_float(uint16_t v) {
 }
 
 template <class T, int NR>
-static inline void multiply(const void* rows, long, const void* panel, int steps, const Rests&, void* sums, long, int) {
+static inline void gemm(const void* rows, long, const void* panel, int steps, const Overflow&, void* sums, long, int) {
   if constexpr (T::kPerStep == 4) {
     const uint8_t* a = (const uint8_t*)rows;
     const int8_t* w = (const int8_t*)panel;

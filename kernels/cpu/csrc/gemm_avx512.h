@@ -1,19 +1,17 @@
-// Products in AVX-512: as many rows as leave room for the weights beside 24 vectors of sums.
+// The microkernel in AVX-512: 24 accumulator registers, so as many rows as NR vectors of weights leave room for.
 #pragma once
 
 namespace milkweed {
 namespace ISA {
 
-constexpr int kSteps = 1;
+constexpr int kStepMultiple = 1;
 
-static constexpr int rows_at_once(int nr) { return 24 / nr; }
+static constexpr int microkernel_rows(int nr) { return 24 / nr; }
 
-struct Tiles {};
-
-// Adds the products of one k-step, the same 4 bytes of a row in all lanes. Not the intrinsics: with them gcc 12 keeps the
+// sum += dot products of one k-step, the same 4 bytes of a row in all lanes. Not the intrinsics: with them gcc 12 keeps the
 // sums in memory.
 template <class T>
-static inline void add_products(typename T::Sum& sum, __m512i row, __m512i weights) {
+static inline void dot_add(typename T::Sum& sum, __m512i row, __m512i weights) {
   if constexpr (T::kPerStep == 4) asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(row), "v"(weights));
 #if defined(__AVX512BF16__)
   else asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(row), "v"(weights));
@@ -28,12 +26,12 @@ static inline void add_products(typename T::Sum& sum, __m512i row, __m512i weigh
 
 // Not inlined, for the same reason.
 template <class T, int NR>
-__attribute__((noinline)) static void multiply(const void* rows, long ld, const void* panel, int steps, const Rests&,
-                                               void* sums, long ld_sums, int) {
-  constexpr int R = rows_at_once(NR);
-  typename T::Sum sum[R][NR];
+__attribute__((noinline)) static void gemm(const void* rows, long ld, const void* panel, int steps, const Overflow&,
+                                           void* sums, long ld_sums, int) {
+  constexpr int MR = microkernel_rows(NR);
+  typename T::Sum sum[MR][NR];
 #pragma GCC unroll 12
-  for (int r = 0; r < R; r++)
+  for (int r = 0; r < MR; r++)
 #pragma GCC unroll 4
     for (int j = 0; j < NR; j++) sum[r][j] = typename T::Sum{};
   const char* a = (const char*)rows;
@@ -43,14 +41,14 @@ __attribute__((noinline)) static void multiply(const void* rows, long ld, const 
 #pragma GCC unroll 4
     for (int j = 0; j < NR; j++) weights[j] = _mm512_loadu_si512(w + 64 * j);
 #pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
+    for (int r = 0; r < MR; r++) {
       const __m512i row = _mm512_set1_epi32(load<int32_t>(a + r * ld));
 #pragma GCC unroll 4
-      for (int j = 0; j < NR; j++) add_products<T>(sum[r][j], row, weights[j]);
+      for (int j = 0; j < NR; j++) dot_add<T>(sum[r][j], row, weights[j]);
     }
   }
 #pragma GCC unroll 12
-  for (int r = 0; r < R; r++)
+  for (int r = 0; r < MR; r++)
 #pragma GCC unroll 4
     for (int j = 0; j < NR; j++) store((float*)sums + r * ld_sums + kLanes * j, sum[r][j]);
 }
