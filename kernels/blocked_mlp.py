@@ -114,9 +114,9 @@ def tile_shared_bytes(nblocks: int, block_width: int, tile: int) -> int | None:
     shape = _tile_shape(nblocks, block_width, tile)
     if shape is None:
         return None
-    rows, members = shape
+    rows, column_warps = shape
     buffers = 2 * rows * (nblocks * block_width + 8) * 2
-    stage = members * ((128 if nblocks == 8 else 64) * block_width + 64)
+    stage = column_warps * ((128 if nblocks == 8 else 64) * block_width + 64)
     # As many stages, up to 4, as fit on the smallest kind of device on which two do.
     stages = next(n for limit in SHARED_LIMITS if (n := (limit - buffers) // stage) >= 2)
     return buffers + min(stages, 4) * stage

@@ -14,8 +14,8 @@ namespace mw {
 
 namespace launching {
 
-// How a kernel starts on a device; `overlapping`: while the kernel before it still runs.
-enum class Start : int { unknown = 0, alone, overlapping };
+// How a kernel starts on a device: after the one before it, or overlapping it (programmatic dependent launch).
+enum class Start : int { unknown = 0, serial, overlapping };
 
 // On devices past this number a kernel is set up at every launch.
 constexpr int kDevices = 64;
@@ -56,16 +56,16 @@ inline const char* explain(const void* kernel, cudaError_t error) {
 inline cudaError_t set_up(const void* kernel, int device, Start& start) {
   cudaFuncAttributes code{};
   cudaError_t error = cudaFuncGetAttributes(&code, kernel);
-  int most = 0;
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  most -= static_cast<int>(code.sharedSizeBytes);
-  if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+  int limit = 0;
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  limit -= static_cast<int>(code.sharedSizeBytes);
+  if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit);
   constexpr cudaFuncAttribute carveout = cudaFuncAttributePreferredSharedMemoryCarveout;
   if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, carveout, cudaSharedmemCarveoutMaxShared);
   // Code for an older architecture, which a newer device may run by way of PTX, does not wait for earlier kernels.
-  const char* wanted = std::getenv("MILKWEED_PDL");
-  const bool overlaps = code.ptxVersion >= 90 && (wanted == nullptr || std::strcmp(wanted, "0") != 0);
-  start = overlaps ? Start::overlapping : Start::alone;
+  const char* pdl = std::getenv("MILKWEED_PDL");
+  const bool overlaps = code.ptxVersion >= 90 && (pdl == nullptr || std::strcmp(pdl, "0") != 0);
+  start = overlaps ? Start::overlapping : Start::serial;
   return error;
 }
 

@@ -118,14 +118,14 @@ MW_DEVICE uint32_t shuffle(uint32_t value, int source_lane) { return __shfl_sync
 
 // Waits until all earlier kernels have ended and what they wrote can be seen. From sm_90 on, a kernel may start before
 // that, so every thread calls this before it reads what an earlier kernel wrote or writes what one may still read.
-MW_DEVICE void wait_for_earlier_kernels() {
+MW_DEVICE void wait_on_dependent_grids() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 // Allows the next kernel to start once all blocks have come here or ended; it then waits as above. A kernel calls this
 // after its own wait, so that no more than two kernels are under way.
-MW_DEVICE void let_next_kernel_start() {
+MW_DEVICE void launch_dependent_grids() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -224,6 +224,40 @@ MW_DEVICE float reciprocal_approx(float x) {
 namespace mw {
 
 constexpr float kLog2E = 1.4426950408889634f;
+
+// Vectors that are loaded and stored at once.
+struct alignas(8) Float2 {
+  float v[2];
+};
+struct alignas(16) Float4 {
+  float v[4];
+};
+struct alignas(16) Words4 {
+  uint32_t v[4];
+};
+
+MW_DEVICE void load_shared_16(uint32_t (&to)[4], const void* shared) {
+  const Words4 from = *static_cast<const Words4*>(shared);
+  MW_UNROLL
+  for (int i = 0; i < 4; i++) to[i] = from.v[i];
+}
+MW_DEVICE void store_shared_16(void* shared, const uint32_t (&from)[4]) {
+  Words4 to;
+  MW_UNROLL
+  for (int i = 0; i < 4; i++) to.v[i] = from[i];
+  *static_cast<Words4*>(shared) = to;
+}
+
+MW_DEVICE float warp_sum(float value) {
+  for (int distance = 16; distance > 0; distance /= 2) value += shuffle_xor(value, distance);
+  return value;
+}
+
+// Whether a pointer is not 16-byte aligned. nullptr is.
+template <class... T>
+bool misaligned(const T*... pointers) {
+  return ((reinterpret_cast<uintptr_t>(pointers) % 16 != 0) || ...);
+}
 
 // `factor` times x(a + b x^2 + c x^4), which is logit(normal CDF(x)) to a GELU error of 2.5e-5 everywhere; x^2 is held
 // where the polynomial is still increasing (|x| = 7, where GELU is x or 0 to 1e-11).

@@ -120,8 +120,8 @@ class Call {
   // Bytes of shared memory that one block may have.
   int shared_limit() const { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
-  // What a launch said: nullptr is success.
-  void launched(const char* error) const {
+  // Refuses unless a launch returned nullptr.
+  void check_launch(const char* error) const {
     if (error != nullptr) refuse("not launched: ", error);
   }
 

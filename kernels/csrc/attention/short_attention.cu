@@ -25,7 +25,7 @@ Tensor short_attention(const Tensor& qkv, int64_t num_heads, double scale, int64
   args.scale = static_cast<float>(scale);
   args.multiprocessors = call.multiprocessors();
   args.shared_limit = call.shared_limit();
-  call.launched(mw::short_attention_launch(call.dtype(), call.size(tile, "tile"), args, call.stream()));
+  call.check_launch(mw::short_attention_launch(call.dtype(), call.size(tile, "tile"), args, call.stream()));
   return out;
 }
 

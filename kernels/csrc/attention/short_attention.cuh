@@ -39,9 +39,9 @@ MW_DEVICE void copy_rows(typename C::T* to, const Rows<typename C::T>& source, i
   constexpr int chunks = C::head_dim / 8;  // divides the threads: each keeps to its column
   const int column = (thread % chunks) * 8;
   for (int row = thread / chunks; row < rows; row += threads / chunks) {
-    const int wanted = from + row, last = source.count - 1;
-    const auto* chunk = source.first + (wanted < last ? wanted : last) * source.stride + column;
-    copy_async_16(to + row * C::pitch + column, chunk, wanted <= last);
+    const int index = from + row, last = source.count - 1;
+    const auto* chunk = source.first + (index < last ? index : last) * source.stride + column;
+    copy_async_16(to + row * C::pitch + column, chunk, index <= last);
   }
 }
 
@@ -79,7 +79,7 @@ MW_DEVICE void mask_and_maximum(float (&score)[C::keys / 8][4], int tokens, floa
   for (int n = 0; n < C::keys / 8; n++) {
     MW_UNROLL
     for (int i = 0; i < 4; i++) {
-      if (n * 8 + 8 > C::fewest && n * 8 + 2 * (lane() % 4) + i % 2 >= tokens) score[n][i] = -infinity();
+      if (n * 8 + 8 > C::min_tokens && n * 8 + 2 * (lane() % 4) + i % 2 >= tokens) score[n][i] = -infinity();
       maximum[i / 2] = fmaxf(maximum[i / 2], score[n][i]);
     }
   }
@@ -161,7 +161,7 @@ MW_DEVICE void store_rows(typename C::T* first, int stride, int rows, const floa
 template <class C>
 MW_GLOBAL(C::threads, C::min_blocks) short_attention(const ShortAttentionArgs args) {
   using T = typename C::T;
-  wait_for_earlier_kernels();
+  wait_on_dependent_grids();
   T* keys = reinterpret_cast<T*>(shared_memory());
   T* values = keys + C::keys * C::pitch;
   T* queries = values + C::keys * C::pitch + warp() * kQueries * C::pitch;
@@ -207,7 +207,7 @@ MW_GLOBAL(C::threads, C::min_blocks) short_attention(const ShortAttentionArgs ar
     if (round == first_round) {
       copy_async_wait<1>();  // sync: values wait
       sync_block();          // sync: values barrier
-      let_next_kernel_start();
+      launch_dependent_grids();
     }
     if (active) {
       float out[C::head_dim / 8][4] = {}, sum[2] = {};
@@ -223,20 +223,20 @@ const char* launch_tile(const ShortAttentionArgs& args, Stream stream) {
   if (C::shared_bytes > args.shared_limit) return "short attention: the tile needs more shared memory than there is";
   const int heads = args.batch * args.heads;
   const int tiles = (args.tokens + kQueries - 1) / kQueries;
-  const int most = (tiles + C::warps - 1) / C::warps;
-  const int wanted = (args.multiprocessors + heads - 1) / heads;
-  const int splits = heads >= args.multiprocessors ? 1 : (wanted < most ? wanted : most);
+  const int max_splits = (tiles + C::warps - 1) / C::warps;
+  const int per_head = (args.multiprocessors + heads - 1) / heads;  // blocks that fill the device
+  const int splits = heads >= args.multiprocessors ? 1 : (per_head < max_splits ? per_head : max_splits);
   const dim3 grid(static_cast<unsigned>(args.heads), static_cast<unsigned>(args.batch), static_cast<unsigned>(splits));
   return launch<short_attention<C>>(grid, C::threads, C::shared_bytes, stream, args);
 }
 
-template <class T, int Fewest, int Keys, int HeadDim>
+template <class T, int MinTokens, int Keys, int HeadDim>
 const char* launch_shape(int tile, const ShortAttentionArgs& args, Stream stream) {
   switch (tile) {
-    case 0: return launch_tile<Tile<T, Fewest, Keys, HeadDim, 4, Keys <= 208 ? 3 : 2>>(args, stream);
-    case 1: return launch_tile<Tile<T, Fewest, Keys, HeadDim, 4, 2>>(args, stream);
-    case 2: return launch_tile<Tile<T, Fewest, Keys, HeadDim, 7, Keys <= 64 ? 2 : 1>>(args, stream);
-    case 3: return launch_tile<Tile<T, Fewest, Keys, HeadDim, 8, Keys <= 64 ? 2 : 1>>(args, stream);
+    case 0: return launch_tile<Tile<T, MinTokens, Keys, HeadDim, 4, Keys <= 208 ? 3 : 2>>(args, stream);
+    case 1: return launch_tile<Tile<T, MinTokens, Keys, HeadDim, 4, 2>>(args, stream);
+    case 2: return launch_tile<Tile<T, MinTokens, Keys, HeadDim, 7, Keys <= 64 ? 2 : 1>>(args, stream);
+    case 3: return launch_tile<Tile<T, MinTokens, Keys, HeadDim, 8, Keys <= 64 ? 2 : 1>>(args, stream);
     default: return "short attention: no such tile";
   }
 }
@@ -250,13 +250,11 @@ const char* launch_head_dim(int tile, const ShortAttentionArgs& args, Stream str
 }
 
 template <class T>
-const char* launch_number(int tile, const ShortAttentionArgs& args, Stream stream) {
+const char* launch_dtype(int tile, const ShortAttentionArgs& args, Stream stream) {
   if (args.head_dim == 32) return launch_head_dim<T, 32>(tile, args, stream);
   if (args.head_dim == 64) return launch_head_dim<T, 64>(tile, args, stream);
   return "short attention: the head dim must be 32 or 64";
 }
-
-inline bool misaligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 != 0; }
 
 }  // namespace attention
 
@@ -269,11 +267,10 @@ inline const char* short_attention_launch(DType dtype, int tile, const ShortAtte
   if (args.heads < 1) return "short attention: there must be a head";
   if (args.batch < 0 || args.batch > 65535) return "short attention: at most 65535 images";
   if (!(args.scale > 0.0f)) return "short attention: the scale must be positive";
-  if (attention::misaligned(args.qkv) || attention::misaligned(args.out))
-    return "short attention: tensors must be 16-byte aligned";
+  if (misaligned(args.qkv, args.out)) return "short attention: tensors must be 16-byte aligned";
   if (args.batch == 0) return nullptr;
-  return dtype == DType::bf16 ? attention::launch_number<bf16>(tile, args, stream)
-                              : attention::launch_number<fp16>(tile, args, stream);
+  return dtype == DType::bf16 ? attention::launch_dtype<bf16>(tile, args, stream)
+                              : attention::launch_dtype<fp16>(tile, args, stream);
 }
 
 }  // namespace mw

@@ -15,12 +15,12 @@ constexpr int kMultiprocessorShared = 164 * 1024;
 constexpr int kMultiprocessorShared = 100 * 1024;
 #endif
 
-// `Keys`: most tokens, padded; `Fewest`: fewest tokens that it is used for. `MinBlocks`: blocks that a multiprocessor
+// `MinTokens` to `Keys`: the numbers of tokens that it is used for. `MinBlocks`: blocks that a multiprocessor
 // should hold, which bounds the registers; `min_blocks` is less where shared memory holds fewer.
-template <class Number, int Fewest, int Keys, int HeadDim, int Warps, int MinBlocks>
+template <class Number, int MinTokens, int Keys, int HeadDim, int Warps, int MinBlocks>
 struct Tile {
   using T = Number;
-  static constexpr int fewest = Fewest, keys = Keys, head_dim = HeadDim, warps = Warps;
+  static constexpr int min_tokens = MinTokens, keys = Keys, head_dim = HeadDim, warps = Warps;
   static constexpr int threads = 32 * warps;
   static constexpr int pitch = head_dim + 8;  // 8 rows apart by this start in 8 different 16-byte banks
   static constexpr int shared_bytes = static_cast<int>(sizeof(T)) * (2 * keys + kQueries * warps) * pitch;

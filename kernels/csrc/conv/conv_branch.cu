@@ -53,7 +53,7 @@ Tensor conv_branch(const Tensor& tokens, const Tensor& weight1, const Tensor& bi
   args.hidden_channels = call.size(hidden, "hidden channels");
   args.groups = call.size(groups, "groups");
   args.shared_limit = call.shared_limit();
-  call.launched(mw::conv_branch_launch(call.dtype(), call.size(tile, "tile"), args, call.stream()));
+  call.check_launch(mw::conv_branch_launch(call.dtype(), call.size(tile, "tile"), args, call.stream()));
   return out;
 }
 

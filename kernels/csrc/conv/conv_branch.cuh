@@ -9,8 +9,6 @@
 // Values between the convolutions are rounded to the tokens' type, since tensor cores take that. A NaN stays
 // in its image, in its group, within three pixels.
 #pragma once
-#include <initializer_list>
-
 #include "conv/grouped_conv.cuh"
 
 namespace mw {
@@ -121,7 +119,7 @@ MW_GLOBAL(C::threads, C::min_blocks) conv_branch(const ConvBranchArgs args) {
   using Expand = Product<C::width, C::hidden>;
   using Contract = Product<C::hidden, C::width>;
   using Refine = Product<C::width, C::width>;
-  wait_for_earlier_kernels();
+  wait_on_dependent_grids();
   const Grid grid(args.side);
   T* input = reinterpret_cast<T*>(shared_memory());
   T* hidden = input + grid.cells() * C::pixel;
@@ -143,7 +141,7 @@ MW_GLOBAL(C::threads, C::min_blocks) conv_branch(const ConvBranchArgs args) {
   load_weights(expand, args.weight1, args.bias1, group);
   copy_async_wait<0>();  // sync: input wait
   sync_block();          // sync: input barrier
-  let_next_kernel_start();
+  launch_dependent_grids();
 
   convolve<T>(my_input, C::pixel, expand, grid, part, C::warps_per_group,
               [&](int cell, int channel, float low, float high) {
@@ -193,7 +191,7 @@ const char* launch_hidden(int tile, const ConvBranchArgs& args, Stream stream) {
 }
 
 template <class T>
-const char* launch_number(int tile, const ConvBranchArgs& args, Stream stream) {
+const char* launch_dtype(int tile, const ConvBranchArgs& args, Stream stream) {
   switch (args.hidden_channels / args.groups) {
     case 8: return launch_hidden<T, 8>(tile, args, stream);
     case 12: return launch_hidden<T, 12>(tile, args, stream);
@@ -201,8 +199,6 @@ const char* launch_number(int tile, const ConvBranchArgs& args, Stream stream) {
     default: return "conv branch: groups must have 8, 12 or 16 hidden channels";
   }
 }
-
-inline bool misaligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 != 0; }
 
 }  // namespace conv_branch
 
@@ -216,12 +212,11 @@ inline const char* conv_branch_launch(DType dtype, int tile, const ConvBranchArg
   if (args.batch < 0 || args.batch > 65535) return "conv branch: at most 65535 images";
   if (args.groups < 1 || args.channels != args.groups * 4) return "conv branch: groups must have 4 channels";
   if (args.hidden_channels % args.groups != 0) return "conv branch: groups do not divide the hidden channels";
-  for (const void* pointer : {args.tokens, args.weight1, args.weight2, args.weight3, args.residual,
-                              static_cast<const void*>(args.out)})
-    if (conv_branch::misaligned(pointer)) return "conv branch: tensors must be 16-byte aligned";
+  if (misaligned(args.tokens, args.weight1, args.weight2, args.weight3, args.residual, args.out))
+    return "conv branch: tensors must be 16-byte aligned";
   if (args.batch == 0) return nullptr;
-  return dtype == DType::bf16 ? conv_branch::launch_number<bf16>(tile, args, stream)
-                              : conv_branch::launch_number<fp16>(tile, args, stream);
+  return dtype == DType::bf16 ? conv_branch::launch_dtype<bf16>(tile, args, stream)
+                              : conv_branch::launch_dtype<fp16>(tile, args, stream);
 }
 
 }  // namespace mw

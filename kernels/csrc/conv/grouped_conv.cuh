@@ -68,16 +68,16 @@ MW_DEVICE void load_weights(Weights<P>& weights, const void* packed, const float
   }
 }
 
-// One group's convolution over the warp's pixels; `finish(cell, channel, low, high)` takes two adjacent channels.
-template <class T, class P, class Finish>
+// One group's convolution over the warp's pixels; `epilogue(cell, channel, low, high)` takes two adjacent channels.
+template <class T, class P, class EpilogueOp>
 MW_DEVICE void convolve(const T* from, int from_pixel, const Weights<P>& weights, const Grid& grid, int part,
-                        int parts, Finish finish) {
+                        int parts, EpilogueOp epilogue) {
   int offset[P::steps];
   MW_UNROLL
   for (int step = 0; step < P::steps; step++) {
     // Beyond the last quad the weights are zero; the last one is read again, so that no other pixel's NaN comes in.
-    const int wanted = step * 4 + lane() % 4;
-    const int quad = wanted < P::quads ? wanted : P::quads - 1;
+    const int index = step * 4 + lane() % 4;
+    const int quad = index < P::quads ? index : P::quads - 1;
     const int tap = quad / P::tap_quads, channel = (quad % P::tap_quads) * 4;
     offset[step] = ((tap / 3 - 1) * grid.pitch + tap % 3 - 1) * from_pixel + channel;
   }
@@ -115,7 +115,7 @@ MW_DEVICE void convolve(const T* from, int from_pixel, const Weights<P>& weights
       MW_UNROLL
       for (int half = 0; half < 2; half++)
         if (channel < P::out && pixel[half] < pixels)
-          finish(cell[half], channel, sum[block][2 * half], sum[block][2 * half + 1]);
+          epilogue(cell[half], channel, sum[block][2 * half], sum[block][2 * half + 1]);
     }
   }
 }

@@ -51,28 +51,28 @@ struct Tile {
   static_assert(threads % Depth == 0 && Units1 > 0 && Units2 > 0 && Stages >= 2 && Stages <= 4);
 };
 
-MW_DEVICE int smaller(int64_t a, int b) { return a < b ? static_cast<int>(a) : b; }
+MW_DEVICE int min(int64_t a, int b) { return a < b ? static_cast<int>(a) : b; }
 
-// The units of columns of one warp.
-struct Share {
+// The units of columns that a warp multiplies.
+struct ColumnRange {
   int first;  // column
   int units;
 };
 
 // Deals `width` columns out evenly; a warp without rows gets none.
 template <class C>
-MW_DEVICE Share share_of(int column_warp, int width, bool active) {
+MW_DEVICE ColumnRange column_range(int column_warp, int width, bool active) {
   const int units = (width + kUnit - 1) / kUnit;
-  const int most = (units + C::column_warps - 1) / C::column_warps;
-  const int first = column_warp * most;
-  const int mine = smaller(units - first, most);
+  const int per_warp = (units + C::column_warps - 1) / C::column_warps;
+  const int first = column_warp * per_warp;
+  const int mine = min(units - first, per_warp);
   return {first * kUnit, active && mine > 0 ? mine : 0};
 }
 
-// Where the 16-byte vector `vector` of row `row` lies in a chunk with rows `depth` long: rotated by an exclusive or, so
-// that the same vector of 8 rows is in 8 different groups of banks. Rows 8 apart are rotated alike.
+// The swizzled offset of the 16-byte vector `vector` of a row in a chunk with rows `depth` long: an exclusive or, so
+// that the same vector of 8 rows is in 8 different groups of banks. Rows 8 apart are swizzled alike.
 template <class C>
-MW_DEVICE int position(int row, int vector) {
+MW_DEVICE int swizzled(int row, int vector) {
   constexpr int vectors = C::depth / 8;
   return row * C::depth + (vector ^ (row / (8 / vectors)) % vectors) * 8;
 }
@@ -89,7 +89,7 @@ MW_DEVICE void copy_chunk(typename C::T* to, const typename C::T* from, int bloc
   const int place = thread_index() / vectors, vector = thread_index() % vectors;
   const int my_block = blocks_at_once > 1 ? place / Rows : 0, my_row = blocks_at_once > 1 ? place % Rows : place;
   const int needed = (present + kWarpRows - 1) / kWarpRows * kWarpRows;
-  to += position<C>(place, vector);
+  to += swizzled<C>(place, vector);
   from += my_block * block_stride + my_row * row_stride + vector * 8;
   // Pointers step on, because offsets from one pointer would be kept in a register pair each.
   const int64_t row_step = static_cast<int64_t>(rows_at_once) * row_stride;
@@ -123,7 +123,7 @@ class Chunks {
       : depth1((args.p + kUnit - 1) / kUnit * kUnit),
         depth2(C::nblocks * args.c),
         first_column(block_y() * args.split_columns),
-        last_column(smaller(args.s - first_column, args.split_columns) + first_column),
+        last_column(min(args.s - first_column, args.split_columns) + first_column),
         args_(args),
         ring_(ring),
         x_(static_cast<const T*>(args.x) + first_row * C::nblocks * args.p),
@@ -153,7 +153,7 @@ class Chunks {
     const T* w1 = static_cast<const T*>(args_.w1) + static_cast<int64_t>(block_ * depth2 + column_) * depth1 + depth_;
     T* to = ring_ + free_ * C::stage;
     copy_chunk<C, 1, C::rows>(to, x_ + block_ * args_.p + depth_, 0, C::nblocks * args_.p, rows_, args_.p - depth_);
-    copy_chunk<C, 1, C::width1>(to + C::rows * C::depth, w1, 0, depth1, smaller(depth2 - column_, C::width1),
+    copy_chunk<C, 1, C::width1>(to + C::rows * C::depth, w1, 0, depth1, min(depth2 - column_, C::width1),
                                 depth1 - depth_);
     copied();
     depth_ += C::depth;
@@ -170,7 +170,7 @@ class Chunks {
     if (column_ < last_column) {
       const T* w2 = static_cast<const T*>(args_.w2) + static_cast<int64_t>(column_) * depth2 + depth_;
       copy_chunk<C, C::nblocks, C::width2>(ring_ + free_ * C::stage, w2, args_.s * depth2, depth2,
-                                           smaller(last_column - column_, C::width2), depth2 - depth_);
+                                           min(last_column - column_, C::width2), depth2 - depth_);
     }
     copied();
     depth_ += C::depth;

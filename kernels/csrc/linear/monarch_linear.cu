@@ -35,7 +35,7 @@ Tensor monarch_linear(const Tensor& x, const Tensor& w1, const Tensor& w2, const
   args.activation = static_cast<mw::Activation>(act);
   args.multiprocessors = call.multiprocessors();
   args.shared_limit = call.shared_limit();
-  call.launched(mw::monarch_linear_launch(call.dtype(), call.size(tile, "tile"), args, call.stream()));
+  call.check_launch(mw::monarch_linear_launch(call.dtype(), call.size(tile, "tile"), args, call.stream()));
   return y;
 }
 

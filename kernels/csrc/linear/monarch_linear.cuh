@@ -22,7 +22,7 @@ template <class C>
 struct StagedRows {
   const typename C::T* row;
   MW_DEVICE void load(uint32_t (&left)[2][4], int, int step) const {
-    const int chunk = position<C>(lane() % 16, 2 * step + lane() / 16);
+    const int chunk = swizzled<C>(lane() % 16, 2 * step + lane() / 16);
     MW_UNROLL
     for (int half = 0; half < 2; half++) ldmatrix_x4(left[half], row + half * 16 * C::depth + chunk);
   }
@@ -45,7 +45,7 @@ template <class C, int Units, int Blocks, int Tiles, class Left>
 MW_DEVICE void multiply_step(float (&sum)[Blocks][2][Tiles][4], const Left& left, const typename C::T* weights,
                              int block_elements, int step) {
   using T = typename C::T;
-  const T* row = weights + position<C>(lane() % 8 + (lane() / 16) * 8, 2 * step + (lane() / 8) % 2);
+  const T* row = weights + swizzled<C>(lane() % 8 + (lane() / 16) * 8, 2 * step + (lane() / 8) % 2);
   MW_UNROLL
   for (int block = 0; block < Blocks; block++) {
     uint32_t a[2][4];
@@ -106,10 +106,10 @@ MW_DEVICE void store_intermediate(typename C::T* row, int pitch, const float (&s
 template <class C>
 MW_GLOBAL(C::threads, C::min_blocks) monarch_linear(const Problem args) {
   using T = typename C::T;
-  wait_for_earlier_kernels();
+  wait_on_dependent_grids();
   const int block_columns = C::nblocks * args.c, pitch = C::nblocks * block_columns + kPad;
   const int64_t first_row = static_cast<int64_t>(block_x()) * C::rows;
-  const int rows = smaller(args.rows - first_row, C::rows);
+  const int rows = min(args.rows - first_row, C::rows);
   const int warp_row = (warp() % C::row_warps) * kWarpRows, column_warp = warp() / C::row_warps;
   const bool active = warp_row < rows;
   T* t = reinterpret_cast<T*>(shared_memory());
@@ -118,37 +118,37 @@ MW_GLOBAL(C::threads, C::min_blocks) monarch_linear(const Problem args) {
 
   for (int k = 0; k < C::nblocks; k++) {
     for (int first = 0; first < block_columns; first += C::width1) {
-      const Share share = share_of<C>(column_warp, smaller(C::width1, block_columns - first), active);
+      const ColumnRange range = column_range<C>(column_warp, min(C::width1, block_columns - first), active);
       float sum[1][2][2 * C::units1][4] = {};
       for (int depth = 0; depth < chunks.depth1; depth += C::depth) {
         chunks.wait();       // sync: phase 1 wait
         sync_block();        // sync: phase 1 barrier
         chunks.copy_next();  // sync: phase 1 copy
         const StagedRows<C> left{chunks.current() + warp_row * C::depth};
-        const T* weights = chunks.current() + (C::rows + share.first) * C::depth;
-        multiply_chunk<C, C::units1>(sum, left, weights, 0, depth + 16 < chunks.depth1, share.units);
+        const T* weights = chunks.current() + (C::rows + range.first) * C::depth;
+        multiply_chunk<C, C::units1>(sum, left, weights, 0, depth + 16 < chunks.depth1, range.units);
         chunks.advance();
       }
-      store_intermediate<C>(warp_t, pitch, sum, k, args.c, first + share.first, share.units);
+      store_intermediate<C>(warp_t, pitch, sum, k, args.c, first + range.first, range.units);
     }
   }
 
-  let_next_kernel_start();
+  launch_dependent_grids();
   for (int first = chunks.first_column; first < chunks.last_column; first += C::width2) {
-    const Share share = share_of<C>(column_warp, smaller(C::width2, chunks.last_column - first), active);
-    const int column = first + share.first;
+    const ColumnRange range = column_range<C>(column_warp, min(C::width2, chunks.last_column - first), active);
+    const int column = first + range.first;
     float sum[C::nblocks][2][2 * C::units2][4] = {};
     for (int depth = 0; depth < block_columns; depth += C::depth) {
       chunks.wait();                 // sync: phase 2 wait
       sync_block();                  // sync: phase 2 barrier, which the intermediate waits for too
       chunks.copy_next_of_phase2();  // sync: phase 2 copy
       const IntermediateRows<C> left{warp_t + depth, pitch, block_columns};
-      const T* weights = chunks.current() + share.first * C::depth;
-      multiply_chunk<C, C::units2>(sum, left, weights, C::width2 * C::depth, depth + 16 < block_columns, share.units);
+      const T* weights = chunks.current() + range.first * C::depth;
+      multiply_chunk<C, C::units2>(sum, left, weights, C::width2 * C::depth, depth + 16 < block_columns, range.units);
       chunks.advance();
     }
     const int row = warp_row + lane() / 4;
-    store_outputs<C>(args, sum, first_row + row, rows - row, column, share.units);
+    store_outputs<C>(args, sum, first_row + row, rows - row, column, range.units);
   }
   copy_async_wait<0>();
 }
@@ -217,7 +217,7 @@ const char* launch_variant(int tile, const MonarchLinearArgs& args, Stream strea
 }
 
 template <class T>
-const char* launch_number(int tile, const MonarchLinearArgs& args, Stream stream) {
+const char* launch_dtype(int tile, const MonarchLinearArgs& args, Stream stream) {
   switch (args.nblocks) {
     case 2: return launch_variant<T, 2>(tile, args, stream);
     case 4: return launch_variant<T, 4>(tile, args, stream);
@@ -225,8 +225,6 @@ const char* launch_number(int tile, const MonarchLinearArgs& args, Stream stream
     default: return "monarch_linear: nblocks must be 2, 4 or 8";
   }
 }
-
-inline bool misaligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 != 0; }
 
 }  // namespace linear
 
@@ -241,12 +239,11 @@ inline const char* monarch_linear_launch(DType dtype, int tile, const MonarchLin
   if (args.s % 2 != 0 || args.nblocks * args.s % 8 != 0)
     return "monarch_linear: s must be even and nblocks * s a multiple of 8";
   if (args.multiprocessors < 1) return "monarch_linear: a device has multiprocessors";
-  if (linear::misaligned(args.x) || linear::misaligned(args.w1) || linear::misaligned(args.w2) ||
-      linear::misaligned(args.bias) || linear::misaligned(args.residual) || linear::misaligned(args.y))
+  if (misaligned(args.x, args.w1, args.w2, args.bias, args.residual, args.y))
     return "monarch_linear: tensors must be 16-byte aligned";
   if (args.rows == 0) return nullptr;
-  return dtype == DType::bf16 ? linear::launch_number<bf16>(tile, args, stream)
-                              : linear::launch_number<fp16>(tile, args, stream);
+  return dtype == DType::bf16 ? linear::launch_dtype<bf16>(tile, args, stream)
+                              : linear::launch_dtype<fp16>(tile, args, stream);
 }
 
 }  // namespace mw

@@ -40,7 +40,7 @@ Tensor monarch_mlp(const Tensor& x, const Tensor& factor1, const Tensor& stream,
   args.block_width = call.size(16 * steps, "block width");
   args.groups = call.size(groups, "groups");
   args.shared_limit = call.shared_limit();
-  call.launched(mw::monarch_mlp_launch(call.dtype(), call.size(tile, "tile"), args, call.stream()));
+  call.check_launch(mw::monarch_mlp_launch(call.dtype(), call.size(tile, "tile"), args, call.stream()));
   return y;
 }
 

@@ -3,7 +3,7 @@
 // A layer is two block-diagonal factors with a permutation between them (kernels/reference.py); kernels/blocked_mlp.py
 // folds the permutations into the weights' layout. There are NB blocks of `width / NB` features, padded with zeros to
 // Q. A block of threads owns some rows of x and walks once along all weights, in three phases:
-//   1. first factor of fc1: x -> t, handed on to the blocks that read it;
+//   1. first factor of fc1: x -> t, stored permuted, in the blocks that read it;
 //   2. for each input block of fc2, 16 hidden columns at a time: second factor of fc1, bias, GELU; the result is at
 //      once the left operand of the first factor of fc2, whose sum u stays in registers until its block is done;
 //   3. second factor of fc2, bias, residual -> y.
@@ -15,10 +15,6 @@
 #include "mlp/monarch_mlp_rows.cuh"
 
 namespace mw {
-
-struct alignas(8) TwoFloats {
-  float v[2];
-};
 
 template <class C>
 struct MonarchMlp {
@@ -32,13 +28,13 @@ struct MonarchMlp {
 
   MW_DEVICE explicit MonarchMlp(const MonarchMlpArgs& arguments)
       : args(arguments),
-        x(copied_in(arguments)),
+        x(start_copy(arguments)),
         t(shared_memory() + MlpRows<C>::bytes),
         u(shared_memory()),
         ring(arguments, shared_memory() + 2 * MlpRows<C>::bytes) {}
 
   // The copies of x are the oldest group, so waiting for the first stage is waiting for x too.
-  MW_DEVICE static MlpRows<C> copied_in(const MonarchMlpArgs& arguments) {
+  MW_DEVICE static MlpRows<C> start_copy(const MonarchMlpArgs& arguments) {
     MlpRows<C> rows(shared_memory());
     rows.copy_in(arguments);
     return rows;
@@ -47,7 +43,7 @@ struct MonarchMlp {
   MW_DEVICE void run() {
     if (args.norm_weight != nullptr) normalise();
     first_factor();
-    let_next_kernel_start();
+    launch_dependent_grids();
     sync_block();  // sync: t complete
     hidden();
     sync_block();  // sync: u complete
@@ -58,18 +54,19 @@ struct MonarchMlp {
     copy_async_wait<C::stages - 1>();  // sync: x landed
     sync_block();                      // sync: x shared
 #pragma unroll 1
-    for (int row = warp(); row < C::rows; row += C::teams * C::members) x.normalise(row, args);
+    for (int row = warp(); row < C::rows; row += C::row_warps * C::column_warps) x.normalise(row, args);
   }
 
   // c += rows of a block x 16 columns of weights
   MW_DEVICE void multiply_16(float (&c)[MT][2][4], const Block& a, const char* weights) {
     MW_UNROLL
     for (int step = 0; step < C::steps; step++) {
-      const WeightFragment w = weight_fragment(weights, step);
+      uint32_t w[4];
+      load_weights(w, weights, step);
       MW_UNROLL
       for (int m = 0; m < MT; m++) {
-        mma_16x8x16<T>(c[m][0], a[m][step], w.r[0], w.r[1]);
-        mma_16x8x16<T>(c[m][1], a[m][step], w.r[2], w.r[3]);
+        mma_16x8x16<T>(c[m][0], a[m][step], w[0], w[1]);
+        mma_16x8x16<T>(c[m][1], a[m][step], w[2], w[3]);
       }
     }
   }
@@ -79,18 +76,18 @@ struct MonarchMlp {
   MW_DEVICE void first_factor() {
     Block a;
 #pragma unroll 1
-    for (int unit = 0; unit < C::units_each; unit += 2) {
-      const char* weights = ring.acquire_own();
+    for (int unit = 0; unit < C::units_per_warp; unit += 2) {
+      const char* weights = ring.acquire_slot();
 #pragma unroll 1
-      for (int i = unit; i < unit + 2 && i < C::units_each; i++) {
-        const int block = C::member() * C::blocks_each + i / C::steps, step = i % C::steps;
+      for (int i = unit; i < unit + 2 && i < C::units_per_warp; i++) {
+        const int block = C::column_warp() * C::blocks_per_warp + i / C::steps, step = i % C::steps;
         if (step == 0) x.load_block(a, block);
         float c[MT][2][4] = {};
         multiply_16(c, a, weights + (i - unit) * MlpRing<C>::unit1_bytes);
         MW_UNROLL
         for (int m = 0; m < MT; m++) {
-          t.hand_on(m, block, step * 16, c[m][0]);
-          t.hand_on(m, block, step * 16 + 8, c[m][1]);
+          t.store_permuted(m, block, step * 16, c[m][0]);
+          t.store_permuted(m, block, step * 16 + 8, c[m][1]);
         }
       }
     }
@@ -103,7 +100,7 @@ struct MonarchMlp {
     MW_UNROLL
     for (int half = 0; half < 2; half++) {
       const char* at = weights + MlpRing<C>::piece_bytes + (half * 8 + lane() % 4 * 2) * 4;
-      const TwoFloats bias = *reinterpret_cast<const TwoFloats*>(at);
+      const Float2 bias = *reinterpret_cast<const Float2*>(at);
       MW_UNROLL
       for (int m = 0; m < MT; m++) {
         MW_UNROLL
@@ -129,8 +126,9 @@ struct MonarchMlp {
   }
 
   MW_DEVICE void hidden() {
+    const int first = C::column_warp() * C::blocks_per_warp;
 #pragma unroll 1
-    for (int block = C::member() * C::blocks_each; block < (C::member() + 1) * C::blocks_each; block++) {
+    for (int block = first; block < first + C::blocks_per_warp; block++) {
       float sums[MT][2 * C::steps][4] = {};
 #pragma unroll 1
       for (int l = 0; l < NB; l++) {
@@ -138,7 +136,7 @@ struct MonarchMlp {
         t.load_block(a, l);
 #pragma unroll 1
         for (int group = 0; group < args.groups; group++) {
-          const char* weights = ring.acquire_own();
+          const char* weights = ring.acquire_slot();
           uint32_t h[MT][4];
           hidden_columns(h, a, weights);
           add_product(sums, h, weights + MlpRing<C>::piece_bytes / 2);
@@ -147,7 +145,7 @@ struct MonarchMlp {
       MW_UNROLL
       for (int m = 0; m < MT; m++) {
         MW_UNROLL
-        for (int i = 0; i < 2 * C::steps; i++) u.hand_on(m, block, i * 8, sums[m][i]);
+        for (int i = 0; i < 2 * C::steps; i++) u.store_permuted(m, block, i * 8, sums[m][i]);
       }
     }
   }
@@ -156,27 +154,28 @@ struct MonarchMlp {
   MW_DEVICE void add_product(float (&sums)[MT][2 * C::steps][4], const uint32_t (&h)[MT][4], const char* weights) {
     MW_UNROLL
     for (int step = 0; step < C::steps; step++) {
-      const WeightFragment w = weight_fragment(weights, step);
+      uint32_t w[4];
+      load_weights(w, weights, step);
       MW_UNROLL
       for (int m = 0; m < MT; m++) {
-        mma_16x8x16<T>(sums[m][2 * step], h[m], w.r[0], w.r[1]);
-        mma_16x8x16<T>(sums[m][2 * step + 1], h[m], w.r[2], w.r[3]);
+        mma_16x8x16<T>(sums[m][2 * step], h[m], w[0], w[1]);
+        mma_16x8x16<T>(sums[m][2 * step + 1], h[m], w[2], w[3]);
       }
     }
   }
 
   // ---- phase 3 ----
 
-  // A member takes one m16 tile of its team, all of its u in registers, and MT of the units of a stage.
+  // A column warp takes one m16 tile of its rows, all of its u in registers, and MT of the units of a stage.
   MW_DEVICE void last_factor() {
-    const int m_tile = C::member() % MT, first_slot = C::member() / MT * MT;
+    const int m_tile = C::column_warp() % MT, first_slot = C::column_warp() / MT * MT;
     const int units = args.width / (8 * NB);
     const MlpOutput<C> output{args, block_x() * C::rows + MlpRows<C>::tile_row(m_tile)};
     uint32_t a[NB * C::steps][4];
     MW_UNROLL
     for (int i = 0; i < NB * C::steps; i++) u.load_fragment(a[i], m_tile, i % NB * Q + i / NB * 16);
 #pragma unroll 1
-    for (int first = first_slot; first - first_slot < units; first += C::members) {
+    for (int first = first_slot; first - first_slot < units; first += C::column_warps) {
       typename MlpOutput<C>::Residual residual[MT];  // read before the wait for weights, not after
       MW_UNROLL
       for (int i = 0; i < MT; i++)
@@ -196,16 +195,17 @@ struct MonarchMlp {
   MW_DEVICE void multiply_unit(float (&c)[NB][4], const uint32_t (&a)[NB * C::steps][4], const char* weights) {
     MW_UNROLL
     for (int i = 0; i < NB * C::steps; i += 2) {
-      const WeightFragment w = weight_fragment(weights, i / 2);
-      mma_16x8x16<T>(c[i % NB], a[i], w.r[0], w.r[1]);
-      mma_16x8x16<T>(c[(i + 1) % NB], a[i + 1], w.r[2], w.r[3]);
+      uint32_t w[4];
+      load_weights(w, weights, i / 2);
+      mma_16x8x16<T>(c[i % NB], a[i], w[0], w[1]);
+      mma_16x8x16<T>(c[(i + 1) % NB], a[i + 1], w[2], w[3]);
     }
   }
 };
 
 template <class C>
 MW_GLOBAL(C::threads, 1) monarch_mlp(const MonarchMlpArgs args) {
-  wait_for_earlier_kernels();
+  wait_on_dependent_grids();
   MonarchMlp<C>(args).run();
 }
 

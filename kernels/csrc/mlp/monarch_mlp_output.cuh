@@ -9,10 +9,6 @@
 
 namespace mw {
 
-struct alignas(16) FourFloats {
-  float v[4];
-};
-
 template <class C>
 struct MlpOutput {
   using T = typename C::T;
@@ -66,8 +62,8 @@ struct MlpOutput {
     for (int run = 0; run < runs; run++) {
       float values[8];
       gather(values, c, run);
-      const auto* bias = reinterpret_cast<const FourFloats*>(args.bias2 + column(unit, run));
-      const FourFloats bias_of[2] = {bias[0], bias[1]};
+      const auto* bias = reinterpret_cast<const Float4*>(args.bias2 + column(unit, run));
+      const Float4 bias_of[2] = {bias[0], bias[1]};
       uint32_t packed[4];
       MW_UNROLL
       for (int i = 0; i < 4; i++) {

@@ -11,15 +11,15 @@ struct MlpRows {
   using T = typename C::T;
   static constexpr int NB = C::nblocks, Q = C::q, MT = C::m_tiles;
   static constexpr int bytes = C::rows * C::row_elements * 2;
-  // One block of a team's rows as A operands of mma.m16n8k16.
+  // One block of a row warp's rows as A operands of mma.m16n8k16.
   using Block = uint32_t[MT][C::steps][4];
 
   T* buffer;
 
   MW_DEVICE explicit MlpRows(char* memory) : buffer(reinterpret_cast<T*>(memory)) {}
 
-  // The first of the 16 rows of a team's m16 tile, within the buffer.
-  MW_DEVICE static int tile_row(int m_tile) { return (C::team() * MT + m_tile) * 16; }
+  // The first of the 16 rows of a row warp's m16 tile, within the buffer.
+  MW_DEVICE static int tile_row(int m_tile) { return (C::row_warp() * MT + m_tile) * 16; }
 
   // ---- in ----
 
@@ -36,11 +36,6 @@ struct MlpRows {
                     static_cast<const T*>(args.x) + (valid ? from : 0), valid);
     }
     copy_async_commit();
-  }
-
-  MW_DEVICE static float warp_sum(float value) {
-    for (int distance = 16; distance > 0; distance /= 2) value += shuffle_xor(value, distance);
-    return value;
   }
 
   // Calls visit(two features, index of the first) for this lane's share of a row.
@@ -96,7 +91,7 @@ struct MlpRows {
 
   // Writes an accumulator tile, 8 columns that block k made, each to the block that will read it: the permutation
   // between two factors. Column j * sub_block + i of block k goes to column k * sub_block + i of block j.
-  MW_DEVICE void hand_on(int m_tile, int k, int first_column, const float (&c)[4]) {
+  MW_DEVICE void store_permuted(int m_tile, int k, int first_column, const float (&c)[4]) {
     const int column = first_column + lane() % 4 * 2;
     const int to = column / C::sub_block * Q + k * C::sub_block + column % C::sub_block;
     T* at = buffer + (tile_row(m_tile) + lane() / 4) * C::row_elements + to;

@@ -25,15 +25,15 @@ struct MonarchMlpArgs {
   int shared_limit;  // bytes of shared memory that a block may have on this device
 };
 
-// Rows of 16 * m_tiles tokens belong to a team of warps; the team's members split the blocks of a factor among them.
+// Each row warp has 16 * m_tiles rows of tokens; the column warps that share them split the blocks of a factor.
 struct MlpTile {
   int m_tiles = 0;  // 16-row tiles that share each weight fragment read from shared memory
-  int teams = 0;
-  int members = 0;
+  int row_warps = 0;
+  int column_warps = 0;
 
   constexpr bool exists() const { return m_tiles > 0; }
-  constexpr int rows() const { return 16 * m_tiles * teams; }
-  constexpr int threads() const { return 32 * teams * members; }
+  constexpr int rows() const { return 16 * m_tiles * row_warps; }
+  constexpr int threads() const { return 32 * row_warps * column_warps; }
 };
 
 constexpr int kMlpTiles = 4;
@@ -60,7 +60,7 @@ constexpr MlpTile monarch_mlp_tile(int nblocks, int block_width, int tile) {
 // A row of a token buffer: 16 bytes longer than its features, so that ldmatrix meets no bank twice.
 constexpr int monarch_mlp_row_elements(int nblocks, int block_width) { return nblocks * block_width + 8; }
 
-// A slot of the weight ring: one member's share of a stage, and 16 floats of bias1.
+// A slot of the weight ring: one column warp's part of a stage, and 16 floats of bias1.
 constexpr int monarch_mlp_slot_bytes(int nblocks, int block_width) {
   return (nblocks == 8 ? 128 : 64) * block_width + 64;
 }
@@ -72,7 +72,7 @@ constexpr int monarch_mlp_buffer_bytes(int nblocks, int block_width, MlpTile til
 // Stages of the weight ring: as many, up to 4, as fit on the smallest kind of device that has room for two.
 constexpr int monarch_mlp_stages(int nblocks, int block_width, MlpTile tile) {
   constexpr int kSharedLimits[] = {99 * 1024, 163 * 1024, 227 * 1024};  // sm_86/89/120, sm_80, sm_90/100
-  const int stage = tile.members * monarch_mlp_slot_bytes(nblocks, block_width);
+  const int stage = tile.column_warps * monarch_mlp_slot_bytes(nblocks, block_width);
   for (const int limit : kSharedLimits) {
     const int stages = (limit - monarch_mlp_buffer_bytes(nblocks, block_width, tile)) / stage;
     if (stages >= 2) return stages < 4 ? stages : 4;
@@ -84,7 +84,7 @@ constexpr int monarch_mlp_stages(int nblocks, int block_width, MlpTile tile) {
 constexpr int monarch_mlp_shared_bytes(int nblocks, int block_width, int tile) {
   const MlpTile shape = monarch_mlp_tile(nblocks, block_width, tile);
   if (!shape.exists()) return 0;
-  const int stage = shape.members * monarch_mlp_slot_bytes(nblocks, block_width);
+  const int stage = shape.column_warps * monarch_mlp_slot_bytes(nblocks, block_width);
   const int ring = monarch_mlp_stages(nblocks, block_width, shape) * stage;
   return monarch_mlp_buffer_bytes(nblocks, block_width, shape) + ring;
 }
@@ -95,21 +95,21 @@ struct MlpConfig {
   using T = T_;
   static constexpr MlpTile tile = monarch_mlp_tile(nblocks_, q_, tile_);
   static constexpr int nblocks = nblocks_, q = q_;
-  static constexpr int m_tiles = tile.m_tiles, teams = tile.teams, members = tile.members;
+  static constexpr int m_tiles = tile.m_tiles, row_warps = tile.row_warps, column_warps = tile.column_warps;
   static constexpr int rows = tile.rows(), threads = tile.threads();
   static constexpr int row_elements = monarch_mlp_row_elements(nblocks, q);
   static constexpr int stages = monarch_mlp_stages(nblocks, q, tile);
   static constexpr int slot_bytes = monarch_mlp_slot_bytes(nblocks, q);
   static constexpr int shared_bytes = monarch_mlp_shared_bytes(nblocks, q, tile_);
   static constexpr int steps = q / 16;                    // k16 steps of a block
-  static constexpr int blocks_each = nblocks / members;   // input blocks of a member
-  static constexpr int units_each = blocks_each * steps;  // 16-row units of factor1 of a member
+  static constexpr int blocks_per_warp = nblocks / column_warps;  // input blocks of a column warp
+  static constexpr int units_per_warp = blocks_per_warp * steps;  // 16-row units of factor1 of a column warp
   static constexpr int sub_block = q / nblocks;           // columns that one block hands to another
   static_assert(q % 16 == 0 && sub_block % 2 == 0, "pairs of columns must stay together");
-  static_assert(nblocks % members == 0 && members % m_tiles == 0 && stages >= 2);
+  static_assert(nblocks % column_warps == 0 && column_warps % m_tiles == 0 && stages >= 2);
 
-  MW_DEVICE static int member() { return warp() / teams; }
-  MW_DEVICE static int team() { return warp() % teams; }
+  MW_DEVICE static int column_warp() { return warp() / row_warps; }
+  MW_DEVICE static int row_warp() { return warp() % row_warps; }
 };
 
 }  // namespace mw

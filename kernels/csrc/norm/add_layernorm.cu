@@ -23,7 +23,7 @@ Tensor add_layernorm(const Tensor& x, const Tensor& residual, const Tensor& weig
   args.rows = call.size(rows, "the number of rows");
   args.width = call.size(width, "width");
   args.eps = static_cast<float>(eps);
-  call.launched(mw::add_layernorm_launch(call.dtype(), args, call.stream()));
+  call.check_launch(mw::add_layernorm_launch(call.dtype(), args, call.stream()));
   return out;
 }
 

@@ -4,8 +4,6 @@
 // the sums before they are rounded. Statistics are float32, and the mean is subtracted before squaring: a row's offset
 // does not cost its digits. Rows never meet, and neither do their NaN.
 #pragma once
-#include <initializer_list>
-
 #include "primitives.cuh"
 
 namespace mw {
@@ -27,11 +25,6 @@ constexpr int kWarps = 4;                // of a block: rows at a time
 constexpr int kVector = 8;               // numbers of an access
 constexpr int kPiece = 32 * kVector;     // numbers of a warp's access
 constexpr int kMaxWidth = 4 * kPiece;    // as many as there are registers for
-
-MW_DEVICE float warp_sum(float value) {
-  for (int distance = 16; distance > 0; distance /= 2) value += shuffle_xor(value, distance);
-  return value;
-}
 
 // One row of a warp: a lane has 8 neighbours of every 256 columns, and zeros past the row's end.
 template <class T, int Pieces>
@@ -99,21 +92,21 @@ struct Row {
 
 template <class T, int Pieces>
 MW_GLOBAL(32 * kWarps, 1) add_layernorm(const AddLayernormArgs args) {
-  wait_for_earlier_kernels();
+  wait_on_dependent_grids();
   const int64_t index = static_cast<int64_t>(block_x()) * kWarps + warp();
   if (index >= args.rows) return;
   const int64_t first = index * args.width;
   Row<T, Pieces> row;
   row.width = args.width;
   row.load_sum(static_cast<const T*>(args.x) + first, static_cast<const T*>(args.residual) + first);
-  let_next_kernel_start();
+  launch_dependent_grids();
   row.store(static_cast<T*>(args.sums) + first);
   row.normalise(args.weight, args.bias, args.eps);
   row.store(static_cast<T*>(args.norms) + first);
 }
 
 template <class T>
-const char* launch_number(const AddLayernormArgs& args, Stream stream) {
+const char* launch_dtype(const AddLayernormArgs& args, Stream stream) {
   const dim3 grid(static_cast<unsigned>((static_cast<int64_t>(args.rows) + kWarps - 1) / kWarps));
   switch ((args.width + kPiece - 1) / kPiece) {
     case 1: return launch<add_layernorm<T, 1>>(grid, 32 * kWarps, 0, stream, args);
@@ -131,12 +124,10 @@ inline const char* add_layernorm_launch(DType dtype, const AddLayernormArgs& arg
   if (args.width < 1 || args.width > norm::kMaxWidth || args.width % norm::kVector != 0)
     return "add_layernorm: the width must be a multiple of 8, at most 1024";
   if (!(args.eps >= 0.0f)) return "add_layernorm: eps is negative";
-  for (const void* pointer : {args.x, args.residual, static_cast<const void*>(args.weight),
-                              static_cast<const void*>(args.bias), static_cast<const void*>(args.sums),
-                              static_cast<const void*>(args.norms)})
-    if (reinterpret_cast<uintptr_t>(pointer) % 16 != 0) return "add_layernorm: tensors must be 16-byte aligned";
+  if (misaligned(args.x, args.residual, args.weight, args.bias, args.sums, args.norms))
+    return "add_layernorm: tensors must be 16-byte aligned";
   if (args.rows == 0) return nullptr;
-  return dtype == DType::bf16 ? norm::launch_number<bf16>(args, stream) : norm::launch_number<fp16>(args, stream);
+  return dtype == DType::bf16 ? norm::launch_dtype<bf16>(args, stream) : norm::launch_dtype<fp16>(args, stream);
 }
 
 }  // namespace mw

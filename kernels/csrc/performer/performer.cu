@@ -36,7 +36,7 @@ Tensor performer_attention(const Tensor& kqv, const Tensor& weights, const Tenso
   args.out = out.mutable_data_ptr();
   args.eps = static_cast<float>(eps);
   args.norm_eps = static_cast<float>(norm_eps);
-  call.launched(mw::performer_launch(call.dtype(), call.size(tile, "tile"), args, call.stream()));
+  call.check_launch(mw::performer_launch(call.dtype(), call.size(tile, "tile"), args, call.stream()));
   return out;
 }
 

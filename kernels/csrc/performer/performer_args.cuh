@@ -3,7 +3,7 @@
 #include "primitives.cuh"
 
 // A loop whose body is long enough that repeating it in the code buys nothing.
-#define MW_ROLLED _Pragma("unroll 1")
+#define MW_NO_UNROLL _Pragma("unroll 1")
 
 namespace mw {
 
@@ -60,41 +60,18 @@ struct Packed {
   static constexpr float half_log2_features = half_log2(Dim / 2);
 };
 
-struct alignas(16) Words {
-  uint32_t word[4];
-};
-struct alignas(16) Floats {
-  float value[4];
-};
-struct alignas(8) Pair {
-  float first, second;
-};
-
-MW_DEVICE void load_words(uint32_t (&to)[4], const void* shared) {
-  const Words from = *static_cast<const Words*>(shared);
-  MW_UNROLL
-  for (int i = 0; i < 4; i++) to[i] = from.word[i];
-}
-
-MW_DEVICE void store_words(void* shared, const uint32_t (&from)[4]) {
-  Words to;
-  MW_UNROLL
-  for (int i = 0; i < 4; i++) to.word[i] = from[i];
-  *static_cast<Words*>(shared) = to;
-}
-
-MW_DEVICE void exchange_middle(uint32_t (&word)[4]) {
+MW_DEVICE void swap_middle(uint32_t (&word)[4]) {
   const uint32_t second = word[1];
   word[1] = word[2];
   word[2] = second;
 }
 
-// Splits two floats into bf16 and a bf16 remainder, together 16 bits of each. Features reach e^48, hence bf16's range.
-MW_DEVICE void split(float low, float high, uint32_t& leading, uint32_t& rest) {
-  leading = pack2<bf16>(low, high);
-  float leading_low, leading_high;
-  unpack2<bf16>(leading, leading_low, leading_high);
-  rest = pack2<bf16>(low - leading_low, high - leading_high);
+// Splits two floats into bf16 hi and lo parts, together 16 bits of each. Features reach e^48, hence bf16's range.
+MW_DEVICE void split(float low, float high, uint32_t& hi, uint32_t& lo) {
+  hi = pack2<bf16>(low, high);
+  float hi_low, hi_high;
+  unpack2<bf16>(hi, hi_low, hi_high);
+  lo = pack2<bf16>(low - hi_low, high - hi_high);
 }
 
 // phi(t) = exp2(w' t - offset(|t|^2)), where w' = w log2(e): offset = |t|^2 log2(e) / 2 + log2(features) / 2.
@@ -112,7 +89,7 @@ MW_DEVICE float add_squares(float sum, uint32_t pair) {
 
 // Returns 0 for a count that is not negative, which the compiler does not know. So it neither repeats what is computed
 // with this where it is used nor keeps it in registers until the same is needed again.
-MW_DEVICE int hidden_zero(int count) { return count >> 31; }
+MW_DEVICE int opaque_zero(int count) { return count >> 31; }
 
 // Returns, in all of them, the sum over the four lanes that share a row of an mma's result.
 MW_DEVICE float quad_sum(float value) {

@@ -37,7 +37,7 @@ using Operands = uint32_t[C::row_tiles][C::steps][4];
 template <class C>
 MW_DEVICE void load_queries(Operands<C>& query, float (&offset)[C::row_tiles][2], const Rows<C>& rows,
                             const typename C::T* queries) {
-  const uint32_t zero = static_cast<uint32_t>(hidden_zero(rows.tokens));
+  const uint32_t zero = static_cast<uint32_t>(opaque_zero(rows.tokens));
   const auto* start = queries + rows.start(3 * C::dim);
   MW_UNROLL
   for (int tile = 0; tile < C::row_tiles; tile++) {
@@ -76,25 +76,25 @@ struct Columns {
   }
 
   // Returns the pair that belongs into x[tile][4 * block + i], half 0 or 1.
-  MW_DEVICE Pair get(int tile, int half, int i) const {
-    Pair pair;
-    unpack2<typename C::T>(word[tile][half][i], pair.first, pair.second);
+  MW_DEVICE Float2 get(int tile, int half, int i) const {
+    Float2 pair;
+    unpack2<typename C::T>(word[tile][half][i], pair.v[0], pair.v[1]);
     return pair;
   }
 };
 
 // Returns the lane's pair of a bias in the order of `Columns`.
-MW_DEVICE Pair bias_pair(const float* bias, int block, int i) {
-  return *reinterpret_cast<const Pair*>(bias + block * 32 + lane() % 4 * 8 + 2 * i);
+MW_DEVICE Float2 bias_pair(const float* bias, int block, int i) {
+  return *reinterpret_cast<const Float2*>(bias + block * 32 + lane() % 4 * 8 + 2 * i);
 }
 
 template <class C>
 MW_DEVICE void add_bias(Accumulators<C>& x, const float* bias) {
   MW_UNROLL
   for (int column = 0; column < C::columns; column++) {
-    const Pair pair = bias_pair(bias, column / 4, column % 4);
+    const Float2 pair = bias_pair(bias, column / 4, column % 4);
     MW_UNROLL
-    for (int i = 0; i < C::row_tiles * 4; i++) x[i / 4][column][i % 4] += i % 2 == 0 ? pair.first : pair.second;
+    for (int i = 0; i < C::row_tiles * 4; i++) x[i / 4][column][i % 4] += i % 2 == 0 ? pair.v[0] : pair.v[1];
   }
 }
 

@@ -22,10 +22,10 @@ struct OutputTile {
   static constexpr int total_units = Layout::projection + (pieces - Layout::feature_tiles) * Layout::dense_piece;
   static constexpr int weight_bytes = unit_bytes * (stages == 0 ? total_units : stages * stage_units);
   static constexpr int bias_rows = mlp ? 3 : 1, bias_bytes = bias_rows * dim * 4;
-  // Fragments of the summary, (feature tile, tile of 8 columns, lane): the last tile's first column is the features'
+  // Fragments of kv, (feature tile, tile of 8 columns, lane): the last tile's first column is the features'
   // sum, its others are zero.
-  static constexpr int summary_bytes = Layout::feature_tiles * (columns + 1) * 32 * 16;
-  static constexpr int shared_bytes = weight_bytes + summary_bytes + bias_bytes;
+  static constexpr int kv_bytes = Layout::feature_tiles * (columns + 1) * 32 * 16;
+  static constexpr int shared_bytes = weight_bytes + kv_bytes + bias_bytes;
   static_assert(pieces % (stages == 0 ? 1 : stages) == 0);  // a pass over the pieces ends where the ring does
 };
 
@@ -81,7 +81,7 @@ struct Weights {
   }
 
   static MW_DEVICE void copy(char* to, const char* from, int units) {
-    MW_ROLLED
+    MW_NO_UNROLL
     for (int i = thread_index(); i < units * 32; i += C::threads) copy_async_16(to + i * 16, from + i * 16, true);
   }
 

@@ -88,7 +88,7 @@ inline bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(po
 
 // Until then earlier kernels may still write what is read, and read what is written.
 inline void check_waited() {
-  if (!block.current->waited) fail("global memory before wait_for_earlier_kernels");
+  if (!block.current->waited) fail("global memory before wait_on_dependent_grids");
 }
 
 inline void check_shared(const void* pointer, size_t bytes) {

@@ -63,9 +63,9 @@ inline uint32_t shuffle(uint32_t value, int source_lane) { return exchange(value
 inline float shuffle_xor(float value, int lane_mask) { return exchange(value, lane() ^ lane_mask); }
 inline uint32_t shuffle_xor(uint32_t value, int lane_mask) { return exchange(value, lane() ^ lane_mask); }
 
-inline void wait_for_earlier_kernels() { emulator::block.current->waited = true; }
-inline void let_next_kernel_start() {
-  if (!emulator::block.current->waited) emulator::fail("let_next_kernel_start before wait_for_earlier_kernels");
+inline void wait_on_dependent_grids() { emulator::block.current->waited = true; }
+inline void launch_dependent_grids() {
+  if (!emulator::block.current->waited) emulator::fail("launch_dependent_grids before wait_on_dependent_grids");
 }
 
 inline void load_16(uint32_t (&value)[4], const void* global) {

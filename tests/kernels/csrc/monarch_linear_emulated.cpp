@@ -8,7 +8,7 @@ template <class C>
 bool banks_differ() {
   for (int vector = 0; vector < C::depth / 8; vector++) {
     unsigned groups = 0;
-    for (int row = 0; row < 8; row++) groups |= 1u << (mw::linear::position<C>(row, vector) / 8 % 8);
+    for (int row = 0; row < 8; row++) groups |= 1u << (mw::linear::swizzled<C>(row, vector) / 8 % 8);
     if (groups != 0xff) return false;
   }
   return true;

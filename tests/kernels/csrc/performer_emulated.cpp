@@ -38,7 +38,7 @@ const char* mw_performer(int mode, unsigned seed, int dtype, int tile, const voi
 #ifdef MW_STAGES
   // One small tile whose weights pass through a ring of so many stages: builds quickly, for planted mistakes.
   if (tile != 0 || dtype != 0 || dim != 64 || mlp == 0) return "this build is for tile 0, bf16, width 64, with the MLP";
-  using Summary = performer::SummaryTile<bf16, 64, 2, 2, 16, 1>;
+  using Summary = performer::KvTile<bf16, 64, 2, 2, 16, 1>;
   using Output = performer::OutputTile<bf16, 64, true, 1, 4, MW_STAGES, 1>;
   return performer::launch_both<Summary, Output, performer::kSmallShared>(args, nullptr);
 #else

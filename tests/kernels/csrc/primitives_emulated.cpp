@@ -14,7 +14,7 @@ struct ConvertArgs {
 
 template <class T>
 MW_GLOBAL(32, 1) convert(const ConvertArgs args) {
-  wait_for_earlier_kernels();
+  wait_on_dependent_grids();
   for (int i = thread_index(); i < args.count; i += 32) {
     const T value = from_float<T>(args.from[i]);
     args.to[i] = value.bits;
@@ -31,7 +31,7 @@ struct ProductArgs {
 // The way the kernels use it: copies to shared memory, ldmatrix, mma, fragments out.
 template <class T>
 MW_GLOBAL(32, 1) product(const ProductArgs args) {
-  wait_for_earlier_kernels();
+  wait_on_dependent_grids();
   T* a = reinterpret_cast<T*>(shared_memory());
   T* b = a + 16 * 16;
   const auto* from_a = static_cast<const T*>(args.a);
@@ -57,7 +57,7 @@ struct TransposeArgs {
 };
 
 MW_GLOBAL(32, 1) transpose(const TransposeArgs args) {
-  wait_for_earlier_kernels();
+  wait_on_dependent_grids();
   bf16* tile = reinterpret_cast<bf16*>(shared_memory());
   for (int i = lane(); i < 256; i += 32) tile[i].bits = args.from[i];
   sync_warp();
@@ -76,7 +76,7 @@ struct FunctionArgs {
 };
 
 MW_GLOBAL(32, 1) functions(const FunctionArgs args) {
-  wait_for_earlier_kernels();
+  wait_on_dependent_grids();
   for (int i = thread_index(); i < args.count; i += 32) {
     args.gelu_bf16[i] = gelu<bf16>(args.x[i]);
     args.gelu_fp16[i] = gelu<fp16>(args.x[i]);
@@ -94,9 +94,9 @@ struct FaultArgs {
 MW_GLOBAL(64, 1) faulty(const FaultArgs args) {
   uint32_t value[4] = {};
   if (args.kind == 6) load_16(value, args.global);
-  if (args.kind == 7) let_next_kernel_start();
+  if (args.kind == 7) launch_dependent_grids();
   if (args.kind == 8 && lane() == 31) return;
-  wait_for_earlier_kernels();
+  wait_on_dependent_grids();
   if (args.kind == 0 && warp() == 0) sync_block();
   if (args.kind == 1 && lane() < 31) sync_warp();
   if (args.kind == 2) store_16(args.global + 8, value);
@@ -113,7 +113,7 @@ struct NeighbourArgs {
 };
 
 MW_GLOBAL(64, 1) neighbour(const NeighbourArgs args) {
-  wait_for_earlier_kernels();
+  wait_on_dependent_grids();
   auto* cells = reinterpret_cast<float*>(shared_memory());
   copy_async_16(cells + thread_index() * 4, args.from + thread_index() * 4, true);
   copy_async_commit();
@@ -128,7 +128,7 @@ struct PastArgs {
 
 // Lane 0 reads the word behind its block's shared memory.
 MW_GLOBAL(32, 1) past_the_end(const PastArgs args) {
-  wait_for_earlier_kernels();
+  wait_on_dependent_grids();
   if (lane() == 0) args.to[0] = reinterpret_cast<const float*>(shared_memory())[128 / 4];
 }
 

@@ -34,7 +34,7 @@ PLANTED = {
     "contracted barrier": ("sync_group<C>();  // sync: contracted barrier", ""),
     "result barrier": ("sync_block();  // sync: result barrier", ""),
     "border not cleared": ("if (grid.pixel(cell) >= 0) continue;", "if (cell != 0) continue;"),
-    "another pixel's NaN": ("wanted < P::quads ? wanted : P::quads - 1", "wanted"),
+    "another pixel's NaN": ("index < P::quads ? index : P::quads - 1", "index"),
 }
 IN_GROUPED_CONV = {"another pixel's NaN"}  # the header that it is planted in; the others in conv_branch.cuh
 ONLY_IN_FULL = {"hidden barrier", "result barrier", "border not cleared"}  # each costs a compilation

@@ -91,9 +91,9 @@ def test_nan_stays_nan(library: ctypes.CDLL) -> None:
         (3, "shared memory: address is not 16-byte aligned"),
         (4, "shared memory: address out of range"),
         (5, "shared memory: address"),
-        (6, "global memory before wait_for_earlier_kernels"),
-        (7, "let_next_kernel_start before wait_for_earlier_kernels"),
-        (8, "before wait_for_earlier_kernels"),
+        (6, "global memory before wait_on_dependent_grids"),
+        (7, "launch_dependent_grids before wait_on_dependent_grids"),
+        (8, "before wait_on_dependent_grids"),
     ],
 )
 def test_mistakes_end_the_launch_with_a_text(library: ctypes.CDLL, kind: int, text: str) -> None:

@@ -174,7 +174,7 @@ def test_what_cannot_be_launched_says_why(performer: Performer, how: dict[str, i
 
 
 SUMMARY, WEIGHTS, OUTPUT = (
-    "performer/performer_summary.cuh",
+    "performer/performer_kv.cuh",
     "performer/performer_weights.cuh",
     "performer/performer_output.cuh",
 )

@@ -31,7 +31,7 @@ MW_GLOBAL(128, 1) twice(const Args args) {
 mw::host::Tensor twice_of(const mw::host::Tensor& x, const mw::host::Tensor& y, int64_t count) {
   const mw::host::Call call("twice", "x", x);
   Args args{call.float_data(y, "y", {count}), nullptr, call.size(count, "count")};
-  call.launched(mw::launch<twice>(dim3(1), 128, 0, call.stream(), args));
+  call.check_launch(mw::launch<twice>(dim3(1), 128, 0, call.stream(), args));
   return x;
 }
 

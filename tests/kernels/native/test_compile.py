@@ -36,7 +36,7 @@ MAY_SPILL = {("100a", "performer_output"): 16}
 OVERLAPPING = ("90a", "100a", "120a")
 
 # Sums over tokens for the second launch, in float32: no tile is 16 bytes wide in a thread's registers.
-WRITES_FLOATS = "performer_summary"
+WRITES_FLOATS = "performer_kv"
 
 
 @pytest.mark.parametrize("arch", [arch for arch in ARCHS if not arch.startswith("compute") and (FULL or arch == "90a")])

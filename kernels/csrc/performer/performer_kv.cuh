@@ -2,7 +2,7 @@
 //
 // A warp owns 16 features and walks over tokens. The features' product has features as rows and tokens as columns,
 // so that its result is, in the same registers, the left operand of the product with the values: phi(k) is never
-// stored. It is fp32 to the end: the features' matrix comes in exact terms, phi goes on as a bf16 and its remainder.
+// stored. It is fp32 to the end: the features' matrix comes in exact terms, phi is split into bf16 hi and lo.
 #pragma once
 #include "performer/performer_args.cuh"
 
@@ -11,7 +11,7 @@ namespace performer {
 
 // `FeatureTiles`: a block's tiles of 16 features; `Groups`: warps that split them by tokens, `Tokens` of a stage each.
 template <class Number, int Dim, int FeatureTiles, int Groups, int Tokens, int MinBlocks>
-struct SummaryTile {
+struct KvTile {
   using T = Number;
   static constexpr int dim = Dim, features = Dim / 2, feature_tiles = FeatureTiles, groups = Groups;
   static constexpr int group_tokens = Tokens, tokens = Groups * Tokens, min_blocks = MinBlocks;
@@ -19,8 +19,8 @@ struct SummaryTile {
   static constexpr int warps = feature_tiles * groups, threads = 32 * warps;
   static constexpr int steps = Packed<T, dim>::steps, terms = kTerms<T>;
   // The features' matrix stays in registers, or else in shared memory.
-  static constexpr bool held = dim <= 96;
-  static constexpr int weight_bytes = held ? 0 : feature_tiles * Packed<T, dim>::feature_piece * kUnit * 2;
+  static constexpr bool in_registers = dim <= 96;
+  static constexpr int weight_bytes = in_registers ? 0 : feature_tiles * Packed<T, dim>::feature_piece * kUnit * 2;
   // Keys are read 2 rows of 64 bytes at a time, values 8 rows of 16: the pitches put these in different banks.
   static constexpr int key_pitch = dim % 64 == 0 ? dim + 32 : dim, value_pitch = dim + 8;
   static constexpr int stages = 3, stage_size = tokens * (key_pitch + value_pitch);
@@ -45,7 +45,7 @@ MW_DEVICE void copy_tile(typename C::T* stage, const Keys<C>& source, int token)
   constexpr int chunks = C::dim / 8;
   typename C::T* values = stage + C::tokens * C::key_pitch;
   if (token < source.tokens) {
-    MW_ROLLED
+    MW_NO_UNROLL
     for (int i = thread_index(); i < C::tokens * chunks; i += C::threads) {
       const int row = i / chunks, column = (i % chunks) * 8;
       const bool valid = token + row < source.tokens;
@@ -59,15 +59,15 @@ MW_DEVICE void copy_tile(typename C::T* stage, const Keys<C>& source, int token)
 
 // Computes each token's offset in the exponent, four lanes a token; it is infinite past the last one: features 0.
 template <class C>
-MW_DEVICE void measure_keys(float* offsets, const typename C::T* keys, const Keys<C>& source, int token) {
-  MW_ROLLED
+MW_DEVICE void key_offsets(float* offsets, const typename C::T* keys, const Keys<C>& source, int token) {
+  MW_NO_UNROLL
   for (int i = thread_index(); i < C::tokens * 4; i += C::threads) {
     const int row = i / 4;
     float square = 0.0f;
     MW_UNROLL
     for (int column = 0; column < C::dim; column += 32) {
       uint32_t key[4];
-      load_words(key, keys + row * C::key_pitch + column + (i % 4) * 8);
+      load_shared_16(key, keys + row * C::key_pitch + column + (i % 4) * 8);
       MW_UNROLL
       for (int j = 0; j < 4; j++) square = add_squares<typename C::T>(square, key[j]);
     }
@@ -82,35 +82,35 @@ MW_DEVICE void measure_keys(float* offsets, const typename C::T* keys, const Key
 template <class C>
 struct FeatureRows {
   static constexpr int piece = Packed<typename C::T, C::dim>::feature_piece * kUnit;
-  uint32_t held[C::held ? C::terms * C::steps : 1][4];
+  uint32_t in_registers[C::in_registers ? C::terms * C::steps : 1][4];
   const char* shared;
 
   // `global` points at the block's first feature tile. If it goes to shared memory, a barrier must follow.
   MW_DEVICE void load(const typename C::T* global, char* copy, int feature_tile) {
-    if constexpr (C::held) {
+    if constexpr (C::in_registers) {
       MW_UNROLL
       for (int i = 0; i < C::terms * C::steps; i++) {
-        load_16(held[i], global + feature_tile * piece + i * kUnit + lane() * 8);
-        exchange_middle(held[i]);
+        load_16(in_registers[i], global + feature_tile * piece + i * kUnit + lane() * 8);
+        swap_middle(in_registers[i]);
       }
     } else {
       shared = copy + feature_tile * piece * 2 + lane() * 16;
       for (int i = thread_index(); i < C::weight_bytes / 16; i += C::threads) {
         uint32_t word[4];
         load_16(word, global + i * 8);
-        exchange_middle(word);
-        store_words(copy + i * 16, word);
+        swap_middle(word);
+        store_shared_16(copy + i * 16, word);
       }
     }
   }
 
   MW_DEVICE void get(uint32_t (&rows)[4], int term, int step) const {
     const int unit = term * C::steps + step;
-    if constexpr (C::held) {
+    if constexpr (C::in_registers) {
       MW_UNROLL
-      for (int i = 0; i < 4; i++) rows[i] = held[unit][i];
+      for (int i = 0; i < 4; i++) rows[i] = in_registers[unit][i];
     } else {
-      load_words(rows, shared + unit * kUnit * 2);
+      load_shared_16(rows, shared + unit * kUnit * 2);
     }
   }
 };
@@ -118,14 +118,14 @@ struct FeatureRows {
 // score[i] = features' rows * keys 8i..8i+7. A lane takes 8 neighbouring numbers of a key, so the 32 columns of two
 // steps are in another order than in memory: the packed matrix has its columns in that order.
 template <class C>
-MW_DEVICE void multiply_keys(float (&score)[2][4], const FeatureRows<C>& features, const typename C::T* keys) {
+MW_DEVICE void add_scores(float (&score)[2][4], const FeatureRows<C>& features, const typename C::T* keys) {
   using T = typename C::T;
   const T* key_of_lane = keys + (lane() / 4) * C::key_pitch + (lane() % 4) * 8;
   MW_UNROLL
   for (int pair = 0; pair < C::steps / 2; pair++) {
     uint32_t key[2][4];
     MW_UNROLL
-    for (int i = 0; i < 2; i++) load_words(key[i], key_of_lane + i * 8 * C::key_pitch + pair * 32);
+    for (int i = 0; i < 2; i++) load_shared_16(key[i], key_of_lane + i * 8 * C::key_pitch + pair * 32);
     MW_UNROLL
     for (int half = 0; half < 2; half++) {
       MW_UNROLL
@@ -139,14 +139,14 @@ MW_DEVICE void multiply_keys(float (&score)[2][4], const FeatureRows<C>& feature
   }
 }
 
-// sum[d] += phi * values 8d..8d+7 for 16 tokens; fp16 values are a bf16 and a remainder, exactly.
+// sum[d] += phi * values 8d..8d+7 for 16 tokens; fp16 values are split into bf16 hi and lo, exactly.
 template <class C>
-MW_DEVICE void multiply_values(float (&sum)[C::dim / 8 + 1][4], const uint32_t (&leading)[4],
-                               const uint32_t (&rest)[4], const typename C::T* values) {
+MW_DEVICE void add_values(float (&sum)[C::dim / 8 + 1][4], const uint32_t (&hi)[4],
+                          const uint32_t (&lo)[4], const typename C::T* values) {
   const auto* row = values + (lane() % 16) * C::value_pitch + (lane() / 16) * 8;
   MW_UNROLL
   for (int d = 0; d < C::dim / 8; d += 2) {
-    uint32_t value[4], remainder[4];
+    uint32_t value[4], value_lo[4];
     ldmatrix_x4_trans(value, row + d * 8);
     if constexpr (!kIsBf16<typename C::T>) {
       sync_warp();  // keeps the compiler from loading many ahead: there are no registers for that
@@ -154,22 +154,22 @@ MW_DEVICE void multiply_values(float (&sum)[C::dim / 8 + 1][4], const uint32_t (
       for (int i = 0; i < 4; i++) {
         float low, high;
         unpack2<fp16>(value[i], low, high);
-        split(low, high, value[i], remainder[i]);
+        split(low, high, value[i], value_lo[i]);
       }
     }
     MW_UNROLL
-    for (int i = 0; i < 2; i++) mma_16x8x16<bf16>(sum[d + i], leading, value[2 * i], value[2 * i + 1]);
+    for (int i = 0; i < 2; i++) mma_16x8x16<bf16>(sum[d + i], hi, value[2 * i], value[2 * i + 1]);
     MW_UNROLL
-    for (int i = 0; i < 2; i++) mma_16x8x16<bf16>(sum[d + i], rest, value[2 * i], value[2 * i + 1]);
+    for (int i = 0; i < 2; i++) mma_16x8x16<bf16>(sum[d + i], lo, value[2 * i], value[2 * i + 1]);
     if constexpr (!kIsBf16<typename C::T>) {
       MW_UNROLL
-      for (int i = 0; i < 2; i++) mma_16x8x16<bf16>(sum[d + i], leading, remainder[2 * i], remainder[2 * i + 1]);
+      for (int i = 0; i < 2; i++) mma_16x8x16<bf16>(sum[d + i], hi, value_lo[2 * i], value_lo[2 * i + 1]);
     }
   }
   // The column of ones beside the values, which gives the sum of the features themselves.
   const uint32_t ones = lane() / 4 == 0 ? pack2<bf16>(1.0f, 1.0f) : 0u;
-  mma_16x8x16<bf16>(sum[C::dim / 8], leading, ones, ones);
-  mma_16x8x16<bf16>(sum[C::dim / 8], rest, ones, ones);
+  mma_16x8x16<bf16>(sum[C::dim / 8], hi, ones, ones);
+  mma_16x8x16<bf16>(sum[C::dim / 8], lo, ones, ones);
 }
 
 // Adds this warp's tokens of a tile.
@@ -177,29 +177,29 @@ template <class C>
 MW_DEVICE void add_tile(float (&sum)[C::dim / 8 + 1][4], const FeatureRows<C>& features, const typename C::T* stage,
                         const float* offsets, int group) {
   const auto* values = stage + C::tokens * C::key_pitch;
-  MW_ROLLED
+  MW_NO_UNROLL
   for (int i = 0; i < C::group_tokens; i += 16) {
     const int first = group * C::group_tokens + i;
     float score[2][4] = {};
-    multiply_keys<C>(score, features, stage + first * C::key_pitch);
-    uint32_t leading[4], rest[4];
+    add_scores<C>(score, features, stage + first * C::key_pitch);
+    uint32_t hi[4], lo[4];
     MW_UNROLL
     for (int j = 0; j < 2; j++) {
-      const Pair offset = *reinterpret_cast<const Pair*>(offsets + first + j * 8 + 2 * (lane() % 4));
+      const Float2 offset = *reinterpret_cast<const Float2*>(offsets + first + j * 8 + 2 * (lane() % 4));
       MW_UNROLL
       for (int row = 0; row < 2; row++) {
-        const float low = exp2_approx(score[j][2 * row] - offset.first);
-        const float high = exp2_approx(score[j][2 * row + 1] - offset.second);
-        split(low, high, leading[2 * j + row], rest[2 * j + row]);
+        const float low = exp2_approx(score[j][2 * row] - offset.v[0]);
+        const float high = exp2_approx(score[j][2 * row + 1] - offset.v[1]);
+        split(low, high, hi[2 * j + row], lo[2 * j + row]);
       }
     }
-    multiply_values<C>(sum, leading, rest, values + first * C::value_pitch);
+    add_values<C>(sum, hi, lo, values + first * C::value_pitch);
   }
 }
 
 // Writes a warp's sums to shared memory: (dim + 1, features), the values' columns as rows.
 template <class C>
-MW_DEVICE void put_sums(float* to, const float (&sum)[C::dim / 8 + 1][4], int feature_tile) {
+MW_DEVICE void stage_sums(float* to, const float (&sum)[C::dim / 8 + 1][4], int feature_tile) {
   float* column = to + feature_tile * 16 + lane() / 4;
   MW_UNROLL
   for (int d = 0; d <= C::dim / 8; d++) {
@@ -217,26 +217,26 @@ MW_DEVICE void store_sums(float* to, const float* from) {
   constexpr int quarters = C::feature_tiles * 4;
   for (int i = thread_index(); i < (C::dim + 1) * quarters; i += C::threads) {
     const int row = i / quarters, column = (i % quarters) * 4;
-    Floats total = {};
+    Float4 total = {};
     MW_UNROLL
     for (int group = 0; group < C::groups; group++) {
       const auto part =
-          *reinterpret_cast<const Floats*>(from + (group * (C::dim + 1) + row) * C::sum_pitch + column);
+          *reinterpret_cast<const Float4*>(from + (group * (C::dim + 1) + row) * C::sum_pitch + column);
       MW_UNROLL
-      for (int j = 0; j < 4; j++) total.value[j] += part.value[j];
+      for (int j = 0; j < 4; j++) total.v[j] += part.v[j];
     }
     uint32_t word[4];
     MW_UNROLL
-    for (int j = 0; j < 4; j++) word[j] = __builtin_bit_cast(uint32_t, total.value[j]);
+    for (int j = 0; j < 4; j++) word[j] = __builtin_bit_cast(uint32_t, total.v[j]);
     store_16(to + row * C::features + column, word);
   }
 }
 
 // Grid (splits, images, slices of the features).
 template <class C>
-MW_GLOBAL(C::threads, C::min_blocks) performer_summary(const PerformerArgs args) {
+MW_GLOBAL(C::threads, C::min_blocks) performer_kv(const PerformerArgs args) {
   using T = typename C::T;
-  wait_for_earlier_kernels();
+  wait_on_dependent_grids();
   char* weight_copy = shared_memory();
   float* offsets = reinterpret_cast<float*>(weight_copy + C::weight_bytes);
   T* stages = reinterpret_cast<T*>(weight_copy + C::weight_bytes + C::offset_bytes);
@@ -254,27 +254,27 @@ MW_GLOBAL(C::threads, C::min_blocks) performer_summary(const PerformerArgs args)
   copy_tile(stages + C::stage_size, keys, token + stride);
   copy_async_wait<1>();  // sync: first tile wait
   sync_block();          // sync: first tile barrier
-  measure_keys(offsets, stages, keys, token);
+  key_offsets(offsets, stages, keys, token);
 
   float sum[C::dim / 8 + 1][4] = {};
   int stage = 0, parity = 0;
-  MW_ROLLED
+  MW_NO_UNROLL
   for (; token < args.tokens; token += stride) {
     const int next = stage + 1 == C::stages ? 0 : stage + 1, last = next + 1 == C::stages ? 0 : next + 1;
     copy_async_wait<0>();  // sync: next tile wait
     sync_block();          // sync: next tile barrier
     copy_tile(stages + last * C::stage_size, keys, token + 2 * stride);
     if (token + stride < args.tokens)
-      measure_keys(offsets + (1 - parity) * C::tokens, stages + next * C::stage_size, keys, token + stride);
+      key_offsets(offsets + (1 - parity) * C::tokens, stages + next * C::stage_size, keys, token + stride);
     add_tile<C>(sum, features, stages + stage * C::stage_size, offsets + parity * C::tokens, group);
     stage = next;
     parity = 1 - parity;
   }
 
-  let_next_kernel_start();
+  launch_dependent_grids();
   float* sums = reinterpret_cast<float*>(stages);
   sync_block();  // sync: stages are free
-  put_sums<C>(sums + group * (C::dim + 1) * C::sum_pitch, sum, feature_tile);
+  stage_sums<C>(sums + group * (C::dim + 1) * C::sum_pitch, sum, feature_tile);
   sync_block();  // sync: sums are there
   float* partial = args.partial + (image * args.splits + block_x()) * (C::dim + 1) * C::features;
   store_sums<C>(partial + slice * 16, sums);
