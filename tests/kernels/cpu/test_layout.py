@@ -6,7 +6,7 @@ import pytest
 from milkweed.kernels.cpu.assemble import assemble
 from milkweed.kernels.cpu.layout import groups_of, order_for, rows_by_position
 from milkweed.kernels.cpu.packing import InstructionSet
-from milkweed.kernels.cpu.structs import FACTOR, NORM
+from milkweed.kernels.cpu.structs import LINEAR, NORM
 
 from .test_programs import made
 
@@ -50,7 +50,7 @@ def test_each_block_begins_at_a_multiple() -> None:
 @pytest.mark.parametrize("width", [128, 192])
 def test_an_mlp_of_eight_blocks_never_writes_channels_one_by_one(width: int, isa: InstructionSet) -> None:
     stages = assemble(made(nblocks=8, width=width), isa).stages
-    written = stages[(stages["action"] == NORM) | (stages["action"] == FACTOR)][:-1]  # all but the classifier
+    written = stages[(stages["action"] == NORM) | (stages["action"] == LINEAR)][:-1]  # all but the classifier
     assert len(written) > 10
     assert written["group"].min() >= 4
 

@@ -18,7 +18,8 @@ from milkweed.kernels.cpu.quantise import LEVELS, calibrated, quantised
 from milkweed.kernels.cpu.reference import evaluate
 from milkweed.kernels.reference import monarch_to_dense
 
-from .test_programs import BFLOAT16_ERROR, INT8_ERROR, error, images_of, run
+from .test_programs import BFLOAT16_ERROR, INT8_ERROR, error, run
+from .vitae_programs import images_of
 
 WIDTH, HEADS, HIDDEN, CLASSES = 48, 3, 72, 7
 LAYERS = ("qkv", "proj", "fc1", "fc2")

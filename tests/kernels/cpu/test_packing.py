@@ -12,14 +12,15 @@ from milkweed.kernels.cpu.packing import AS_USUAL, InstructionSet, Rounding, pac
 from milkweed.kernels.cpu.program import Factor, Quantiser, dense
 from milkweed.kernels.cpu.quantise import calibrated, quantised
 
-from .test_programs import SHAPES, error, images_of, made, run
+from .test_programs import SHAPES, error, made, run
+from .vitae_programs import images_of
 
 AVX2 = next(each for each in SETS if each.name == "avx2")
 LIMIT = 0.02
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(16, 8), (48, 200), (80, 27), (33, 4)])
-def test_panels_and_rests_are_the_weights_and_sums_of_panels_fit_16_bits(outputs: int, inputs: int) -> None:
+def test_panels_and_overflow_are_the_weights_and_sums_of_panels_fit_16_bits(outputs: int, inputs: int) -> None:
     rng = np.random.default_rng(outputs)
     factor = dense(np.zeros((outputs, inputs)), np.zeros(outputs))
     given = rng.integers(-63, 64, factor.weight.shape).astype(np.int8)
@@ -28,15 +29,15 @@ def test_panels_and_rests_are_the_weights_and_sums_of_panels_fit_16_bits(outputs
     factor = replace(factor, weight=given, **options)
     packed = pack(factor, np.arange(inputs), np.arange(outputs), np.arange(0), outputs, None, AVX2)
     _, panels, _, width, _ = packed.panels.shape
-    assert packed.rests is not None
-    starts, rest_steps = packed.rests.table[: panels + 1], packed.rests.table[panels + 1 :]
+    assert packed.overflow is not None
+    starts, overflow_steps = packed.overflow.table[: panels + 1], packed.overflow.table[panels + 1 :]
     whole = packed.panels[0].astype(int)
     assert starts[0] == 0
-    assert starts[-1] == len(rest_steps) == len(packed.rests.weights)
+    assert starts[-1] == len(overflow_steps) == len(packed.overflow.weights)
     assert (starts[-1] > 0) == (inputs > 4)
     for panel, (start, end) in enumerate(itertools.pairwise(starts)):
-        for step, rest in zip(rest_steps[start:end], packed.rests.weights[start:end], strict=True):
-            whole[panel, step] += rest
+        for step, overflow in zip(overflow_steps[start:end], packed.overflow.weights[start:end], strict=True):
+            whole[panel, step] += overflow
     weights = whole.transpose(0, 2, 1, 3).reshape(panels * width, -1)
     assert np.array_equal(weights[:outputs, :inputs], given[0])
     assert not weights[outputs:].any()
@@ -63,5 +64,5 @@ def test_weights_of_one_sign_add_up_to_what_they_do_in_32_bits(
     wanted = run(assemble(program, plain), images)
     assert error(run(assemble(program, isa), images), wanted) < LIMIT
     if isa.rounding.rms < np.inf and rounding != AVX2.rounding:
-        without_rests = replace(isa, rounding=Rounding(isa.rounding.levels))
-        assert error(run(assemble(program, without_rests), images), wanted) > 2 * LIMIT
+        without_overflow = replace(isa, rounding=Rounding(isa.rounding.levels))
+        assert error(run(assemble(program, without_overflow), images), wanted) > 2 * LIMIT

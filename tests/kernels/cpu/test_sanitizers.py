@@ -28,7 +28,6 @@ SANITIZED = (
 
 PROGRAM = """
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 import numpy as np
 from milkweed.kernels.cpu.assemble import assemble
@@ -38,18 +37,13 @@ from milkweed.kernels.cpu.quantise import calibrated, quantised
 from milkweed.kernels.images import resize as resizing
 from milkweed.kernels.images.resize import CroppedAxis
 
-def loaded(cases):
-    spec = spec_from_file_location("cases", cases)
-    found = module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
 library, names, plant = Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3] == "plant"
-modules = [loaded(cases) for cases in sys.argv[4:]]
+sys.path.append(sys.argv[4])
+from tests.kernels.cpu.test_programs import PROGRAMS, images_of
 for isa in (each for each in supported_sets() if each.name in names):
-    for tests, shape in ((tests, shape) for tests in modules for shape in tests.SHAPES.values()):
-        program = tests.made(**shape)
-        images = tests.images_of(program, 2)
+    for make in PROGRAMS.values():
+        program = make()
+        images = images_of(program, 2)
         for each in (program, quantised(program, calibrated(program, [images]))):
             assembled = assemble(each, isa)
             if plant:  # more than the images hold
@@ -73,6 +67,7 @@ print("done")
 """
 
 CASES = 60
+ROOT = str(Path(__file__).parents[3])
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +91,17 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]
     return library, ",".join(each.name for each in sets), " ".join(found)
 
 
+def run_under_sanitizers(preload: str, script: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, env=environment | more, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.slow
 def test_no_access_of_programs_that_the_reader_takes_is_outside(sanitized: tuple[Path, str, str]) -> None:
     library, names, preload = sanitized
-    environment = {**os.environ, "LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0", "OPENBLAS_NUM_THREADS": "1"}
-    environment |= {"MILKWEED_FUZZ_CPU_LIBRARY": str(library), "MILKWEED_FUZZ_CPU_SETS": names}
-    command = [sys.executable, "-c", FUZZ, str(Path(__file__).parents[3]), str(CASES)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    more = {"MILKWEED_FUZZ_CPU_LIBRARY": str(library), "MILKWEED_FUZZ_CPU_SETS": names}
+    done = run_under_sanitizers(preload, FUZZ, ROOT, str(CASES), **more)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
@@ -110,10 +109,7 @@ def test_no_access_of_programs_that_the_reader_takes_is_outside(sanitized: tuple
 @pytest.mark.slow
 def test_no_access_is_outside_its_memory(sanitized: tuple[Path, str, str], plant: str) -> None:
     library, names, preload = sanitized
-    cases = [Path(__file__).with_name("test_programs.py"), Path(__file__).with_name("vitae_programs.py")]
-    environment = {**os.environ, "LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0", "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PROGRAM, str(library), names, plant, *map(str, cases)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = run_under_sanitizers(preload, PROGRAM, str(library), names, plant, ROOT)
     if plant:
         assert "ERROR: AddressSanitizer: heap-" in done.stderr
     else:
