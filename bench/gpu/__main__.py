@@ -16,15 +16,17 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ..bodies import photos
+from . import journal
 from .driver import Driver
 from .goals import goal_lines, judge, table
-from .journal import DIED, ERROR, WRONG, Journal, Record, ends, quarantine, read, rows
-from .plan import SECTIONS, Plan, Task, parse_plan
+from .journal import DIED, ERROR, WRONG, append, ends, quarantine, read, rows
+from .plan import SECTIONS, Task, parse_plan, steps
 
 COMPLETE, FAILED, NOTHING, PARTIAL = 0, 1, 2, 3
 DEFAULT_OUT = Path("bench/results/gpu.jsonl")
@@ -32,20 +34,19 @@ DEFAULT_OUT = Path("bench/results/gpu.jsonl")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    options, plan = _options(argv)
+    options, task, minutes = _options(argv)
     if options.report:
-        records = read(options.report)
-        print(*table(rows(records)), sep="\n")
-        return conclude(records, plan, options.report)
-    settings = {name: getattr(options, name) for name in ("dtype", "nblocks", "dry_run")}
+        print(*table(rows(read(options.report))), sep="\n")
+        return conclude(options.report, task)
+    settings = {name: getattr(task, name) for name in ("dtype", "nblocks", "dry_run")}
     for start in (record for record in read(options.out) if record["kind"] == "start"):
         if start["settings"] != settings:
             print(f"{options.out} has figures of {start['settings']}: give another --out", file=sys.stderr)
             return NOTHING
-    journal = Journal(options.out)
-    journal.write("start", {"date": datetime.now(UTC).isoformat(timespec="seconds"), "settings": settings})
-    folders = {name: getattr(options, name) for name in ("photos", "bad", "bundles")}
-    driver = Driver(journal, plan, Task(str(options.out), **settings, **folders))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    append(options.out, {"kind": "start", "date": date, "settings": settings})
+    driver = Driver(task, minutes)
     # At a signal `run` returns, and what there is is concluded.
     before = {n: signal.signal(n, lambda *_: driver.end_processes()) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -56,14 +57,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (refusal := driver.cannot_go_on()) is not None:
         print(refusal, file=sys.stderr)
         return NOTHING
-    return conclude(journal.read(), plan, options.out)
+    return conclude(options.out, task)
 
 
-def conclude(records: Sequence[Record], plan: Plan, path: Path) -> int:
-    """Print the failed checks, what was not measured and why, and last the goals; return the exit status."""
+def conclude(path: Path, task: Task) -> int:
+    """Print the failed checks, what was not measured and why, and last the goals; return the exit status.
+
+    A kernel or a decoder that ends its process in its checks is a failed check.
+    """
+    records, failed, missing = read(path), dict[str, str](), dict[str, str]()
     dry = any(record["settings"]["dry_run"] for record in records if record["kind"] == "start")
-    failed = failures(records)
-    missing = {unit: why for unit, why in unmeasured(records, plan, dry=dry).items() if unit not in failed}
+    for unit, end in (last := ends(records)).items():
+        died = end["state"] in (DIED, ERROR) and unit.startswith(("smoke/", "images/"))
+        if end["state"] == WRONG or died:
+            failed[unit] = f"{end['state']}: {end['why']}"
+    for unit in (unit for step in steps(replace(task, dry_run=dry)) for unit in step.units):
+        if unit not in last:
+            missing[unit] = "there was no time for it"
+        elif unit not in failed and last[unit]["state"] != journal.COMPLETE:
+            missing[unit] = f"{last[unit]['state']}: {last[unit]['why']}"
     for title, units in (("failed checks", failed), ("not measured", missing)):
         if units:
             print(f"\n{title}:", *(f"  {unit}: {why}" for unit, why in units.items()), sep="\n")
@@ -76,36 +88,13 @@ def conclude(records: Sequence[Record], plan: Plan, path: Path) -> int:
     return FAILED if failed else PARTIAL if missing else COMPLETE
 
 
-def failures(records: Sequence[Record]) -> dict[str, str]:
-    """Return units whose checks failed, and why; a kernel or a decoder that ends its process in its checks is one."""
-    return {
-        unit: f"{end['state']}: {end['why']}"
-        for unit, end in ends(records).items()
-        if end["state"] == WRONG or (end["state"] in (DIED, ERROR) and unit.startswith(("smoke/", "images/")))
-    }
-
-
-def unmeasured(records: Sequence[Record], plan: Plan, *, dry: bool) -> dict[str, str]:
-    """Return units of the plan's sections, and parts of them, that have no figures, and why."""
-    last = ends(records)
-    began = {record["unit"] for record in records if record["kind"] == "begin"}
-    why = {}
-    for unit in plan.units(dry=dry):
-        if unit not in last:
-            why[unit] = "its process was ended" if unit in began else "there was no time for it"
-        for part, end in last.items():
-            if f"{part}/".startswith(f"{unit}/") and end["state"] not in ("complete", WRONG):
-                why[part] = f"{end['state']}: {end['why']}"
-    return why
-
-
-def document(journal: Path) -> dict[str, Any]:
+def document(path: Path) -> dict[str, Any]:
     """Return what the roofline is drawn from: the newest device, settings and ceilings, and the rows with a time.
 
     Raises:
         ValueError: there are none.
     """
-    records = read(journal)
+    records = read(path)
     measured = rows(records)
     ceilings = next((row for row in measured if row["section"] == "ceilings"), None)
     device = next((record for record in reversed(records) if record["kind"] == "device"), None)
@@ -124,8 +113,8 @@ def document(journal: Path) -> dict[str, Any]:
     }
 
 
-def _options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Plan]:
-    """Read the command line; what does not fit is refused now, and not after minutes on a GPU."""
+def _options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Task, float]:
+    """Read the command line: options, the task and its minutes. What does not fit is refused before anything runs."""
     about = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m milkweed.bench.gpu", description=__doc__, formatter_class=about)
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="the journal; what it has is not measured again")
@@ -141,7 +130,7 @@ def _options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Plan]:
     parser.add_argument("--report", type=Path, metavar="FILE", help="measure nothing: print what a journal has")
     options = parser.parse_args(argv)
     try:
-        plan = parse_plan(options.plan)
+        minutes, chosen = parse_plan(options.plan)
         if options.photos:
             photos(Path(options.photos), 1)
     except ValueError as error:
@@ -149,7 +138,8 @@ def _options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Plan]:
     for bundle in options.bundles:
         if not (Path(bundle) / "model.safetensors").is_file():
             parser.error(f"{bundle}: no bundle with weights, expected model.safetensors in it")
-    return options, plan
+    told = {name: getattr(options, name) for name in ("dtype", "nblocks", "dry_run", "photos", "bad")}
+    return options, Task(str(options.out), **told, bundles=tuple(options.bundles), sections=chosen), minutes
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import ctypes
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
@@ -36,20 +36,6 @@ SM_CLOCK = 1
 SUFFIXES = {".py", ".cu", ".cuh", ".h"}
 
 Call = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Microseconds of one call: the median over samples and the distance between the quartiles.
-
-    Args:
-        sm_mhz, sm_mhz_least: the multiprocessors' clock while it was timed; None where nothing tells.
-    """
-
-    us: float
-    iqr_us: float
-    sm_mhz: float | None = None
-    sm_mhz_least: float | None = None
 
 
 @dataclass(frozen=True)
@@ -96,10 +82,9 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, sizes: tuple[int,
     target = torch.empty_like(source)
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     timings = time_calls(device, {"copy": lambda: target.copy_(source), "product": lambda: a @ b}, rounds=rounds)
-    copy, product = timings["copy"], timings["product"]
-    if not isinstance(copy, Timing) or not isinstance(product, Timing):
-        raise RuntimeError(f"the ceilings could not be measured: copy {copy}, product {product}")
-    return Ceilings(2e6 * source.nbytes / copy.us, 2e6 * side**3 / product.us)
+    if reasons := [timing["note"] for timing in timings.values() if not timing["us"]]:
+        raise RuntimeError(f"the ceilings could not be measured: {'; '.join(reasons)}")
+    return Ceilings(2e6 * source.nbytes / timings["copy"]["us"], 2e6 * side**3 / timings["product"]["us"])
 
 
 def device_for(task: Task) -> torch.device:
@@ -130,7 +115,7 @@ def memory_used(device: torch.device) -> int:
 
 def time_calls(
     device: torch.device, calls: Mapping[str, Call], eager: Collection[str] = (), rounds: int = 1
-) -> dict[str, Timing | str]:
+) -> dict[str, Record]:
     """Time calls in turns, so that whatever else the machine does hits all of them alike.
 
     On a GPU they are graphs of many calls between events; a call that cannot run has a reason instead. On a CPU, where
@@ -139,14 +124,19 @@ def time_calls(
     Args:
         eager: calls that are launched one by one, as a program without CUDA graphs does.
         rounds: on a CPU.
+
+    Returns:
+        Microseconds of one call: `us`, the median over samples, and `iqr_us`, the distance between the quartiles;
+        `sm_mhz` and `sm_mhz_least`, the multiprocessors' clock meanwhile, None where nothing tells. Where a call cannot
+        run `us` is None, and `note` says why.
     """
     if not calls:
         return {}
     if device.type != "cuda":
         spent = in_turns(calls, rounds, warm_up=0)
         us = {name: [1e3 * wall for wall, _ in of_call] for name, of_call in spent.items()}
-        return {name: replace(_timing(samples), us=min(samples)) for name, samples in us.items()}
-    results: dict[str, Timing | str] = {}
+        return {name: _timing(samples, []) | {"us": min(samples)} for name, samples in us.items()}
+    results: dict[str, Record] = {}
     replays: dict[str, Call] = {}
     with torch.cuda.device(device):
         for name, call in calls.items():
@@ -154,13 +144,12 @@ def time_calls(
                 warm_up(call)
                 replays[name] = partial(_repeat, call) if name in eager else capture(call, REPEATS).replay
             except Exception as error:  # a candidate that cannot run is a row that says so; the others go on
-                results[name] = one_line(error)
+                results[name] = {"us": None, "note": one_line(error)}
                 torch.cuda.synchronize(device)
-        results |= _replay(device, replays)
-    return results
+        return results | _replay(device, replays)
 
 
-def _replay(device: torch.device, replays: Mapping[str, Call]) -> dict[str, Timing]:
+def _replay(device: torch.device, replays: Mapping[str, Call]) -> dict[str, Record]:
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in replays}
     began, clocks, read_clock = time.perf_counter(), list[float](), sm_clock(device)
     for turn in range(1, SAMPLES[1] + 1):
@@ -175,9 +164,8 @@ def _replay(device: torch.device, replays: Mapping[str, Call]) -> dict[str, Timi
         torch.cuda.synchronize(device)
         if turn >= SAMPLES[0] and time.perf_counter() - began > SAMPLE_SECONDS:
             break
-    middle, slowest = (median(clocks), min(clocks)) if clocks else (None, None)
     us = {name: [1e3 * start.elapsed_time(end) / REPEATS for start, end in pairs] for name, pairs in events.items()}
-    return {name: replace(_timing(us[name]), sm_mhz=middle, sm_mhz_least=slowest) for name in us}
+    return {name: _timing(samples, clocks) for name, samples in us.items()}
 
 
 def _repeat(call: Call) -> None:
@@ -185,28 +173,27 @@ def _repeat(call: Call) -> None:
         call()
 
 
-def _timing(us: list[float]) -> Timing:
+def _timing(us: list[float], clocks: list[float]) -> Record:
     quarters = quantiles(us, n=4) if len(us) > 1 else us * 3
-    return Timing(median(us), quarters[2] - quarters[0])
+    middle, slowest = (median(clocks), min(clocks)) if clocks else (None, None)
+    return {"us": median(us), "iqr_us": quarters[2] - quarters[0], "sm_mhz": middle, "sm_mhz_least": slowest}
 
 
-def sm_clock(device: torch.device) -> Callable[[], float | None]:
-    """Return what reads the clock of the device's multiprocessors now, MHz; it gives None where NVML does not tell."""
+def sm_clock(device: torch.device, nvml: Any = None) -> Callable[[], float | None]:
+    """Return what reads the clock of the device's multiprocessors now, MHz, by NVML, the library under nvidia-smi.
+
+    It gives None where NVML does not tell. Nothing is set.
+    """
+    handle, mhz = ctypes.c_void_p(), ctypes.c_uint()
     try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        nvml = nvml or ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return lambda: None
-    return nvml_clock(nvml, f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-
-
-def nvml_clock(nvml: Any, uuid: str) -> Callable[[], float | None]:
-    """Return what reads the clock by NVML, the library under nvidia-smi; nothing is set, clocks are only read."""
-    handle, mhz = ctypes.c_void_p(), ctypes.c_uint()
-    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
-        return lambda: None
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
+    unknown = nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle))
 
     def read() -> float | None:
-        failed = nvml.nvmlDeviceGetClockInfo(handle, SM_CLOCK, ctypes.byref(mhz))
+        failed = unknown or nvml.nvmlDeviceGetClockInfo(handle, SM_CLOCK, ctypes.byref(mhz))
         return None if failed else float(mhz.value)
 
     return read

@@ -58,9 +58,7 @@ def forward(task: Task, unit: str) -> list[Record]:
 
 
 def _float32(model: nn.Module, x: Tensor) -> Tensor:
-    y = model(x.float())
-    assert isinstance(y, Tensor)
-    return y
+    return model(x.float())
 
 
 def _dense(monarch: nn.Module, truth: Forward, x: Tensor, bench: Bench) -> list[Candidate]:

@@ -1,12 +1,13 @@
 """Rows about decoding on the GPU: whether DALI is right there, whether bad files harm their neighbours, and its speed.
 
-Each check is a unit of its own, those that matter most first. Differences are in levels 0..255, before normalisation.
+Differences are in levels 0..255, before normalisation.
 """
 
+import atexit
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -21,11 +22,8 @@ from ..decode.methods import SPEC, dali
 from ..machine import quiet_stderr, torch_threads
 from ..turns import in_turns, medians
 from .device import device_for, memory_used
-from .journal import Absent, Journal, Record, attempt_parts, one_line
-from .plan import Task
-
-CPU, EXACT, FUSED, ENGINE, STRICT = "cpu", "dali exact", "dali fused", "dali exact, hw 1", "dali exact, strict"
-"""Our CPU loader, and DALI: two resize passes, one, the GPU's JPEG engine, coded data read on the CPU before."""
+from .journal import Absent, Record, one_line
+from .plan import CPU, ENGINE, EXACT, FUSED, STRICT, Task
 
 OPTIONS: dict[str, dict[str, Any]] = {
     EXACT: {"resample": "exact", "strict": False},
@@ -54,42 +52,26 @@ BUSY_CYCLES = 150_000_000
 NOT_A_NUMBER = 1e6
 """Levels that stand for an infinite difference."""
 
-Rows = Iterator[Record]
 
+def images(task: Task, unit: str) -> Iterator[Record]:
+    """Measure a check of a candidate, or the rates of all at a size of batch.
 
-def images(task: Task, unit: str) -> list[Record]:
-    """Measure everything; where DALI is missing, our CPU loader stands in for it in a dry run."""
+    Raises:
+        Absent: DALI is missing or cannot be built; in a dry run our CPU loader stands in for it.
+    """
+    _, what, name = unit.split("/")
+    bench, (check, _, kind) = decoding(task), what.partition(": ")
     with torch_threads(1):
-        bench = Decoding(task)
-        attempt_parts(Journal(Path(task.out)), unit, task.unit_limit, _parts(bench))
-        for loader in bench.loaders.values():
-            loader.close()
-    return []
-
-
-def _parts(bench: "Decoding") -> Iterator[tuple[str, Rows]]:
-    """Yield each check's name and rows, of the candidates that it is about."""
-    checks: list[tuple[str, Sequence[str], Callable[..., Rows]]] = [
-        ("equality with PillowLoader", (EXACT, FUSED, ENGINE), equality),
-        *((f"bad files: {kind}", (EXACT, ENGINE, STRICT), partial(isolation, kind=kind)) for kind in bench.bad),
-        ("stream order", (EXACT, ENGINE), stream_order),
-        ("memory over sound batches", (EXACT,), partial(memory, lost=False)),
-        ("memory over lost batches", (EXACT,), partial(memory, lost=True)),
-    ]
-    for what, names, check in checks:
-        for name in names:
-            yield f"{what}/{name}", _named(what, check(bench, name), candidate=name)
-    for what, bodies in bench.sets.items():
-        for batch in bench.batches:
-            yield f"rate, {what}/{batch}", _named(f"rate, {what}", rates(bench, bodies, batch), batch=batch)
-
-
-def _named(what: str, rows: Rows, **where: object) -> Rows:
-    try:
-        for row in rows:
-            yield {"section": "images", "what": what, "note": "", **where, **row}
-    except LoaderError as error:  # DALI is missing or cannot be built
-        raise Absent(f"LoaderError: {error}") from error
+        try:
+            if check.startswith("rate, "):
+                batch = min(int(name), bench.checked)
+                for row in rates(bench, bench.sets[check.removeprefix("rate, ")], batch):
+                    yield {"what": what, "batch": batch, "note": "", **row}
+            else:
+                row = isolation(bench, name, kind) if kind else CHECKS[check](bench, name)
+                yield {"what": what, "candidate": name, "note": "", **row}
+        except LoaderError as error:
+            raise Absent(f"LoaderError: {error}") from error
 
 
 class Decoding:
@@ -97,7 +79,8 @@ class Decoding:
 
     Attributes:
         checked, rounds: images of a batch that is checked, and how often it is loaded.
-        batches, seconds: sizes of batches that are timed, and for how long.
+        seconds: for how long batches are timed.
+        batch: photographs of a checked batch, some of them several times if there are few.
 
     Raises:
         ValueError: the folder has no JPEG of one scan.
@@ -106,30 +89,19 @@ class Decoding:
     def __init__(self, task: Task) -> None:
         self.dry, self.device = task.dry_run, device_for(task)
         limit, large, sides = (4, 1, (320, 240)) if self.dry else (200, 8, (4000, 3000))
-        self.checked, self.rounds = (8, 2) if self.dry else (32, 60)
-        self.batches: tuple[int, ...] = (2, 1) if self.dry else (64, 1, 16, MAX_BATCH)
-        self.seconds = 0.0 if self.dry else 4.0
+        self.checked, self.rounds, self.seconds = (8, 2, 0.0) if self.dry else (32, 60, 4.0)
         made = photos(Path(task.photos), 2 * limit) if task.photos else made_jpegs(min(limit, 12))
         self.photos = baseline(made)[:limit]
         if not self.photos:
             raise ValueError(f"no JPEG of one scan in {task.photos}")
         self.bad = {kind: [spoil(self.photos[0], at) for at in range(8)] for kind, spoil in BAD_KINDS.items()}
-        if task.bad and (files := sorted(path for path in Path(task.bad).iterdir() if path.is_file())):
-            self.bad["of the folder"] = [path.read_bytes() for path in files[: 8 if self.dry else None]]
+        files = sorted(path for path in Path(task.bad).iterdir() if path.is_file()) if task.bad else []
+        self.bad["of the folder"] = [path.read_bytes() for path in files[: 8 if self.dry else None]]
         phone = [enlarged(body, *sides, seed=at) for at, body in enumerate(islice(cycle(self.photos), large))]
-        self.sets = {"photographs": self.photos, "{}x{} px".format(*sides): phone}
+        self.sets = {"photographs": self.photos, "4000x3000 px": phone}
+        self.batch = list(islice(cycle(self.photos), self.checked))
         self.reference: Loader = PillowLoader(SPEC)
         self.loaders: dict[str, Loader] = {}
-
-    def loader(self, name: str) -> Loader:
-        """Return a candidate's loader, the same one each time; LoaderError where DALI is missing or cannot be built."""
-        if name not in self.loaders:
-            self.loaders[name] = self._made(name)
-        return self.loaders[name]
-
-    def batch(self) -> list[bytes]:
-        """Return as many photographs as a checked batch has, some of them several times if there are few."""
-        return list(islice(cycle(self.photos), self.checked))
 
     def load(self, name: str, bodies: Sequence[bytes]) -> Tensor:
         """Return pixels on the device, on the current stream."""
@@ -140,10 +112,17 @@ class Decoding:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def keep_busy(self) -> None:
-        """Queue work that takes a while."""
-        if self.device.type == "cuda":
-            torch.cuda._sleep(BUSY_CYCLES)
+    def load_whole(self, name: str, bodies: Sequence[bytes]) -> None:
+        """Load, and wait for all that the device still has to do."""
+        self.load(name, bodies)
+        self.finish()
+
+    def loader(self, name: str) -> Loader:
+        """Return a candidate's loader, the same one each time; LoaderError where DALI is missing or cannot be built."""
+        if name not in self.loaders:
+            self.loaders[name] = self._made(name)
+            atexit.register(self.loaders[name].close)
+        return self.loaders[name]
 
     def _made(self, name: str) -> Loader:
         threads = min(16, os.cpu_count() or 1)
@@ -158,15 +137,19 @@ class Decoding:
         return CpuLoader(SPEC, num_threads=threads, pin_memory=not self.dry)
 
 
-def equality(bench: Decoding, name: str) -> Rows:
+decoding = cache(Decoding)
+"""The one of a process."""
+
+
+def equality(bench: Decoding, name: str) -> Record:
     """Compare pixels and refusals with the reference over all photographs; one level all over is no picture."""
     mean_limit, limit = LIMITS[name]
-    means: list[float] = []
-    size, largest, wrong, black = bench.checked, 0.0, 0, 0
+    means, largest, wrong, black = list[float](), 0.0, 0, 0
     bodies = [body for some in bench.sets.values() for body in some]
-    for start in range(0, len(bodies), size):
-        pixels, errors = answers(bench.loader(name), bodies[start : start + size])
-        right, right_errors = answers(bench.reference, bodies[start : start + size])
+    for start in range(0, len(bodies), bench.checked):
+        batch = bodies[start : start + bench.checked]
+        pixels, errors = answers(bench.loader(name), batch)
+        right, right_errors = answers(bench.reference, batch)
         wrong += sum(error != right_error for error, right_error in zip(errors, right_errors, strict=True))
         black += int((flat(pixels) & ~flat(right)).sum())
         levels = (pixels - right).abs() * torch.tensor(SPEC.std).view(3, 1, 1) * 255
@@ -177,24 +160,19 @@ def equality(bench: Decoding, name: str) -> Rows:
     levels_off = {"mean_levels": sum(means) / len(means), "worst_mean_levels": max(means), "max_levels": largest}
     figures: Record = {key: round(value, 4) for key, value in levels_off.items()}
     figures |= {"images": len(bodies), "limits": [mean_limit, limit], "wrong_status": wrong, "black": black}
-    yield {"figures": figures, "passed": near and not wrong and not black}
+    return {"figures": figures, "passed": near and not wrong and not black}
 
 
-def isolation(bench: Decoding, name: str, kind: str) -> Rows:
+def isolation(bench: Decoding, name: str, kind: str) -> Record:
     """Put bad files among good ones: those have to keep their bits, and the bad ones to get the reference's error.
 
     Only a strict loader refuses the kinds of SILENT_KINDS; what another answers to them is counted and not judged.
     """
     loader, bad, changed, wrong = bench.loader(name), bench.bad[kind], 0, 0
-    clean = bench.batch()
+    clean = bench.batch
     slots = range(EVERY - 1, len(clean), EVERY)
     good = [at for at in range(len(clean)) if at not in slots]
     batch = list(clean)
-
-    def load(bodies: list[bytes]) -> None:
-        bench.load(name, bodies)
-        bench.finish()
-
     with quiet_stderr():
         alone, _ = answers(loader, clean)
         for start in range(0, len(bad), len(slots)):
@@ -203,27 +181,29 @@ def isolation(bench: Decoding, name: str, kind: str) -> Rows:
             _, expected = answers(bench.reference, batch)
             changed += sum(not torch.equal(pixels[at], alone[at]) for at in good)
             wrong += sum(error != right_error for error, right_error in zip(errors, expected, strict=True))
-        spent = in_turns({"clean": partial(load, clean), "bad": partial(load, batch)}, 3, warm_up=0)
+        calls = {"clean": partial(bench.load_whole, name, clean), "bad": partial(bench.load_whole, name, batch)}
+        spent = in_turns(calls, 3, warm_up=0)
     silent = kind in SILENT_KINDS and name != STRICT
     times = round(medians(spent["bad"])[0] / medians(spent["clean"])[0], 3)
     figures = {"files": len(bad), "changed_neighbours": changed, "wrong_status": wrong, "times_a_clean_batch": times}
-    yield {"figures": figures, "passed": not changed and (silent or not wrong)}
+    return {"figures": figures, "passed": not changed and (silent or not wrong)}
 
 
-def stream_order(bench: Decoding, name: str) -> Rows:
+def stream_order(bench: Decoding, name: str) -> Record:
     """Decode behind queued work, and read an earlier result meanwhile: both have to be what they are when alone."""
     half = max(1, min(bench.checked, len(bench.photos) // 2))
     batches = bench.photos[:half], bench.photos[half : 2 * half] or bench.photos[:half]
     alone = [bench.load(name, bodies).clone() for bodies in batches]
     bench.finish()
+    keep_busy = (lambda: None) if bench.dry else partial(torch.cuda._sleep, BUSY_CYCLES)
     wrong = overwritten = 0
     for _ in range(bench.rounds):
         stream = None if bench.dry else torch.cuda.Stream(bench.device)
         with nullcontext() if stream is None else torch.cuda.stream(stream):
-            bench.keep_busy()
+            keep_busy()
             first = bench.load(name, batches[0])
             apart = [(first - alone[0]).abs().amax(), (bench.load(name, batches[1]) - alone[1]).abs().amax()]
-            bench.keep_busy()
+            keep_busy()
             again = (first - alone[0]).abs().amax()  # queued; the memory may be reused before it has run
             del first
             apart.append((bench.load(name, batches[1]) - alone[1]).abs().amax())
@@ -232,12 +212,12 @@ def stream_order(bench: Decoding, name: str) -> Rows:
         wrong += not right
         overwritten += right and not float(again) <= ROUNDING / 255
     figures = {"rounds": bench.rounds, "decoded_wrong": wrong, "overwritten": overwritten}
-    yield {"figures": figures, "passed": not wrong and not overwritten}
+    return {"figures": figures, "passed": not wrong and not overwritten}
 
 
-def memory(bench: Decoding, name: str, lost: bool) -> Rows:
+def memory(bench: Decoding, name: str, *, lost: bool) -> Record:
     """Look at the memory before and after many batches; `lost` ones have a body that no decoder accepts."""
-    batch, used = bench.batch(), []
+    batch, used = list(bench.batch), []
     batch[-1:] = [without_tables(batch[0])] if lost else batch[-1:]
     with quiet_stderr():
         for _ in range(2):
@@ -246,7 +226,15 @@ def memory(bench: Decoding, name: str, lost: bool) -> Rows:
             bench.finish()
             used.append(memory_used(bench.device))
     figures = {"batches": bench.rounds, "before_mib": used[0] >> 20, "after_mib": used[1] >> 20}
-    yield {"figures": figures, "passed": used[1] - used[0] <= GROWTH_BYTES}
+    return {"figures": figures, "passed": used[1] - used[0] <= GROWTH_BYTES}
+
+
+CHECKS: dict[str, Callable[[Decoding, str], Record]] = {
+    "equality with PillowLoader": equality,
+    "stream order": stream_order,
+    "memory over sound batches": partial(memory, lost=False),
+    "memory over lost batches": partial(memory, lost=True),
+}
 
 
 def answers(loader: Loader, bodies: Sequence[bytes]) -> tuple[Tensor, list[str]]:
@@ -262,7 +250,7 @@ def flat(pixels: Tensor) -> Tensor:
     return (pixels.amax((2, 3)) == pixels.amin((2, 3))).all(1)
 
 
-def rates(bench: Decoding, bodies: Sequence[bytes], batch: int) -> Rows:
+def rates(bench: Decoding, bodies: Sequence[bytes], batch: int) -> Iterator[Record]:
     """Time whole batches, from bytes to pixels on the device, the candidates in turns; CPU time is the process's.
 
     A candidate that cannot load a batch has a row that says so, and the others are timed without it.
@@ -270,8 +258,7 @@ def rates(bench: Decoding, bodies: Sequence[bytes], batch: int) -> Rows:
     calls: dict[str, Callable[[], None]] = {}
 
     def load(name: str, bodies: Iterator[bytes]) -> None:
-        bench.load(name, list(islice(bodies, batch)))
-        bench.finish()
+        bench.load_whole(name, list(islice(bodies, batch)))
 
     for name in (CPU, EXACT, FUSED, ENGINE, STRICT):
         try:
@@ -285,7 +272,7 @@ def rates(bench: Decoding, bodies: Sequence[bytes], batch: int) -> Rows:
         wall, cpu = medians(of_call)
         figures: Record = {"images_per_second": round(1e3 * batch / wall, 1), "p50_ms": wall}
         figures |= {"most_ms": round(max(of_call)[0], 3), "cpu_ms_per_image": round(cpu / batch, 4)}
-        figures |= {"calls": len(of_call)}
+        figures["calls"] = len(of_call)
         if CPU in spent:
             figures["over_cpu"] = round(medians(spent[CPU])[0] / wall, 3)
         yield {"candidate": name, "figures": figures, "passed": None}

@@ -1,7 +1,7 @@
 """Makes the rows of one shape and batch: every candidate is checked, and those that are right are timed in turns."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -132,33 +132,35 @@ def measure(
         One row a candidate. `us` is None where it did not run, and `note` says why. `floor_us` is the least time of its
         work. `passed` is whether the result was right, None where there was none.
     """
-    errors, answers = dict[str, float | str](), dict[Forward, Tensor]()
+    answers: dict[Forward, Tensor] = {}
+    made: list[Record] = []
+    (section, what, batch), limit = where, tolerance or TOLERANCE[x.dtype]
     for candidate in candidates:
         right = candidate.truth or truth
         if right not in answers:
             answers[right] = right(x)
-        errors[candidate.name] = _error(candidate, x, answers[right])
-    limit = tolerance or TOLERANCE[x.dtype]
-    passed = {name: None if isinstance(error, str) else error <= limit for name, error in errors.items()}
-    calls = {c.name: partial(c.forward, x) for c in candidates if passed[c.name] and not isinstance(c.forward, str)}
-    timings = time_calls(bench.device, calls, {c.name for c in candidates if c.eager}, bench.rounds)
-    made = []
-    for candidate in candidates:
-        name, error = candidate.name, errors[candidate.name]
-        timing = error if isinstance(error, str) else timings.get(name, f"wrong, not timed: relative error {error:.2e}")
-        times = {"us": None, "note": timing} if isinstance(timing, str) else asdict(timing) | {"note": candidate.note}
-        row = {**dict(zip(("section", "what", "batch"), where, strict=True)), "candidate": name, "ours": candidate.ours}
-        row |= {"error": None if isinstance(error, str) else error, "passed": passed[name], **times}
+        row = {"section": section, "what": what, "batch": batch, "candidate": candidate.name, "ours": candidate.ours}
+        row |= _checked(candidate, x, answers[right], limit)
         floor = bench.ceilings.floor_us(candidate.work)
         made.append({**row, "impls": list(candidate.impls), **candidate.work._asdict(), "floor_us": floor})
+    pairs = list(zip(candidates, made, strict=True))
+    calls = {c.name: partial(c.forward, x) for c, row in pairs if row["passed"] and not isinstance(c.forward, str)}
+    timings = time_calls(bench.device, calls, {c.name for c in candidates if c.eager}, bench.rounds)
+    for candidate, row in pairs:
+        if candidate.name in timings:
+            row |= {"note": candidate.note, **timings[candidate.name]}
     return made
 
 
-def _error(candidate: Candidate, x: Tensor, right: Tensor) -> float | str:
-    """Return the relative error of a candidate; where it does not run, the reason."""
-    if isinstance(candidate.forward, str):
-        return candidate.forward
-    try:
-        return relative_error(candidate.forward(x), right)
-    except Exception as error:  # said in the row; the others go on
-        return one_line(error)
+def _checked(candidate: Candidate, x: Tensor, right: Tensor, limit: float) -> Record:
+    """Return the relative error of a candidate and whether it is right, both None where it does not run; and a note for
+    where it is not timed."""
+    reason = candidate.forward
+    if not isinstance(reason, str):
+        try:
+            error = relative_error(reason(x), right)
+            note = f"wrong, not timed: relative error {error:.2e}"
+            return {"error": error, "passed": error <= limit, "us": None, "note": note}
+        except Exception as failure:  # said in the row; the others go on
+            reason = one_line(failure)
+    return {"error": None, "passed": None, "us": None, "note": reason}

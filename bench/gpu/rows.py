@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ...kernels.attention import sdpa_attention
 from ...kernels.batched import monarch_batched
-from ...kernels.chain_ir import Dense, Gelu, Monarch, Problem, SelfAttention, evaluate
+from ...kernels.chain_ir import SelfAttention, Gelu, Monarch, Problem, evaluate
 from ...kernels.impls.base import family
 from ...kernels.reference import monarch_to_dense
 from ...kernels.tuning.chain import Chain, compile_plan
@@ -116,12 +116,12 @@ def layers(shape: MlpShape, nblocks: int, problem: Problem) -> tuple[Monarch, Mo
 def dense_eager(fc1: Monarch, fc2: Monarch, problem: Problem) -> Forward:
     """Make Linear, GELU, Linear of the same function, as everybody writes it."""
 
-    def densified(layer: Monarch) -> Dense:
-        weight = monarch_to_dense(layer.w1.float(), layer.w2.float(), layer.out_features, layer.in_features)
-        return Dense(weight.to(problem.dtype), layer.bias)
+    def weight(layer: Monarch) -> Tensor:
+        dense = monarch_to_dense(layer.w1.float(), layer.w2.float(), layer.out_features, layer.in_features)
+        return dense.to(problem.dtype)
 
-    first, second = densified(fc1), densified(fc2)
-    return lambda x: F.linear(F.gelu(F.linear(x, first.weight, first.bias)), second.weight, second.bias)
+    first, second = weight(fc1), weight(fc2)
+    return lambda x: F.linear(F.gelu(F.linear(x, first, fc1.bias)), second, fc2.bias)
 
 
 def bmm_eager(fc1: Monarch, fc2: Monarch) -> Forward:

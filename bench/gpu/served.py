@@ -64,7 +64,7 @@ def served(task: Task, unit: str) -> Iterator[Record]:
         ImportError: it needs a package that is not here.
     """
     import_module("milkweed.server.process.serve")  # the server's process would only say that it did not start
-    service = started(replace(task, units=(), bundles=()))
+    service = started(task)
     yield from service.latency()
     yield from service.throughput()
     if round_of(unit) == 1:  # memory over many images takes the longest, and is no matter of noise

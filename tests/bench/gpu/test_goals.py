@@ -8,14 +8,17 @@ from milkweed.bench.gpu.goals import goal_lines, judge, table
 from milkweed.bench.gpu.plan import (
     DENSE_COMPILED,
     DENSE_EAGER,
-    ON_REQUEST,
     SECTIONS,
+    TILES,
     TWIN_COMPILED,
     TWIN_EAGER,
-    Plan,
+    Task,
     parse_plan,
-    stages,
+    steps,
 )
+from milkweed.kernels.impls.native import native_impls
+from milkweed.kernels.impls.quarantine import PARTS
+from milkweed.kernels.impls.triton import triton_impls
 
 GOAL = "MLP ViT-B batch 32: over dense"
 TUNED = "MLP ViT-B batch 32: tuned is not slower than dense"
@@ -118,25 +121,32 @@ def test_tables_have_the_fastest_first_and_say_why_one_did_not_run() -> None:
     assert lines[4].split(maxsplit=2) == ["triton", "-", "no compiler"]
 
 
+def units(*, dry: bool = False, **task: Any) -> list[str]:
+    return [unit for step in steps(Task("", dry_run=dry, **task)) for unit in step.units]
+
+
 def test_a_plan_has_minutes_and_sections() -> None:
-    everything = parse_plan("")
-    assert everything == Plan(9.0, frozenset(SECTIONS) - set(ON_REQUEST))
-    assert parse_plan("minutes=3") == Plan(3.0, everything.sections)
-    assert parse_plan("minutes=all,sections=mlp+attention") == Plan(None, frozenset({"library", "mlp", "attention"}))
+    assert parse_plan("") == (9.0, ())
+    assert parse_plan("minutes=3") == (3.0, ())
+    assert parse_plan("minutes=all,sections=mlp+attention") == (float("inf"), ("mlp", "attention"))
     for wrong in ("minutes=x", "hours=12", "sections=mpl"):
         with pytest.raises(ValueError, match=wrong.partition("=")[2]):
             parse_plan(wrong)
-    assert parse_plan("sections=cells").units(dry=False)[:2] == ["library", "cells/ViTAE-T cell 1/32/r1"]
+    assert units(sections=("cells",))[:2] == ["library", "cells/ViTAE-T cell 1/32/r1"]
 
 
 def test_the_order_is_that_of_value() -> None:
-    units = [unit for stage in stages(dry=False) for step in stage for unit in step.units]
-    by_value = ["library", "smoke/native_linear", "precompile/11", "smoke/triton", "ceilings", "mlp/ViT-B/32/r1"]
-    by_value += ["counters/native_mlp", "forward/vit_base_patch16_224/32/r1", "mlp/ViT-B/32/r2", "tests", "images"]
-    assert sorted(by_value, key=units.index) == by_value
-    assert len(units) == len(set(units))
-    assert units[-1] == "images"
-    # What times something is alone in its stage; compiling has ended before.
-    timing = {"ceilings", "mlp", "attention", "forward", "cells", "counters"}
-    assert all(len(stage) == 1 for stage in stages(dry=False) if stage[0].section in timing)
-    assert {step.section for stage in stages(dry=True) for step in stage} == set(SECTIONS)
+    every = units()
+    by_value = ["library", "smoke/native_linear/native_linear:0", "smoke/triton/triton:0", "ceilings"]
+    by_value += ["mlp/ViT-B/32/r1", "forward/vit_base_patch16_224/32/r1", "mlp/ViT-B/32/r2", "served/r1"]
+    assert sorted(by_value, key=every.index) == by_value
+    assert len(every) == len(set(every))
+    assert {unit.partition("/")[0] for unit in every} == set(SECTIONS) - {"images"}  # on request
+    assert {unit.partition("/")[0] for unit in units(dry=True)} == set(SECTIONS) - {"images"}
+    assert "images/bad files: of the folder/dali exact" in units(sections=("images",), bad="DIR")
+    assert "images/bad files: of the folder/dali exact" not in units(sections=("images",))
+
+
+def test_every_tile_of_every_kernel_is_checked() -> None:
+    there = {*PARTS, *(impl.name for impl in (*native_impls(), *triton_impls()))}
+    assert {tile for tiles in TILES.values() for tile in tiles} == there

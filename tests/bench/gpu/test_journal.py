@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from milkweed.bench.gpu import step
 from milkweed.bench.gpu.journal import (
     ABSENT,
     COMPLETE,
@@ -13,79 +14,81 @@ from milkweed.bench.gpu.journal import (
     ERROR,
     WRONG,
     Absent,
-    Journal,
     Record,
-    attempt,
-    attempt_parts,
+    append,
     ends,
     quarantine,
     read,
     rows,
     to_measure,
 )
+from milkweed.bench.gpu.plan import Task
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "new" / "day.jsonl")
+def journal(tmp_path: Path) -> Path:
+    return tmp_path / "day.jsonl"
 
 
-def end(journal: Journal, unit: str, state: str = COMPLETE) -> None:
-    journal.write("end", {"unit": unit, "state": state})
+def end(journal: Path, unit: str, state: str = COMPLETE) -> None:
+    append(journal, {"kind": "end", "unit": unit, "state": state})
 
 
 def write_many(path: Path, who: int) -> None:
-    journal = Journal(path)
     for number in range(50):
-        journal.write("row", {"section": "mlp", "what": f"{who}/{number}", "filler": "x" * 500})
+        append(path, {"kind": "row", "section": "mlp", "what": f"{who}/{number}", "filler": "x" * 500})
 
 
-def test_processes_write_beside_each_other(journal: Journal) -> None:
+def test_processes_write_beside_each_other(journal: Path) -> None:
     fork = multiprocessing.get_context("fork")
-    writers = [fork.Process(target=write_many, args=(journal.path, who)) for who in range(4)]
+    writers = [fork.Process(target=write_many, args=(journal, who)) for who in range(4)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
-    assert len(rows(journal.read())) == 200
+    assert len(rows(read(journal))) == 200
 
 
-def test_a_torn_line_spoils_neither_the_lines_before_nor_those_behind(journal: Journal) -> None:
+def test_a_torn_line_spoils_neither_the_lines_before_nor_those_behind(journal: Path) -> None:
     end(journal, "a")
-    with journal.path.open("ab") as file:
+    with journal.open("ab") as file:
         file.write(b'{"kind": "end", "unit": "b", "sta')
-    end(Journal(journal.path), "c")
-    assert list(ends(journal.read())) == ["a", "c"]
-    assert len(journal.path.read_bytes().splitlines()) == 3
-    assert read(journal.path.with_name("none.jsonl")) == []
+    end(journal, "c")
+    assert list(ends(read(journal))) == ["a", "c"]
+    assert len(journal.read_bytes().splitlines()) == 3
+    assert read(journal.with_name("none.jsonl")) == []
 
 
-def test_a_unit_has_its_rows_and_its_end(journal: Journal) -> None:
-    def measured(*made: Record, error: Exception | None = None) -> Iterator[Record]:
-        yield from made
-        if error:
-            raise error
-
+def test_a_unit_has_its_rows_and_its_end(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     infinite = {"what": "a", "error": float("inf"), "more": [{"a": float("nan")}], "us": 1.5}
-    attempt(journal, "mlp/a/32/r2", 60, measured(infinite, {"kind": "check", "passed": True}))
-    attempt(journal, "wrong", 60, measured({"passed": False, "note": "off"}, {"passed": False}))
-    attempt(journal, "absent", 60, measured(error=Absent("no nvcc")))
-    attempt(journal, "error", 60, measured({"what": "before"}, error=ValueError("first line\nsecond")))
-    row, *_, before = rows(journal.read())
+    made: dict[str, list[Record | Exception]] = {
+        "mlp/a/32/r2": [infinite, {"kind": "check", "passed": True}],
+        "wrong": [{"what": "b", "passed": False, "note": "off"}, {"what": "c", "passed": False}],
+        "absent": [Absent("no nvcc")],
+        "missing": [ImportError("no module")],
+        "error": [{"what": "before"}, ValueError("first line\nsecond")],
+    }
+
+    def rows_of(task: Task, unit: str) -> Iterator[Record]:
+        for row in made[unit]:
+            if isinstance(row, Exception):
+                raise row
+            yield row
+
+    monkeypatch.setattr(step, "rows_of", rows_of)
+    states = {unit: step.attempt(Task(str(journal)), unit) for unit in made}
+    row, *_, before = rows(read(journal))
     assert (row["error"], row["more"], row["us"], row["round"]) == ("not finite", [{"a": "not finite"}], 1.5, 2)
     assert (before["what"], before["round"]) == ("before", 1)
-    assert {unit: (last["state"], last["why"]) for unit, last in ends(journal.read()).items()} == {
+    said = {unit: (last["state"], last["why"]) for unit, last in ends(read(journal)).items()}
+    assert said == {
         "mlp/a/32/r2": (COMPLETE, ""),
         "wrong": (WRONG, "2 failed, the first: off"),
         "absent": (ABSENT, "no nvcc"),
+        "missing": (ABSENT, "no module"),
         "error": (ERROR, "ValueError: first line"),
     }
-
-
-def test_a_part_that_was_measured_is_not_measured_again(journal: Journal) -> None:
-    end(journal, "images/a", DIED)
-    attempt_parts(journal, "images", 60, ((name, [{"what": name}]) for name in "ab"))
-    assert [row["unit"] for row in rows(journal.read())] == ["images/b"]
+    assert states == {unit: state for unit, (state, _) in said.items()}
 
 
 @pytest.mark.parametrize(
@@ -101,24 +104,21 @@ def test_a_part_that_was_measured_is_not_measured_again(journal: Journal) -> Non
         ((ABSENT, ABSENT, ABSENT), True),
     ],
 )
-def test_what_a_start_measures(states: tuple[str, ...], again: bool, journal: Journal) -> None:
+def test_what_a_start_measures(states: tuple[str, ...], again: bool, journal: Path) -> None:
     for state in states:
         end(journal, "unit", state)
-    assert to_measure(journal.read(), ["unit"]) == (["unit"] if again else [])
+    assert to_measure(read(journal), ["unit"]) == (["unit"] if again else [])
 
 
-def test_of_two_rows_of_one_key_the_later_counts(journal: Journal) -> None:
+def test_of_two_rows_of_one_key_the_later_counts(journal: Path) -> None:
     for turn, us in ((1, 2.0), (1, 3.0), (2, 1.0)):
         row = {"what": "ViT-B", "batch": 32, "candidate": "dense", "round": turn, "us": us}
-        journal.write("row", {"section": "mlp", **row})
-    assert [row["us"] for row in rows(journal.read())] == [3.0, 1.0]
+        append(journal, {"kind": "row", "section": "mlp", **row})
+    assert [row["us"] for row in rows(read(journal))] == [3.0, 1.0]
 
 
-def test_unfit_are_tiles_that_were_wrong_or_died_and_operators_that_did_not_get_through(journal: Journal) -> None:
-    for tile, state in (("2", COMPLETE), ("3", WRONG), ("0", DIED), ("1", ERROR)):
+def test_unfit_are_tiles_that_were_wrong_or_died(journal: Path) -> None:
+    for tile, state in (("2", COMPLETE), ("3", WRONG), ("0", DIED), ("1", ERROR), ("4", ABSENT)):
         end(journal, f"smoke/native_mlp/native_mlp:{tile}", state)
-    end(journal, "smoke/native_mlp")
-    end(journal, "smoke/triton", ABSENT)  # nothing could be asked of it
-    end(journal, "smoke/native_branch", DIED)
     end(journal, "mlp/ViT-B/32/r1", DIED)
-    assert quarantine(journal.read()) == ["native_mlp:3", "native_mlp:0", "native_mlp:1", "native_branch"]
+    assert quarantine(read(journal)) == ["native_mlp:3", "native_mlp:0", "native_mlp:1"]

@@ -1,21 +1,21 @@
-"""Rows are right before they are timed; what a bare machine lacks is named; tools' output is read."""
+"""Rows are right before they are timed; what a bare machine lacks is named."""
 
 import ctypes
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from milkweed.bench.gpu import device, tools
-from milkweed.bench.gpu.device import REPEATS, Ceilings, Timing, library, nvml_clock, time_calls
+from milkweed.bench.gpu import device
+from milkweed.bench.gpu.device import REPEATS, Ceilings, library, sm_clock, time_calls
 from milkweed.bench.gpu.journal import Absent, read, rows
 from milkweed.bench.gpu.measure import Bench, Candidate, Work, measure
-from milkweed.bench.gpu.plan import Task, parse_plan
+from milkweed.bench.gpu.plan import Task, steps
 from milkweed.bench.gpu.rows import best_plan
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.native.library import NativeStatus
@@ -44,13 +44,13 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 from milkweed.bench.gpu import driver
-from milkweed.bench.gpu.child import run
-from milkweed.bench.gpu.plan import Task, stages
+from milkweed.bench.gpu.plan import SECTIONS, Task, steps
+from milkweed.bench.gpu.step import attempt
 
-for stage in stages(dry=True):
-    for step in stage:
-        if step.section not in ("precompile", "tests") and not step.units[0].endswith("2"):
-            run(Task(sys.argv[1], step.units, 1e6, dry_run=True))
+task = Task(sys.argv[1], dry_run=True, sections=SECTIONS)
+for unit in (unit for step in steps(task) for unit in step.units):
+    if not unit.endswith("2"):
+        attempt(task, unit)
 """
 
 
@@ -70,14 +70,14 @@ def test_on_a_bare_machine_a_dry_run_walks_every_row(tmp_path: Path, capsys: pyt
     without_timm = ended["forward/deit_tiny_patch16_224/1/r1"]
     assert without_timm["state"] == "absent"
     assert "needs the package timm" in without_timm["why"]
-    for unit in ("served/r1", "images"):
+    for unit in ("served/r1", "images/stream order/dali exact"):
         assert ended[unit]["why"] == "No module named 'simplejpeg'"
-    assert {end["state"] for unit, end in ended.items() if not unit.startswith(("forward", "counters", "race"))} <= {
+    assert {end["state"] for unit, end in ended.items() if not unit.startswith(("forward", "race"))} <= {
         "complete",
         "absent",  # an operator that this build does not have
     }
-    units = parse_plan("minutes=all").units(dry=True)
-    assert {unit for unit in units if not unit.startswith(("precompile", "tests")) and "/r2" not in unit} <= set(ended)
+    units = [unit for step in steps(Task("", dry_run=True)) for unit in step.units]
+    assert {unit for unit in units if not unit.endswith("2")} <= set(ended)
 
 
 def test_wrong_and_failing_candidates_are_rows_without_a_time() -> None:
@@ -135,10 +135,11 @@ class Nvml:
         return call
 
 
-def test_the_clock_is_that_of_the_multiprocessors_or_unknown() -> None:
-    assert nvml_clock(Nvml(), "GPU-1")() == 1755.0
+def test_the_clock_is_that_of_the_multiprocessors_or_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=1))
+    assert sm_clock(CPU, Nvml())() == 1755.0
     for name in ("nvmlInit_v2", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetClockInfo"):
-        assert nvml_clock(Nvml(fails=name), "GPU-1")() is None
+        assert sm_clock(CPU, Nvml(fails=name))() is None
 
 
 def test_a_gpus_calls_take_turns_and_the_clock_is_read_while_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,19 +152,15 @@ def test_a_gpus_calls_take_turns_and_the_clock_is_read_while_they_run(monkeypatc
     def fails() -> None:
         raise ValueError("no such tile")
 
-    def sm_clock(_: torch.device) -> Callable[[], float]:
-        return clock
-
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: events.append(("wait", cuda.clock)))
-    monkeypatch.setattr(device, "sm_clock", sm_clock)
+    monkeypatch.setattr(device, "sm_clock", lambda _: clock)
     monkeypatch.setattr(device, "SAMPLES", (1, 2))
     result = torch.empty(1)
     timings = time_calls(torch.device("cuda", 0), {"ours": lambda: cuda.launch(0, 2e-6, result), "bad": fails})
     timing = timings["ours"]
-    assert isinstance(timing, Timing)
-    assert (timing.sm_mhz, timing.sm_mhz_least) == (1600.0, 1500.0)
-    assert timing.us == pytest.approx(2.0)
-    assert timings["bad"] == "ValueError: no such tile"
+    assert (timing["sm_mhz"], timing["sm_mhz_least"]) == (1600.0, 1500.0)
+    assert timing["us"] == pytest.approx(2.0)
+    assert timings["bad"] == {"us": None, "note": "ValueError: no such tile"}
     (first, waited, second, _) = events[-4:]
     assert [what for what, _ in events[-4:]] == ["read", "wait"] * 2
     assert second[1] - waited[1] == pytest.approx(REPEATS * 2e-6)  # a replay was launched since the last wait
@@ -193,62 +190,3 @@ def test_models_use_the_plans_of_the_rows_before_them() -> None:
     kept = {impl.name for impl in bench(earlier=[row, attention, failed]).proven()}
     assert {"native_linear:1", "triton:2", "native_attention:3", "torch", "dense"} <= kept
     assert not {"native_linear:0", "native_mlp:1", "triton:1"} & kept
-
-
-NCU = """==PROF== Connected to process 1
-a line of the program
-"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
-"0","1","monarch_mlp","lts__t_bytes.sum","byte","145,000,000"
-"0","1","monarch_mlp","sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active","%","47.5"
-"0","1","monarch_mlp","sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active","","n/a"
-"1","1","second","lts__t_bytes.sum","byte","7"
-"""
-
-
-def test_counters_are_read_by_launch_and_what_the_device_lacks_is_left_out() -> None:
-    assert tools.read_counters(NCU) == [
-        {"kernel": "monarch_mlp", "l2_bytes": 145e6, "tensor_pipe_percent": 47.5},
-        {"kernel": "second", "l2_bytes": 7.0},
-    ]
-    assert tools.read_counters("==ERROR== no permission") == []
-
-
-@pytest.fixture
-def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on PATH for commands that stand for CUDA's tools."""
-    folder = tmp_path / "tools"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    return folder
-
-
-def test_tools_are_called_as_documented_and_their_absence_is_named(tmp_path: Path, tool: Path) -> None:
-    task = Task(str(tmp_path / "day.jsonl"), dry_run=True)
-    for section, named in ((tools.counters, "ncu"), (tools.racecheck, "compute-sanitizer")):
-        with pytest.raises(Absent, match=f"{named} is not on this machine"):
-            list(section(task, "racecheck/native_mlp"))
-    (tool / "ncu").write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/called\ncat <<'EOF'\n{NCU}EOF\n")
-    (tool / "compute-sanitizer").write_text('#!/bin/sh\necho "========= RACECHECK SUMMARY: 1 hazard"\nexit 9\n')
-    for path in tool.iterdir():
-        path.chmod(0o755)
-    assert [row["l2_bytes"] for row in tools.counters(task, "counters/native_mlp")] == [145e6, 7.0]
-    called = (tmp_path / "called").read_text()
-    assert "--clock-control none --profile-from-start off" in called
-    assert "milkweed.bench.gpu.tools once native_mlp" in called
-    (row,) = tools.racecheck(task, "racecheck/native_mlp")
-    assert (row["passed"], row["note"]) == (False, "========= RACECHECK SUMMARY: 1 hazard")
-
-
-JUNIT = """<testsuites><testsuite tests="3" failures="1" errors="1" skipped="1">
-<testcase classname="a" name="good"/><testcase classname="a" name="bad"><failure/></testcase>
-<testcase classname="b" name="broken"><error/></testcase></testsuite></testsuites>"""
-
-
-def test_tests_that_need_a_gpu_go_on_after_an_error_and_the_failed_ones_are_named(tmp_path: Path) -> None:
-    report = tmp_path / "tests.xml"
-    command = tools.pytest_command(report, Task(""))
-    assert {"-v", "--continue-on-collection-errors", f"--junitxml={report}"} <= set(command)
-    report.write_text(JUNIT)
-    counts, failed = tools.outcomes(report)
-    assert counts == {"tests": 3, "failures": 1, "errors": 1, "skipped": 1}
-    assert failed == ["a::bad", "b::broken"]

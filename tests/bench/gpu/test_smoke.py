@@ -1,8 +1,9 @@
 """The smoke test: wrong, racing, leaking, aborting and hanging kernels are found, named, and not run again."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ from torch import Tensor
 from milkweed.bench.gpu import driver, smoke
 from milkweed.bench.gpu.__main__ import FAILED, main
 from milkweed.bench.gpu.device import Ceilings
-from milkweed.bench.gpu.journal import COMPLETE, DIED, WRONG, ends, quarantine, read, rows
+from milkweed.bench.gpu.journal import COMPLETE, DIED, WRONG, Absent, ends, quarantine, read, rows
 from milkweed.bench.gpu.measure import Bench
-from milkweed.bench.gpu.plan import OPERATORS, TRITON, Stage, Task, stages
-from milkweed.bench.gpu.smoke import ROWS, Case, cases, check, precompile
+from milkweed.bench.gpu.plan import TILES, Step, Task, steps
+from milkweed.bench.gpu.smoke import ROWS, Case, cases, check, racecheck
 from milkweed.kernels.chain_ir import Monarch, Operator, Problem, evaluate
 from milkweed.kernels.impls.base import Impl, Runner
 from milkweed.kernels.impls.torch_ops import EagerImpl
@@ -58,10 +59,14 @@ class Twisted:
         return Runner(call)
 
 
+def cases_of(tile: str, bench: Bench = BENCH) -> list[Case]:
+    return [case for case in cases(tile, bench) if isinstance(case, Case)]
+
+
 def twisted(monkeypatch: pytest.MonkeyPatch, twist: str) -> list[Case]:
     impls: list[Impl] = [Twisted(twist)]
-    monkeypatch.setattr(smoke, "impls_of", lambda operator, bench: impls)
-    return list(cases("native_twisted", BENCH))
+    monkeypatch.setattr(smoke, "impls_of", lambda bench: impls)
+    return cases_of("native_twisted:0")
 
 
 @pytest.mark.parametrize(
@@ -90,45 +95,38 @@ def test_a_tile_that_the_device_refuses_is_no_failure_and_a_failed_launch_is(mon
         check(twisted(monkeypatch, "cuda")[0])
 
 
-def test_every_operator_has_cases_on_few_and_many_rows_also_in_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {name: list(cases(name, BENCH)) for name in (*OPERATORS, *TRITON)}
-    assert {name: {case.tile.partition(":")[0] for case in found[name]} for name in found} == {n: {n} for n in found}
-    monkeypatch.setenv("MILKWEED_QUARANTINE", ",".join(found))
-    assert {name: len(list(cases(name, BENCH))) for name in found} == {name: len(found[name]) for name in found}
-    monkeypatch.setattr(smoke, "impls_of", lambda operator, bench: [EagerImpl()])
-    assert set(ROWS) <= {case.problem.tokens for case in cases("torch", replace(BENCH, dry=False))}
+def test_every_tile_has_cases_on_few_and_many_rows_also_in_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = [tile for tiles in TILES.values() for tile in tiles]
+    counts = {tile: len(cases_of(tile)) for tile in every}
+    assert all(counts.values())
+    monkeypatch.setenv("MILKWEED_QUARANTINE", ",".join(every))
+    assert {tile: len(cases_of(tile)) for tile in every} == counts
+    monkeypatch.setattr(smoke, "impls_of", lambda bench: [EagerImpl()])
+    assert set(ROWS) <= {case.problem.tokens for case in cases_of("torch", replace(BENCH, dry=False))}
+
+
+def test_a_tile_that_takes_nothing_here_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Twisted, "refuses", lambda *_: "no compiler")
+    assert not twisted(monkeypatch, "none")
+    with pytest.raises(Absent, match="no compiler"):
+        list(smoke.smoke(Task(str(tmp_path / "day.jsonl"), dry_run=True), "smoke/native_twisted/native_twisted:0"))
 
 
 def test_sums_and_norms_are_both_checked() -> None:
-    case = next(case for case in cases("native_add_layernorm", BENCH) if case.problem.tokens == 17)
-    x, added = case.inputs()
-    right = case.truth(x, added)
+    case = next(case for case in cases_of("native_add_layernorm") if case.problem.tokens == 17)
+    (x, added), right = case.data()
     assert right.shape == (1, 17, 2 * x.shape[-1])
     torch.testing.assert_close(right[..., : x.shape[-1]], x.float() + added.float())
-    checked = check(case)
-    assert checked is not None
-    assert checked["passed"]
-    spoilt = check(replace(case, make=lambda: lambda *inputs: right.to(x.dtype).roll(1, -1)))
-    assert spoilt is not None
-    assert not spoilt["passed"]
-
-
-def test_a_share_of_tiles_is_compiled_on_all_that_they_take_while_there_is_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task = Task(str(tmp_path / "day.jsonl"), dry_run=True)
-    (row,) = precompile(task, "precompile/7")
-    assert (row["candidate"], row["launched"]) == ("triton:1", 2 * 4)  # rows; fc1, with GELU, fc2, with its addition
-    monkeypatch.setattr(smoke, "COMPILE_SECONDS", 0.0)
-    assert [row["launched"] for row in precompile(task, "precompile/7")] == [0]
+    for make, passed in ((case.make, True), (lambda: lambda *_: right.to(x.dtype).roll(1, -1), False)):
+        checked = check(replace(case, make=make))
+        assert checked is not None
+        assert checked["passed"] is passed
 
 
 PLANTED = """
 import os, sys, time
-if "milkweed.bench.gpu.child" in sys.orig_argv:
-    from milkweed.bench.gpu import smoke
+if "milkweed.bench.gpu.step" in sys.orig_argv:
     from milkweed.kernels.impls import base, native
-    smoke.TILE_SECONDS = 6.0
     build = {kind: kind.build for kind in (native.NativeLinear, native.NativeAttention)}
 
     def planted(self, segment, problem):
@@ -152,21 +150,21 @@ def test_faults_are_named_and_quarantined_and_the_rest_goes_on(
     tmp_path: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An operator that aborts the process, one that hangs, one wrong by 1 %; then rows without them."""
-    chosen = ("library", "smoke/native_linear", "smoke/native_attention", "mlp/dry run/2/r1")
+    chosen = ("smoke/native_linear/native_linear:0", "smoke/native_attention/native_attention:0", "mlp/dry run/2/r1")
 
-    def few(*, dry: bool) -> list[Stage]:
-        kept = [tuple(step for step in stage if step.units[0] in chosen) for stage in stages(dry=dry)]
-        return [stage for stage in kept if stage]
+    def few(task: Task) -> list[Step]:
+        kept = [step for step in steps(task) if step.units[0] in ("library", *chosen)]
+        return [step._replace(seconds=20.0) if step.section == "smoke" else step for step in kept]
 
-    monkeypatch.setattr(driver, "stages", few)
+    monkeypatch.setattr(driver, "steps", few)
     plant(PLANTED)
     out = tmp_path / "day.jsonl"
     assert main(["--dry-run", "--out", str(out)]) == FAILED
     records, text = read(out), capsys.readouterr().out
     states = {unit.rpartition("/")[2]: end for unit, end in ends(records).items()}
     assert [states[f"native_linear:{tile}"]["state"] for tile in range(4)] == [COMPLETE, DIED, DIED, COMPLETE]
-    assert states["native_linear:1"]["why"] == "ended by SIGABRT, at dry run monarch, 1x1"
-    assert states["native_linear:2"]["why"] == "took longer than 6 s, at dry run monarch, 1x1"
+    assert states["native_linear:1"]["why"] == "ended by SIGABRT"
+    assert states["native_linear:2"]["why"] == "took longer than 20 s"
     assert states["native_attention:0"]["state"] == WRONG
     assert "the limit is 6e-03" in states["native_attention:0"]["why"]
     errors = [r["error"] for r in records if r["kind"] == "check" and r["unit"].endswith("native_attention:0")]
@@ -181,3 +179,26 @@ def test_faults_are_named_and_quarantined_and_the_rest_goes_on(
     assert not set(bad) & set(row["note"].partition(" ")[2].split(" | "))
     assert main(["--dry-run", "--out", str(out)]) == FAILED  # it stays so, and nothing is measured again
     assert sum(record["kind"] == "check" for record in read(out)) == sum(checks.values())
+
+
+def test_the_race_checker_watches_a_process_and_its_absence_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    task = Task(str(tmp_path / "day.jsonl"), dry_run=True)
+    with pytest.raises(Absent, match="compute-sanitizer is not on this machine"):
+        list(racecheck(task, "racecheck/native_mlp"))
+    tool, said = tmp_path / "compute-sanitizer", "RACECHECK SUMMARY: 1 hazard"
+    for status, passed in ((9, False), (0, True), (1, None)):
+        tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\necho "{said}"\nexit {status}\n')
+        tool.chmod(0o755)
+        if passed is None:
+            with pytest.raises(Absent, match=said):
+                list(racecheck(task, "racecheck/native_mlp"))
+            continue
+        (row,) = racecheck(task, "racecheck/native_mlp")
+        assert (row["passed"], row["note"]) == (passed, said)
+    called = (tmp_path / "called").read_text()
+    assert "--error-exitcode 9 --tool racecheck" in called
+    assert "milkweed.bench.gpu.smoke native_mlp" in called
+    smoke.main("native_mlp", json.dumps(asdict(task)))  # what it watches
