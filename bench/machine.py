@@ -1,12 +1,15 @@
-"""The process that measures: the machine its figures belong to, torch's threads in it, and its stderr silenced."""
+"""The process that measures: what its figures belong to, their file, torch's threads, and its stderr silenced."""
 
+import json
 import os
 import platform
+import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,11 +45,19 @@ def about(benchmark: str, load_before: tuple[float, float, float], packages: Ite
             versions[package] = version(package)
     return {
         "benchmark": benchmark,
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "load_average": {"before": load_before, "after": os.getloadavg()},
         "versions": versions,
     }
+
+
+def save(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a benchmark's document whole, or leave the one that is there."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(document, indent=1) + "\n")
+    partial.replace(path)
 
 
 @contextmanager

@@ -20,13 +20,14 @@ from torch.nn import functional as F
 
 from ..kernels.ops import decide, packed_mlp
 from ..kernels.packing import pack_monarch
-from ..models import create_model, default_preprocess, load_bundle, macs, select_linears
+from ..models import default_preprocess, load_bundle, macs
 from ..models.compress import to_dense
+from ..models.compress.to_dense import model_to_dense
 from ..models.layers.monarch import MonarchLinear
-from ..models.layers.select import layer_specs_for, layer_specs_of
-from ..models.layers.structured import StructuredLinear
+from ..models.layers.select import layer_specs_of
 from ..models.serving.prepare import prepare_for_inference
 from .machine import about, torch_threads
+from .server.bundles import random_model
 from .turns import Spent, in_turns
 
 DEFAULT_OUT = Path("bench/results/model.json")
@@ -35,6 +36,7 @@ ARCHS = ("vitae_basic_tiny", "deit_tiny_patch16_224")  # where neither a bundle 
 MLPS = {"vit_small": (384, 1536), "vit_base": (768, 3072)}  # width and hidden width of the published models
 MLP_ROWS = 8 * 197  # tokens of eight images at 224 px, patch 16, with the class token
 LEAST_ROUNDS = 7
+DTYPES = ("float32", "bfloat16")
 
 Call = Callable[[], Tensor]
 
@@ -60,7 +62,6 @@ def run(
     layers: Sequence[str] = ("mlp",),
     nblocks: int = 4,
     batch_sizes: Sequence[int] = (1, 8),
-    dtypes: Sequence[str] = ("float32", "bfloat16"),
     threads: int = 1,
     seconds: float = 3.0,
     mlp: bool = True,
@@ -81,24 +82,17 @@ def run(
     """
     makers: list[Callable[[str], Iterator[Pair]]] = [partial(_bundle_pairs, bundle, batch_sizes)] if bundle else []
     makers += [partial(_arch_pairs, arch, layers, nblocks, batch_sizes) for arch in archs]
-    total = (len(makers) * len(batch_sizes) + mlp * len(MLPS)) * len(dtypes)
+    total = (len(makers) * len(batch_sizes) + mlp * len(MLPS)) * len(DTYPES)
     makers += [partial(_mlp_pairs, nblocks)] * mlp
     load_before, rows = os.getloadavg(), list[dict[str, Any]]()
     with torch_threads(threads), torch.inference_mode():
-        for pair in (pair for make in makers for dtype in dtypes for pair in make(dtype)):
+        for pair in (pair for make in makers for dtype in DTYPES for pair in make(dtype)):
             rows.append(measure(pair, seconds))
             if progress:
                 progress(len(rows), total)
-    settings = {
-        "bundle": bundle.name if bundle else None,
-        "archs": list(archs),
-        "layers": list(layers),
-        "nblocks": nblocks,
-        "threads": threads,
-        "seconds_per_row": seconds,
-        "mlp_rows": MLP_ROWS,
-        "kernel": decide(torch.device("cpu"), differentiable=False),
-    }
+    settings: dict[str, Any] = {"bundle": bundle and bundle.name, "archs": list(archs), "layers": list(layers)}
+    settings |= {"nblocks": nblocks, "threads": threads, "seconds_per_row": seconds, "mlp_rows": MLP_ROWS}
+    settings["kernel"] = decide(torch.device("cpu"), differentiable=False)
     return {**about("model", load_before), "settings": settings, "rows": rows}
 
 
@@ -106,19 +100,14 @@ def _bundle_pairs(bundle: Path, batch_sizes: Sequence[int], dtype: str) -> Itera
     model, config = load_bundle(bundle)
     if not layer_specs_of(model):
         raise ValueError(f"bundle {bundle}: has no structured layer, nothing to compare: compress it first")
-    yield from _forward_pairs(
-        f"{config.arch} {config.version}", model, int(config.preprocess["size"]), dtype, batch_sizes
-    )
+    size = int(config.preprocess["size"])
+    yield from _forward_pairs(f"{config.arch} {config.version}", model, size, dtype, batch_sizes)
 
 
 def _arch_pairs(
     arch: str, layers: Sequence[str], nblocks: int, batch_sizes: Sequence[int], dtype: str
 ) -> Iterator[Pair]:
-    with torch.device("meta"):
-        dense = create_model(arch)
-    chosen = layer_specs_for(dense, select_linears(dense, layers), nblocks=nblocks)
-    torch.manual_seed(0)
-    model = create_model(arch, layer_specs=chosen)
+    model = random_model(arch, layers, nblocks)
     yield from _forward_pairs(arch, model, int(default_preprocess(arch)["size"]), dtype, batch_sizes)
 
 
@@ -126,12 +115,10 @@ def _forward_pairs(name: str, model: nn.Module, size: int, dtype: str, batch_siz
     """Serving forms of `model` and of the dense model that computes the same."""
     numbers = getattr(torch, dtype)
     dense = copy.deepcopy(model)
-    for layer_name, layer in list(dense.named_modules()):
-        if isinstance(layer, StructuredLinear):
-            try:
-                dense.set_submodule(layer_name, to_dense(layer))
-            except ValueError as error:
-                raise ValueError(f"{name}: layer {layer_name}: {error}") from None
+    try:
+        model_to_dense(dense)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
     cost = macs(dense, size).total, macs(model, size).total
     dense = prepare_for_inference(dense, dtype=numbers)
     monarch = prepare_for_inference(copy.deepcopy(model), dtype=numbers)

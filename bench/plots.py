@@ -190,9 +190,9 @@ def _roof(axis: Any, ceilings: Mapping[str, float], points: Sequence[tuple[float
 def server(document: Document) -> Any:
     """`bench server`: latency by percentile and against load, and each overload over time."""
     rows = document["rows"]
-    curves = [row for row in rows if row["curve"] and row["section"] in ("load", "malformed")]
+    curves = [row for row in rows if row.get("curve")]
     loads = sorted((row for row in curves if row["section"] == "load" and row["rate"]), key=lambda row: row["rate"])
-    overloads = [row for row in rows if row["section"] == "overload" and row["timeline"]]
+    overloads = [row for row in rows if row.get("timeline")]
     heights = [320 + 10 * len(curves)] * bool(curves) + [260] * bool(loads) + [220] * len(overloads)
     if not heights:
         raise ValueError("no row of an open loop was answered: there is nothing to draw")

@@ -6,12 +6,11 @@ by Monarch ones, and the model is run: each must be used as a layer. Writes `mod
 a part of the package.
 """
 
-import argparse
 import json
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,60 +25,67 @@ from ..models.architectures.timm_models import TimmModel, create_timm_model, tim
 from ..models.layers.layer_spec import LayerSpec
 from ..models.layers.select import replace_linears
 
-DEFAULT_OUT = Path("models/architectures/timm_models.json")
+OUT = Path("models/architectures/timm_models.json")
 CLASSES = 1000
 
 
-def examine(name: str) -> TimmModel | str:
-    """What there is to know of a name of timm, or why it is left out."""
+class LeftOut(ValueError):
+    """A model that is not served; the message says what such models do."""
+
+
+def examine(name: str) -> TimmModel:
+    """What there is to know of a name of timm.
+
+    Raises:
+        LeftOut: it is not served; or whatever its class raises.
+    """
     config = timm.models.get_pretrained_cfg(name)
     if config is None or config.input_size[0] != 3 or config.input_size[1] != config.input_size[2]:
-        return "take no square pictures"
+        raise LeftOut("take no square pictures")
     if not config.classifier:
-        return "give no logits"
+        raise LeftOut("give no logits")
     with on_meta():
         model = create_timm_model(name, CLASSES, {})
     linears = linears_outside(model, timm_classifier(name))
+    _check_tensors(name, model, linears)
+    weights = sum(linear.weight.numel() for linear in linears.values())
+    parameters, size = sum(p.numel() for p in model.parameters()), int(config.input_size[-1])
+    counted = _macs_of_monarch(model, linears, size)
+    family = timm.models.model_entrypoint(name).__module__.rpartition(".")[2]
+    crop_mode = "pad" if config.crop_pct > 1 else config.crop_mode
+    return TimmModel(family, size, parameters, counted, len(linears), weights, crop_mode)
+
+
+def _check_tensors(name: str, model: nn.Module, linears: Mapping[str, nn.Linear]) -> None:
     if not linears:
-        return "have no linear layer outside the classifier"
+        raise LeftOut("have no linear layer outside the classifier")
     if len(list(model.named_parameters(remove_duplicate=False))) != len(list(model.parameters())):
-        return "have weights under several names"
-    if _without_values(built_on_meta(lambda: create_timm_model(name, CLASSES, {}))):
-        return "have a tensor that is neither stored nor computed"
-    counts = sum(p.numel() for p in model.parameters()), sum(linear.weight.numel() for linear in linears.values())
-    with on_meta():
-        replace_linears(model, {layer: _monarch(linear) for layer, linear in linears.items()})
+        raise LeftOut("have weights under several names")
+    built = built_on_meta(lambda: create_timm_model(name, CLASSES, {}))
+    stored = built.state_dict().keys()
+    if any(buffer.is_meta and key not in stored for key, buffer in built.named_buffers()):
+        raise LeftOut("have a tensor that is neither stored nor computed")
+
+
+def _macs_of_monarch(model: nn.Module, linears: Mapping[str, nn.Linear], size: int) -> int:
+    """Run the model with Monarch layers in place of the linear ones; MACs of the dense model."""
+    specs = {}
+    for name, linear in linears.items():
+        widths = linear.in_features, linear.out_features
+        specs[name] = LayerSpec("monarch", *widths, nblocks=min(4, *widths), bias=linear.bias is not None)
     shapes: list[tuple[int, ...]] = []
-    model.register_forward_hook(lambda module, args, output: shapes.append(_shape(output)))
-    size = int(config.input_size[-1])
+    model.register_forward_hook(lambda _, __, out: shapes.append(tuple(out.shape) if isinstance(out, Tensor) else ()))
+    with on_meta():
+        replace_linears(model, specs)
     try:
         counted = macs(model, size)
     except AttributeError:  # a structured layer has no `weight`
-        return "read the weights of a linear layer themselves"
+        raise LeftOut("read the weights of a linear layer themselves") from None
     if shapes != [(1, CLASSES)]:
-        return "give no logits"
-    if not all(counted.by_layer.get(layer) for layer in linears):
-        return "read the weights of a linear layer themselves"
-    family = timm.models.model_entrypoint(name).__module__.rpartition(".")[2]
-    crop_mode = "pad" if config.crop_pct > 1 else config.crop_mode
-    return TimmModel(family, size, counts[0], counted.dense_equivalent, len(linears), counts[1], crop_mode)
-
-
-def examined(names: Sequence[str]) -> Iterator[tuple[str, TimmModel | str]]:
-    """Names with what became of them."""
-    for name in names:
-        try:
-            yield name, examine(name)
-        except Exception as error:
-            # Hundreds of classes that nobody here wrote: whatever one cannot do is a reason to leave it out.
-            yield name, f"fail: {type(error).__name__}: {' '.join(str(error).split())[:100]}"
-
-
-def record(found: Mapping[str, TimmModel | str]) -> dict[str, Any]:
-    """The document: models in the order of their names, and how many names were left out for which reason."""
-    left_out = Counter(result for _, result in sorted(found.items()) if isinstance(result, str))
-    models = {name: row_of(result) for name, result in sorted(found.items()) if isinstance(result, TimmModel)}
-    return {"timm": timm.__version__, "models": models, "left_out": dict(left_out.most_common())}
+        raise LeftOut("give no logits")
+    if not all(counted.by_layer.get(name) for name in linears):
+        raise LeftOut("read the weights of a linear layer themselves")
+    return counted.dense_equivalent
 
 
 def row_of(model: TimmModel) -> dict[str, Any]:
@@ -95,35 +101,20 @@ def text_of(document: Mapping[str, Any]) -> str:
     return f'{{\n "timm": {head},\n "models": {{\n{rows}\n }},\n "left_out": {left_out}\n}}\n'
 
 
-def _monarch(linear: nn.Linear) -> LayerSpec:
-    widths = linear.in_features, linear.out_features
-    return LayerSpec("monarch", *widths, nblocks=min(4, *widths), bias=linear.bias is not None)
-
-
-def _without_values(model: nn.Module) -> bool:
-    stored = model.state_dict().keys()
-    return any(buffer.is_meta and name not in stored for name, buffer in model.named_buffers())
-
-
-def _shape(output: Any) -> tuple[int, ...]:
-    return tuple(output.shape) if isinstance(output, Tensor) else ()
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m milkweed.bench.timm_models", description=__doc__)
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help=f"default: {DEFAULT_OUT}")
-    parser.add_argument("--only", default="", help="names like this, as timm.list_models takes it; default: all")
-    options = parser.parse_args(arguments)
+def main() -> None:
+    """Examine all names, and write the record of those that are served and why the others are not."""
     warnings.simplefilter("ignore")  # of timm's, about names and of what it finds on the meta device
-    names = timm.list_models(options.only)
-    found = {}
-    for done, (name, result) in enumerate(examined(names), 1):
-        found[name] = result
-        print(f"{done}/{len(names)} {name}: {result}", file=sys.stderr, flush=True)
-    options.out.write_text(text_of(record(found)))
-    return 0
+    names, models, left_out = sorted(timm.list_models()), dict[str, Any](), Counter[str]()
+    for done, name in enumerate(names, 1):
+        try:
+            models[name] = row_of(examine(name))
+        except Exception as error:
+            # Hundreds of classes that nobody here wrote: whatever one cannot do is a reason to leave it out.
+            words = " ".join(str(error).split())[:100]
+            left_out[words if isinstance(error, LeftOut) else f"fail: {type(error).__name__}: {words}"] += 1
+        print(f"{done}/{len(names)} {name}: {models.get(name)}", file=sys.stderr, flush=True)
+    OUT.write_text(text_of({"timm": timm.__version__, "models": models, "left_out": dict(left_out.most_common())}))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

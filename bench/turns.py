@@ -3,20 +3,22 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
+from typing import TypeVar
 
+Name = TypeVar("Name")
 Spent = list[tuple[float, float]]
 """Wall and CPU milliseconds of one call after the other; CPU time is that of all threads of the process."""
 
 
 def in_turns(
-    calls: Mapping[str, Callable[[], object]],
+    calls: Mapping[Name, Callable[[], object]],
     rounds: int,
     seconds: float = 0,
     *,
     warm_up: int = 2,
     most: int = 300,
     cpu_seconds: Callable[[], float] | None = None,
-) -> dict[str, Spent]:
+) -> dict[Name, Spent]:
     """Time the calls, each once a round, with another one first in each round.
 
     Args:
@@ -25,7 +27,7 @@ def in_turns(
         cpu_seconds: the clock of CPU time; None = that of this process.
     """
     clock = cpu_seconds or time.process_time
-    spent: dict[str, Spent] = {name: [] for name in calls}
+    spent: dict[Name, Spent] = {name: [] for name in calls}
     names, done = list(calls), 0
     for name in names * warm_up:
         calls[name]()

@@ -4,7 +4,7 @@ import json as json_format
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ from ...cli.help import page
 from ...cli.options import Json, Plot, decimal_option, number_option, split_list, text_option
 from ...cli.output import flattened, print_json, print_table
 from ...cli.progress import progress
-from .options import BatchSizes, Out, Threads, bundle_argument, chosen, counts
+from ..options import BatchSizes, Out, Threads, bundle_argument, chosen, counts
 from .output import Files, print_decode, print_kernels, print_model
 from .server import HEADINGS, server
 
@@ -63,18 +63,11 @@ def model(
     sizes = counts("--batch-sizes", batch_sizes)
     files = Files(DEFAULT_OUT, draw, out, plot, json)
     named = bundle is not None or arch is not None
+    source, archs = bundle if named else installed_demo(), (arch or ()) if named else ARCHS
+    settings: dict[str, Any] = {"layers": split_list(layers), "nblocks": nblocks, "batch_sizes": sizes}
+    settings |= {"threads": threads, "seconds": seconds, "mlp": mlp}
     with progress("bench model", "rows") as update:
-        document = run(
-            bundle if named else installed_demo(),
-            archs=(arch or ()) if named else ARCHS,
-            layers=split_list(layers),
-            nblocks=nblocks,
-            batch_sizes=sizes,
-            threads=threads,
-            seconds=seconds,
-            mlp=mlp,
-            progress=update,
-        )
+        document = run(source, archs=archs, progress=update, **settings)
     files.finish(document, print_model)
 
 

@@ -6,6 +6,7 @@ wall time.
 
 import os
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -78,9 +79,9 @@ def run(
     chosen = [measure for name, measure in SECTIONS.items() if name in sections]
     with torch_threads(1):
         for done, measure in enumerate(chosen, 1):
-            found = measure(bodies, rounds)
-            report["skipped"] |= found.pop("skipped", {})
-            report |= found
+            section = measure(bodies, rounds)
+            report["skipped"] |= section.pop("skipped", {})
+            report |= section
             if progress is not None:
                 progress(done, len(chosen))
     return {**about("decode", before, _PACKAGES), **report}
@@ -104,19 +105,20 @@ def batches(
 ) -> Report:
     """Our loaders by batch and threads; CPU time is the process's, DALI's own threads included."""
     bodies = bodies[:BATCH_IMAGES]
-    cells: dict[str, tuple[str, int, int, Loader]] = {}
-    for count in threads:
-        loaders, skipped = our_loaders(count)
-        cells |= {f"{name}, {b}, {count}": (name, b, count, each) for name, each in loaders.items() for b in sizes}
-    for _, size, _, loader in cells.values():
-        loader.load(bodies[:size])
-    calls = {cell: partial(_in_batches, loader, bodies, size) for cell, (_, size, _, loader) in cells.items()}
-    spent = in_turns(calls, rounds, warm_up=0)
-    rows = []
-    for cell, (name, size, count, loader) in cells.items():
-        loader.close()
-        rows.append({"loader": name, "batch": size, "threads": count, **_figures(spent[cell], len(bodies))})
-    rows.sort(key=lambda row: (row["loader"], row["batch"], row["threads"]))
+    calls: dict[tuple[str, int, int], Callable[[], None]] = {}
+    with ExitStack() as opened:
+        for count in threads:
+            loaders, skipped = our_loaders(count)
+            for name, loader in loaders.items():
+                opened.callback(loader.close)
+                for size in sizes:
+                    loader.load(bodies[:size])
+                    calls[name, size, count] = partial(_in_batches, loader, bodies, size)
+        spent = in_turns(calls, rounds, warm_up=0)
+    rows = [
+        {"loader": name, "batch": size, "threads": count, **_figures(spent[name, size, count], len(bodies))}
+        for name, size, count in sorted(calls)
+    ]
     return {"batches": rows, "skipped": {f"batches: {name}": reason for name, reason in skipped.items()}}
 
 
@@ -200,8 +202,8 @@ def _figures(spent: Spent, images: int) -> dict[str, float]:
 def _difference(load: Load, reference: Load, bodies: Sequence[bytes]) -> dict[str, float]:
     """Mean and largest difference from the reference, in levels 0..255."""
     level = torch.tensor(SPEC.std).view(3, 1, 1) * 255
-    found = torch.stack([((load(body) - reference(body)) * level).abs() for body in bodies])
+    off = torch.stack([((load(body) - reference(body)) * level).abs() for body in bodies])
     return {
-        "mean_difference_levels": round(float(found.mean()), 4),
-        "max_difference_levels": round(float(found.max()), 2),
+        "mean_difference_levels": round(float(off.mean()), 4),
+        "max_difference_levels": round(float(off.max()), 2),
     }

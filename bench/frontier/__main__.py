@@ -10,7 +10,6 @@ is measured: the same command goes on behind an interruption.
 import argparse
 import json
 import os
-import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,9 +22,8 @@ from ...jobs.search.job import SearchJob
 from ...jobs.train_split import digest
 from ...models import read_config
 from ...models.progress import Progress
-from ..machine import about
+from ..machine import about, save
 from .measure import Bench, Row
-from .published import PUBLISHED
 from .rivals import RIVALS
 from .show import draw, print_document
 
@@ -51,51 +49,37 @@ def measure(model: Path, images: Path, bundles: Sequence[Path], out: Path, *, ex
     fitted, judged = len(subject.calibration), len(subject.held_out)
     photographs = {"files": digest(images, subject.samples), "fitted": fitted, "judged": judged}
     document = {
-        **_about(before),
+        **about("frontier", before, TOOLS),
         "finished": False,
         "model": {"arch": subject.config.arch, "version": subject.config.version},
         "bundles": [read_config(bundle).version for bundle in bundles],
         "photographs": {**photographs, "exchanged": exchange},
         "batches": list(BATCHES),
-        "published": list(PUBLISHED),
     }
     document["rows"] = rows = _rows_so_far(out, document)
 
     def keep(row: Row) -> None:
-        _write(out, document)
+        save(out, document)
         note(f"{row['name']}, {row.get('computed_by', row['asked'])}: {row.get('missing') or row['times_dense']}")
 
     with tempfile.TemporaryDirectory(prefix="milkweed-") as folder:
         bench = Bench(subject, BATCHES, Path(folder), rows, keep)
         document["plan"] = str(bench.plan)
         bench.run(RIVALS, bundles)
-    document |= {**_about(before), "finished": True}
-    _write(out, document)
+    document |= {**about("frontier", before, TOOLS), "finished": True}
+    save(out, document)
     return document
-
-
-def _about(before: tuple[float, float, float]) -> dict[str, Any]:
-    """The head of the document, with the versions of the tools that are compared."""
-    command = shlex.join(["python", "-m", "milkweed.bench.frontier", *sys.argv[1:]])
-    return {**about("frontier", before, TOOLS), "command": command}
 
 
 def _rows_so_far(out: Path, document: Mapping[str, Any]) -> list[Row]:
     """The rows of a run of the same that was interrupted."""
     try:
-        found = json.loads(out.read_text())
+        interrupted = json.loads(out.read_text())
     except (OSError, ValueError):
         return []
-    wanted = json.loads(json.dumps({name: document[name] for name in SAME}))
-    same = {name: found.get(name) for name in SAME} == wanted
-    return list(found["rows"]) if same and not found["finished"] else []
-
-
-def _write(out: Path, document: Mapping[str, Any]) -> None:
-    """Write the document whole, or leave the one that is there."""
-    partial = out.with_suffix(".partial")
-    partial.write_text(json.dumps(document, indent=1) + "\n")
-    partial.replace(out)
+    known = json.loads(json.dumps(document))  # as it was written: lists for tuples
+    same = not interrupted.get("finished") and all(interrupted.get(name) == known[name] for name in SAME)
+    return list(interrupted["rows"]) if same else []
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ Their figures are those of `bench/results/frontier.json`, which `python -m milkw
 model, what was made of it here, and what other tools make of it, all in one run.
 """
 
-import argparse
 import json
 import re
 import sys
@@ -115,20 +114,16 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m milkweed.bench.frontier.readme", description=__doc__)
-    parser.add_argument("--document", type=Path, default=DOCUMENT, help=f"default: {DOCUMENT}")
-    parser.add_argument("--readme", type=Path, default=README, help=f"default: {README}")
-    given = parser.parse_args(arguments)
+def main(record: Path = DOCUMENT, readme: Path = README) -> int:
+    """Fill README from a record of the frontier; returns the exit status."""
     try:
-        document = json.loads(given.document.read_text())
-        text = filled(given.readme.read_text(), document)
-        draw(document, given.document.with_suffix(".svg"))
+        document = json.loads(record.read_text())
+        text = filled(readme.read_text(), document)
+        draw(document, record.with_suffix(".svg"))
     except (OSError, ValueError) as error:
-        print(f"frontier: {given.document}: {error}; {given.readme} stays as it is", file=sys.stderr)
+        print(f"frontier: {record}: {error}; {readme} stays as it is", file=sys.stderr)
         return 1
-    given.readme.write_text(text)
+    readme.write_text(text)
     return 0
 
 

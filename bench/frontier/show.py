@@ -21,7 +21,7 @@ PANEL_PX = 330
 
 
 def print_document(document: Mapping[str, Any]) -> None:
-    """Print the measured rows, and what papers publish."""
+    """Print the rows."""
     measured = [row for row in document["rows"] if "missing" not in row]
     batches = list(document["rows"][0]["ms"])
     photographs = document["photographs"]
@@ -38,14 +38,6 @@ def print_document(document: Mapping[str, Any]) -> None:
     for row in document["rows"]:
         if "missing" in row:
             print(f"{row['name']} ({row['asked']}): not measured: {row['missing']}")
-    print("\nPublished, on 50,000 other images: changes from dense")
-    print_table(
-        ("method", "model", "gain", "data", " top-1", "source"),
-        [
-            (*map(row.get, ("method", "model", "gain", "data")), points(row["change"]), row["source"])
-            for row in document["published"]
-        ],
-    )
 
 
 def _cells(row: Mapping[str, Any], batches: Sequence[str]) -> tuple[str, ...]:

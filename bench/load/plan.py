@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 Target = tuple[str, int]  # host and port of a server
 Headers = tuple[tuple[str, str], ...]
 ARRIVALS = ("poisson", "fixed")
+KINDS = ("raw", "multipart", "json", "npy")  # of bodies
 
 
 def target_of(url: str) -> Target:
@@ -43,14 +44,6 @@ class Shot:
     good: bool = True
     expected: bytes = b""
     headers: Headers = ()
-
-    def wire(self, target: Target, path: str, headers: Headers = ()) -> bytes:
-        """The bytes of the request."""
-        lines = [f"POST {path} HTTP/1.1", f"Host: {host_of(target)}", f"Content-Length: {len(self.body)}"]
-        if self.content_type:
-            lines.append(f"Content-Type: {self.content_type}")
-        lines += [f"{name}: {value}" for name, value in (*self.headers, *headers)]
-        return "\r\n".join(lines).encode() + b"\r\n\r\n" + self.body
 
 
 @dataclass(frozen=True)
@@ -101,7 +94,11 @@ class Plan:
 
     def wire(self, shot: Shot, target: Target) -> bytes:
         """The bytes of a request to one of the targets."""
-        return shot.wire(target, self.path, self.headers)
+        lines = [f"POST {self.path} HTTP/1.1", f"Host: {host_of(target)}", f"Content-Length: {len(shot.body)}"]
+        if shot.content_type:
+            lines.append(f"Content-Type: {shot.content_type}")
+        lines += [f"{name}: {value}" for name, value in (*shot.headers, *self.headers)]
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + shot.body
 
     def share(self, number: int, of: int) -> "Plan":
         """The part of one of several client processes."""

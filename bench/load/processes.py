@@ -1,27 +1,22 @@
 """Client processes that share one plan's load: so that one core of client is not what is measured.
 
-A process of it reads its plan from stdin, says that it is there, begins when told, and writes its samples. It imports
+A process gets its plan through a pipe, says that it is there, begins when told, and sends its samples. It imports
 nothing heavy.
 """
 
 import gc
 import os
-import pickle
 import resource
-import struct
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from subprocess import PIPE
-from typing import IO, cast
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
 
 from .client import run_client
 from .plan import Plan
 from .samples import Samples, merged
-
-READY = b"ready\n"
-BEGIN = struct.Struct("d")
 
 LEAD_SECONDS = 0.2  # from the last process that is there to the beginning of the row
 NICE = -10  # A client that waits for a core measures the machine, not the server; taken where it is allowed
@@ -32,39 +27,45 @@ class Clients:
 
     def __init__(self, plan: Plan, count: int = 1) -> None:
         environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-        command = [sys.executable, "-m", __name__]
         self._plans = [plan.share(number, count) for number in range(count)]
-        self._processes = [subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment) for _ in self._plans]
+        self._processes, self._pipes = list["subprocess.Popen[bytes]"](), list[Connection]()
+        for _ in range(count):
+            pipe, other = Pipe()
+            with other:
+                command = [sys.executable, "-m", __name__, str(other.fileno())]
+                self._processes.append(subprocess.Popen(command, pass_fds=[other.fileno()], env=environment))
+            self._pipes.append(pipe)
 
     def __enter__(self) -> "Clients":
-        for process, plan in zip(self._processes, self._plans, strict=True):
-            _send(process, pickle.dumps(plan))
-        for process in self._processes:
-            if _output(process).readline() != READY:
-                self.__exit__()
-                raise RuntimeError(f"a client process did not start, exit code {process.wait()}")
+        try:
+            for pipe, plan in zip(self._pipes, self._plans, strict=True):
+                pipe.send(plan)
+            self._receive("did not start")
+        except (OSError, RuntimeError):
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
         self.stop()
-        for process in self._processes:
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
             if process.poll() is None:
                 process.terminate()
             process.wait()
-            _output(process).close()
+            pipe.close()
 
     def begin(self) -> float:
         """Let them begin; monotonic seconds of the row's beginning, a moment from now."""
         at = time.monotonic() + LEAD_SECONDS
-        for process in self._processes:
-            _send(process, BEGIN.pack(at))
+        for pipe in self._pipes:
+            pipe.send(at)
         return at
 
     def stop(self) -> None:
         """End the row early: nothing more is sent."""
-        for process in self._processes:
+        for pipe in self._pipes:
             with suppress(OSError):
-                _input(process).close()
+                pipe.send(None)
 
     def results(self) -> Samples:
         """Wait for the end of the row.
@@ -72,13 +73,17 @@ class Clients:
         Raises:
             RuntimeError: a client process broke down.
         """
-        parts = []
-        for process in self._processes:
+        return merged(self._receive("broke down"))
+
+    def _receive(self, failure: str) -> list[Any]:
+        """What each process sends next; a RuntimeError says of one that ended what it failed at."""
+        received = []
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
             try:
-                parts.append(pickle.load(_output(process)))
-            except EOFError:
-                raise RuntimeError(f"a client process broke down, exit code {process.wait()}") from None
-        return merged(parts)
+                received.append(pipe.recv())
+            except (EOFError, OSError):
+                raise RuntimeError(f"a client process {failure}, exit code {process.wait()}") from None
+        return received
 
 
 def run_plan(plan: Plan, clients: int = 1) -> Samples:
@@ -88,33 +93,19 @@ def run_plan(plan: Plan, clients: int = 1) -> Samples:
         return running.results()
 
 
-def _input(process: "subprocess.Popen[bytes]") -> IO[bytes]:
-    return cast(IO[bytes], process.stdin)
-
-
-def _output(process: "subprocess.Popen[bytes]") -> IO[bytes]:
-    return cast(IO[bytes], process.stdout)
-
-
-def _send(process: "subprocess.Popen[bytes]", data: bytes) -> None:
-    _input(process).write(data)
-    _input(process).flush()
-
-
-def main() -> None:
-    """Run one plan as a client process. A byte on stdin, or its end, stops the row early."""
+def main(descriptor: int) -> None:
+    """Run one plan as a client process. Whatever comes through the pipe meanwhile, or its end, stops the row early."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection each
-    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
-    plan = pickle.load(stdin)
-    stdout.write(READY)
-    stdout.flush()
-    (begin,) = BEGIN.unpack(stdin.read(BEGIN.size))
-    gc.disable()  # a pause of the client would count as the server's
-    pickle.dump(run_client(plan, begin, sys.stdin.fileno()), stdout)
+    with Connection(descriptor) as pipe:
+        plan = pipe.recv()
+        pipe.send(None)
+        begin = pipe.recv()
+        gc.disable()  # a pause of the client would count as the server's
+        pipe.send(run_client(plan, begin, descriptor))
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

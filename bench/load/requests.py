@@ -10,8 +10,6 @@ import numpy as np
 
 from .plan import Shot
 
-KINDS = ("raw", "multipart", "json", "npy")
-
 _BOUNDARY = "milkweed-bench-4f1c"
 MULTIPART = f"multipart/form-data; boundary={_BOUNDARY}"
 

@@ -110,12 +110,8 @@ def summary(plan: Plan, samples: Samples) -> dict[str, Any]:
     everything that got a status. A closed loop of so many requests lasts until the last one's end.
     """
     good, malformed = samples.counts(good=True), samples.counts(good=False)
+    ends = good + malformed
     seconds = samples.stopped_after or (samples.ended_after() if plan.requests else plan.seconds)
-    until = math.inf if plan.rate else seconds
-    in_time = sum(
-        outcome == OK and latency <= plan.timeout_seconds and start + latency <= until
-        for start, latency, outcome in samples.requests(good=True)
-    )
     latency = percentiles_ms(samples.accepted())
     late = percentiles_ms(sorted(samples.lateness)) if plan.rate else None
     return {
@@ -126,8 +122,8 @@ def summary(plan: Plan, samples: Samples) -> dict[str, Any]:
         "timeout_ms": round(plan.timeout_seconds * 1e3),
         "seconds": round(seconds, 2),
         "sent": len(samples),
-        "answered": sum(count for outcome, count in (good + malformed).items() if outcome.isdigit()),
-        "lost": sum(good[word] + malformed[word] for word in LOST),
+        "answered": sum(count for outcome, count in ends.items() if outcome.isdigit()),
+        "lost": sum(ends[word] for word in LOST),
         "statuses": dict(sorted(good.items())),
         "malformed_statuses": dict(sorted(malformed.items())),
         "good_sent": sum(good.values()),
@@ -135,12 +131,20 @@ def summary(plan: Plan, samples: Samples) -> dict[str, Any]:
         "wrong_answers": samples.wrong,
         "refusals_without_retry_after": samples.bare_refusals,
         "moved": samples.moved,
-        "goodput": round(in_time / seconds, 1),
+        "goodput": round(_in_time(plan, samples, seconds) / seconds, 1),
         "latency_ms": latency,
         "lateness_ms": late,
         "client_late": is_late(late, latency or {"p99": plan.timeout_seconds * 1e3}),
         "client_cpu_ms_per_request": round(samples.cpu_seconds / max(1, len(samples)) * 1e3, 3),
     }
+
+
+def _in_time(plan: Plan, samples: Samples, seconds: float) -> int:
+    until = math.inf if plan.rate else seconds
+    return sum(
+        outcome == OK and latency <= plan.timeout_seconds and start + latency <= until
+        for start, latency, outcome in samples.requests(good=True)
+    )
 
 
 def is_late(lateness: dict[str, float] | None, latency: dict[str, float]) -> bool:

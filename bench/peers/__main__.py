@@ -5,12 +5,11 @@ python -m milkweed.bench.peers run --peers milkweed litserve triton --seconds 10
 """
 
 import argparse
-import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
@@ -24,7 +23,7 @@ from ...models import load_bundle
 from ..bodies import arrays, pictures
 from ..load.connection import learned
 from ..load.requests import shots
-from ..machine import about
+from ..machine import about, save
 from ..process import running_server, slow_device
 from ..server import sections
 from ..server.bundles import TINY_SIZE, tiny_bundle
@@ -39,9 +38,6 @@ DEVICE_MS = 50.0
 """In the overload rows a batch takes so much more without the CPU, so that the device is what there is too little of,
 not the cores that the client needs too."""
 
-RAW = ("memory", "timeline", "curve")
-"""Members of a row that no figure of the comparison is of: they are not written."""
-
 COLUMNS = ("server", " CPU ms/req", " req/s", " open p50", " open p99", " neighbours", " goodput at 2x", " PSS MB")
 
 
@@ -55,13 +51,13 @@ def export(folder: Path) -> tuple[Path, Path]:
 
 def measure(name: str, request: Request, venvs: Path, bundle: Path, weights: Path) -> dict[str, Any]:
     """Run all rows of one server. One that cannot be measured has a line that says why."""
-    found: dict[str, Any] = {"name": name, "version": version(OURS), "body": "npy", "batching": "as it comes"}
-    rows, why = list[dict[str, Any]](), None
+    server: dict[str, Any] = {"name": name, "version": version(OURS), "body": "npy", "batching": "as it comes"}
+    server["skipped"], server["rows"] = None, (rows := list[dict[str, Any]]())
     if name != OURS:
         peer = PEERS[name]
-        found |= {"version": peer.version(venvs), "body": peer.body, "batching": peer.settings}
+        server |= {"version": peer.version(venvs), "body": peer.body, "batching": peer.settings}
     try:
-        if found["version"] is None:
+        if server["version"] is None:
             raise RuntimeError(f"not installed: python -m milkweed.bench.peers setup {name}")
         with _started(name, request, venvs, bundle, weights, 0.0, rows) as subject:
             most = sections.capacity(subject)
@@ -71,9 +67,8 @@ def measure(name: str, request: Request, venvs: Path, bundle: Path, weights: Pat
             most = sections.capacity(subject, "slow device,", section="slow")
             sections.overload(subject, most, tells=name == OURS)
     except RuntimeError as error:
-        why = str(error)
-    rows = [{name: value for name, value in row.items() if name not in RAW} for row in rows]
-    return {**found, "skipped": why, "rows": rows}
+        server["skipped"] = str(error)
+    return server
 
 
 @contextmanager
@@ -106,14 +101,13 @@ def cells(server: Mapping[str, Any]) -> list[str]:
     They are CPU a request and rate of the closed loop; latencies, ms, of the open loop that all get alike; good
     requests failed beside malformed ones; answers in time at twice the capacity of the slow device, as a share of it.
     """
-    rows = server["rows"]
-    capacities = [row for row in rows if row["section"] == "capacity"]
-    whole = [row for row in capacities if not row["good_failed"]] or capacities
-    capacity = max(whole, key=lambda row: float(row["goodput"]))
-    found = {row["section"]: row for row in rows}  # of several rows of a section, the last
-    latency, mixed = found["load"]["latency_ms"] or {"p50": "-", "p99": "-"}, found["malformed"]
-    most = max(float(row["goodput"]) for row in rows if row["section"] == "slow")
-    shares = "/".join(f"{100 * row['goodput'] / most:.0f}" for row in rows if row["section"] == "overload")
+    by_section = defaultdict(list)
+    for row in server["rows"]:
+        by_section[row["section"]].append(row)
+    capacity = min(by_section["capacity"], key=lambda row: (row["good_failed"] > 0, -row["goodput"]))
+    latency = by_section["load"][-1]["latency_ms"] or {"p50": "-", "p99": "-"}
+    mixed, most = by_section["malformed"][-1], max(row["goodput"] for row in by_section["slow"])
+    shares = "/".join(f"{100 * row['goodput'] / most:.0f}" for row in by_section["overload"])
     return [
         *(server["name"], f"{capacity['cpu_ms_per_request']:.2f}", f"{capacity['goodput']:.0f}"),
         *(f"{latency['p50']}", f"{latency['p99']}", f"{mixed['good_failed'] / max(1, mixed['good_sent']):.1%}"),
@@ -151,6 +145,7 @@ def _setup(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     request, load = Request(seconds=options.seconds, rates=(RATE,)), os.getloadavg()
+    options.out.parent.mkdir(parents=True, exist_ok=True)  # before what takes minutes
     with tempfile.TemporaryDirectory() as folder:
         places = export(Path(folder))
         servers = [measure(name, request, options.venvs, *places) for name in options.peers]
@@ -158,10 +153,8 @@ def _run(options: argparse.Namespace) -> int:
         **about("peers", load),
         "settings": {**request.document(), "device_ms": DEVICE_MS},
         "servers": servers,
-        "command": shlex.join(["python", "-m", "milkweed.bench.peers", *sys.argv[1:]]),
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    save(options.out, document)
     for server in servers:
         if server["skipped"] is not None:
             print(f"{server['name']}: skipped: {server['skipped']}")

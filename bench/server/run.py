@@ -2,8 +2,6 @@
 
 import os
 import tempfile
-from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,25 +37,25 @@ def run(request: Request, say: Say = lambda row: None) -> dict[str, Any]:
         RuntimeError: no start, or a good request that is refused by a server at rest.
     """
     for section in OWN:
-        if request.url and section in request.sections:
+        if request.url and section in request.measured:
             raise ValueError(f"section {section} starts servers of its own: it measures none at {request.url}")
-    with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        load_before = os.getloadavg()
+    load_before = os.getloadavg()
+    with tempfile.TemporaryDirectory() as scratch:
         if request.url:
-            subject, *others = _subjects(request, request.url, None, UNKNOWN_SIZE, say)
-            most = _measure(subject, others)
+            subjects = _subjects(request, request.url, None, UNKNOWN_SIZE, say)
+            most = _measure(subjects)
         else:
-            bundle = _bundle(request, scratch / "bundle")
-            with running_server(bundle, request.settings) as (process, url):
-                size = read_config(bundle).preprocess["size"]
-                subject, *others = _subjects(request, url, process.pid, size, say)
-                most = _measure(subject, others)
+            bundle = _bundle(request, Path(scratch, "bundle"))
+            size = read_config(bundle).preprocess["size"]
+            with running_server(bundle, request.server_settings) as (process, url):
+                subjects = _subjects(request, url, process.pid, size, say)
+                most = _measure(subjects)
             rate = min(request.rates or (ROLLING_LOAD * most,))
-            if "reload" in request.sections:
-                sections.reloading(subject, bundle, scratch / "repository", rate)
-            if "rolling" in request.sections:
-                sections.rolling(subject, bundle, rate)
+            if "reload" in request.measured:
+                sections.reloading(subjects[0], bundle, Path(scratch, "repository"), rate)
+            if "rolling" in request.measured:
+                sections.rolling(subjects[0], bundle, rate)
+    subject = subjects[0]
     return {
         **about("server", load_before),
         "settings": request.document(),
@@ -68,9 +66,10 @@ def run(request: Request, say: Say = lambda row: None) -> dict[str, Any]:
     }
 
 
-def _measure(subject: Subject, others: list[Subject]) -> float:
+def _measure(subjects: list[Subject]) -> float:
     """The sections on the one server; its capacity."""
-    chosen = subject.request.sections
+    subject, *others = subjects
+    chosen = subject.request.measured
     subject.warm_up()
     most = sections.capacity(subject, subject.name)
     for other in others if "capacity" in chosen else ():
@@ -84,18 +83,21 @@ def _measure(subject: Subject, others: list[Subject]) -> float:
 
 def _subjects(request: Request, url: str, pid: int | None, size: int, say: Say) -> list[Subject]:
     """One for each kind of body, on the same server and with the same rows."""
-    found: list[Subject] = []
-    images = None if request.photos or size >= 64 else jpegs(pictures(size))
-    for kind in request.bodies or (("npy",) if size < 64 else ("raw",)):
-        encoded = arrays(pictures(size)) if kind == "npy" else images or _photos(request.photos)
-        subject = Subject(kind, learned(request.plan(url, shots(kind, encoded, request.images))), request, pid, say)
-        subject.stages = partial(stage_cpu_seconds, url) if pid else dict
-        found.append(replace(subject, rows=found[0].rows) if found else subject)
-    return found
+    rows: list[dict[str, Any]] = []
+    subjects = []
+    for kind in request.body or (("npy",) if size < 64 else ("raw",)):
+        plan = learned(request.plan(url, shots(kind, _encoded(request, kind, size), request.images)))
+        subjects.append(Subject(kind, plan, request, pid, say, rows, partial(stage_cpu_seconds, url) if pid else dict))
+    return subjects
 
 
-def _photos(folder: Path | None) -> list[bytes]:
-    return [make_jpeg(PHOTO_BYTES)] if folder is None else photos(folder, MOST_PHOTOS)
+def _encoded(request: Request, kind: str, size: int) -> list[bytes]:
+    """Images for a kind of body: photographs, or pictures of the size that a small model takes."""
+    if kind == "npy":
+        return arrays(pictures(size))
+    if request.photos:
+        return photos(request.photos, MOST_PHOTOS)
+    return jpegs(pictures(size)) if size < 64 else [make_jpeg(PHOTO_BYTES)]
 
 
 def _bundle(request: Request, path: Path) -> Path:

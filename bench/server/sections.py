@@ -14,7 +14,7 @@ from typing import Any
 from ..load.plan import Plan, Target, target_of
 from ..ports import free_port
 from ..process import running_server
-from .subject import Subject
+from .subject import Memory, Subject
 
 MOST_CONNECTIONS = 256
 ENOUGH_GAIN = 1.05  # twice the connections must bring this much more, or capacity is found
@@ -31,9 +31,8 @@ def capacity(subject: Subject, what: str = "", section: str = "capacity") -> flo
     """Answers with 200 a second in a closed loop: connections doubled until that brings little more."""
     best, connections = 0.0, subject.plan.connections
     while True:
-        row = subject.row(
-            section, f"{what} {connections} connections".strip(), replace(subject.plan, connections=connections)
-        )
+        plan = replace(subject.plan, connections=connections)
+        row = subject.row(section, f"{what} {connections} connections".strip(), plan)
         if best and row["good_failed"]:
             return best  # it refuses so many at once: what refusals cost is no part of its capacity
         enough = row["goodput"] < best * ENOUGH_GAIN
@@ -56,18 +55,17 @@ def overload(subject: Subject, most: float, *, tells: bool = True) -> None:
         tells: also with requests that say how long they wait.
     """
     request = subject.request
-    what, timeout_seconds = f"{request.overload:g} x capacity", request.overload_timeout_seconds
-    plan = replace(_open(subject, request.overload * most), timeout_seconds=timeout_seconds)
+    what, timeout_ms = f"{request.overload:g} x capacity", request.overload_timeout_ms
+    plan = _open(subject, request.overload * most, timeout_seconds=timeout_ms / 1e3)
     subject.recover(subject.row("overload", what, plan))
     if tells:
-        deadline = (DEADLINE, f"{timeout_seconds * 1e3:.0f}")
-        told = replace(plan, headers=(*plan.headers, deadline))
+        told = replace(plan, headers=(*plan.headers, (DEADLINE, f"{timeout_ms}")))
         subject.recover(subject.row("overload", f"{what}, deadline told", told))
 
 
 def malformed(subject: Subject, most: float) -> None:
     """Good requests alone, then the same with malformed ones among them."""
-    plan, share = _open(subject, MALFORMED_LOAD * most), subject.request.malformed_share
+    plan, share = _open(subject, MALFORMED_LOAD * most), subject.request.malformed
     subject.row("malformed", "none malformed", plan)
     subject.row("malformed", f"{share:.0%} malformed", replace(plan, malformed_share=share))
 
@@ -76,21 +74,19 @@ def soak(subject: Subject, most: float) -> None:
     """Long, below capacity, a few malformed requests among the good ones: errors, and memory that grows."""
     request = subject.request
     rate = request.rates[0] if request.rates else SOAK_LOAD * most
-    plan = replace(
-        _open(subject, rate), seconds=request.soak_minutes * 60, malformed_share=request.malformed_share / 10
-    )
-    row = subject.row("soak", f"{request.soak_minutes:g} min at {_share(rate, most)}", plan)
-    row["growth_mb_per_10000_requests"] = growth(row["memory"], row["sent"] / row["seconds"])
+    plan = _open(subject, rate, seconds=request.minutes * 60, malformed_share=request.malformed / 10)
+    with subject.watched() as memory:
+        row = subject.row("soak", f"{request.minutes:g} min at {_share(rate, most)}", plan)
+    row["growth_mb_per_10000_requests"] = growth(memory, row["sent"] / row["seconds"])
     if subject.pid is not None:
         time.sleep(IDLE_SECONDS)
         row["rss_idle_mb"] = subject.rss_mb()
 
 
-def growth(memory: Sequence[tuple[float, float]], rate: float) -> float | None:
+def growth(memory: Memory, rate: float) -> float | None:
     """Slope of resident memory by least squares, MB in 10,000 requests; without the first fifth of the time.
 
     Args:
-        memory: seconds, MB.
         rate: requests a second.
     """
     settled = [point for point in memory if point[0] > 0.2 * memory[-1][0]]
@@ -104,8 +100,8 @@ def _share(rate: float, most: float) -> str:
     return f"{rate / most:.0%} of capacity" if most else f"{rate:g}/s"
 
 
-def _open(subject: Subject, rate: float) -> Plan:
-    return replace(subject.plan, rate=rate, connections=OPEN_CONNECTIONS)
+def _open(subject: Subject, rate: float, **changes: Any) -> Plan:
+    return replace(subject.plan, rate=rate, connections=OPEN_CONNECTIONS, **changes)
 
 
 def rolling(subject: Subject, bundle: Path, rate: float) -> None:
@@ -120,7 +116,7 @@ def rolling(subject: Subject, bundle: Path, rate: float) -> None:
     @contextmanager
     def serving(port: int) -> Iterator[Target]:
         """A server on this port, warm, that gets SIGTERM and is waited for."""
-        with running_server(bundle, {**request.settings, "port": port}) as (process, url):
+        with running_server(bundle, {**request.server_settings, "port": port}) as (process, url):
             yield target_of(url)
         exit_codes.add(process.returncode)
 
@@ -137,7 +133,7 @@ def rolling(subject: Subject, bundle: Path, rate: float) -> None:
                 # It gets requests again before the next one is told to end.
                 time.sleep(watch.every_seconds + watch.delay_seconds + SETTLE_SECONDS)
 
-        plan = replace(_forever(subject, rate), targets=targets, watch=watch)
+        plan = _open(subject, rate, seconds=FOREVER_SECONDS, targets=targets, watch=watch)
         what = f"{request.restarts} restarts of 2 servers"
         row = replace(subject, pid=None, stages=dict).row("rolling", what, plan, during=restart_all)
     row |= {"restarts": request.restarts, "watch": vars(watch), "exit_codes": sorted(exit_codes)}
@@ -161,17 +157,13 @@ def reloading(subject: Subject, bundle: Path, folder: Path, rate: float) -> None
             seconds.append(time.perf_counter() - began)
             time.sleep(SETTLE_SECONDS)
 
-    given = {**subject.request.settings, "repository": str(folder), "admin_port": port}
-    with running_server(None, given) as (process, url):
-        plan = replace(_forever(subject, rate), targets=(target_of(url),))
-        own = replace(subject, pid=process.pid, stages=dict)
-        row = own.row("reload", f"{reloads} reloads", plan, during=reload_all)
-    growth = growth_share(row["memory"])
-    row |= {"reloads": reloads, "reload_seconds": round(median(seconds), 3), "rss_growth": growth}
-
-
-def _forever(subject: Subject, rate: float) -> Plan:
-    return replace(subject.plan, seconds=FOREVER_SECONDS, rate=rate, connections=OPEN_CONNECTIONS)
+    settings = {**subject.request.server_settings, "repository": str(folder), "admin_port": port}
+    with running_server(None, settings) as (process, url):
+        plan = _open(subject, rate, seconds=FOREVER_SECONDS, targets=(target_of(url),))
+        reloaded = replace(subject, pid=process.pid, stages=dict)
+        with reloaded.watched() as memory:
+            row = reloaded.row("reload", f"{reloads} reloads", plan, during=reload_all)
+    row |= {"reloads": reloads, "reload_seconds": round(median(seconds), 3), "rss_growth": growth_share(memory)}
 
 
 def load_version(port: int, number: str) -> None:
@@ -183,11 +175,10 @@ def load_version(port: int, number: str) -> None:
         raise RuntimeError(f"version {number} was asked for and {served} serves")
 
 
-def growth_share(memory: list[tuple[float, float]]) -> float | None:
+def growth_share(memory: Memory) -> float | None:
     """Growth of resident memory: the last tenth's median over that of the second tenth, less one.
 
-    Args:
-        memory: seconds, MB. The first tenth is left out: the allocator's pools are still growing.
+    The first tenth is left out: the allocator's pools are still growing.
     """
     tenth, mb = len(memory) // 10, [mb for _, mb in memory]
     return round(median(mb[-tenth:]) / median(mb[tenth : 2 * tenth]) - 1, 4) if tenth >= 2 else None
@@ -195,16 +186,16 @@ def growth_share(memory: list[tuple[float, float]]) -> float | None:
 
 def no_row_failed(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Say in words what a server of ours did that it must never do."""
-    found = []
+    complaints = []
     for row in rows:
         where = f"{row['section']} ({row['what']}): "
         failed = row["good_failed"] if row["section"] != "overload" else 0
         bare = row["refusals_without_retry_after"]
-        found += [f"{where}{row['lost']} requests lost"] * bool(row["lost"])
-        found += [f"{where}{row['wrong_answers']} wrong answers"] * bool(row["wrong_answers"])
-        found += [f"{where}{bare} refusals without Retry-After"] * bool(bare)
-        found += [f"{where}{failed} of {row['good_sent']} good requests failed"] * bool(failed)
+        complaints += [f"{where}{row['lost']} requests lost"] * bool(row["lost"])
+        complaints += [f"{where}{row['wrong_answers']} wrong answers"] * bool(row["wrong_answers"])
+        complaints += [f"{where}{bare} refusals without Retry-After"] * bool(bare)
+        complaints += [f"{where}{failed} of {row['good_sent']} good requests failed"] * bool(failed)
         if row["client_late"]:
             late = row["lateness_ms"]["p99"]
-            found.append(f"{where}the client was late (p99 {late} ms): its latencies are its own")
-    return found
+            complaints.append(f"{where}the client was late (p99 {late} ms): its latencies are its own")
+    return complaints

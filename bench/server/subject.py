@@ -1,7 +1,7 @@
 """The server that is measured, and how one row of load on it is run and booked."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,8 @@ BIN_SECONDS = 0.5
 RECOVERED_ANSWERS, RECOVERY_SECONDS = 5, 60.0
 
 Say = Callable[[dict[str, Any]], None]
+Memory = list[tuple[float, float]]
+"""Seconds from the beginning of a row, resident MB."""
 
 
 @dataclass
@@ -53,39 +55,46 @@ class Subject:
         assert self.pid is not None
         return round(usage(self.pid, proportional=False).rss_bytes / 1e6, 2)
 
+    @contextmanager
+    def watched(self) -> Iterator[Memory]:
+        """Yield a list that gets a sample a second; none of a server that is elsewhere."""
+        memory = Memory()
+
+        def look() -> None:
+            memory.append(((len(memory) + 1) * SAMPLE_SECONDS, self.rss_mb()))
+
+        with nullcontext() if self.pid is None else repeated(look, SAMPLE_SECONDS):
+            yield memory
+
     def row(self, section: str, what: str, plan: Plan, during: Callable[[], None] | None = None) -> dict[str, Any]:
-        """Run one row and book it.
+        """Run one row and book it: what a picture is drawn of beside the figures, and no other samples.
 
         Args:
             what: is special about it.
             during: runs beside the load, in this thread; the load ends with it.
         """
-        memory: list[tuple[float, float]] = []
-
-        def look() -> None:
-            memory.append(((len(memory) + 1) * SAMPLE_SECONDS, self.rss_mb()))
-
         with Clients(plan, self.request.clients) as clients:
             before, stages = self._usage(), self.stages()
-            with nullcontext() if self.pid is None else repeated(look, SAMPLE_SECONDS):
-                clients.begin()
-                if during is not None:
-                    during()
-                    clients.stop()
-                samples = clients.results()
+            clients.begin()
+            if during is not None:
+                during()
+                clients.stop()
+            samples = clients.results()
             after, stages_after = self._usage(), self.stages()
         load = summary(plan, samples)
         answered = max(1, load["answered"])
-        found = {"section": section, "what": what, "server": self.name, "images": self.request.images}
-        found |= {**load, **self._cost(answered, before, after)}
-        found["memory"] = memory
-        found["stage_cpu_ms_per_request"] = {
+        row = {"section": section, "what": what, "server": self.name, "images": self.request.images}
+        row |= {**load, **self._cost(answered, before, after)}
+        row["stage_cpu_ms_per_request"] = {
             stage: round((seconds - stages[stage]) / answered * 1e3, 3) for stage, seconds in stages_after.items()
         }
-        found |= {"timeline": timeline(samples, BIN_SECONDS), "curve": curve(samples)}
-        self.rows.append(found)
-        self.say(found)
-        return found
+        if section == "overload":
+            row["timeline"] = timeline(samples, BIN_SECONDS)
+        if section in ("load", "malformed"):
+            row["curve"] = curve(samples)
+        self.rows.append(row)
+        self.say(row)
+        return row
 
     def _cost(self, answered: int, before: Usage, after: Usage) -> dict[str, Any]:
         if self.pid is None:

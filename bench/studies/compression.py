@@ -8,6 +8,7 @@ only measured on (`--swap` exchanges the halves). Each row is one `milkweed comp
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from ...models import load_bundle
 from ...models.compress.evaluator import Evaluator
 from ...models.report.drawing import INK, MUTED, PICTURE, figure, save_picture
 from ..labels import label_ends
-from ..machine import machine
+from ..machine import about, save
 from ..plots import BLUE, DASHED, RED, Document
 
 Row = dict[str, Any]
@@ -130,11 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--plot", type=Path, help="draw accuracy against size: FILE.svg or FILE.png")
     args = parser.parse_args(arguments)
     args.out.parent.mkdir(parents=True, exist_ok=True)  # before what takes minutes
-    folder, other = halves(args.photos, args.work, args.swap)
+    before, (folder, other) = os.getloadavg(), halves(args.photos, args.work, args.swap)
     arch, measure = measuring(args.bundle, other)
     document: dict[str, Any] = {
-        "benchmark": "compression",
-        "machine": machine(),
         "arch": arch,
         "halves": "swapped" if args.swap else "every second file in sorted order, from the first, calibrates",
         "dense_top1": measure.before.top1,
@@ -142,10 +141,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     print(f"dense: top-1 {measure.before.top1:.1f} % of {measure.before.images} images")
     for name in args.rows:
-        document["rows"].append(found := row(name, args.bundle, folder, args.work, measure))
-        accuracy = f"top-1 {found['top1']:5.1f} %  agree {found['agreement']:5.1f} %  KL {found['kl']:.3f}"
-        print(f"{name:<18} {100 * found['share']:5.1f} %  {accuracy}  {found['seconds']:.0f} s", flush=True)
-        args.out.write_text(json.dumps(document, indent=2) + "\n")
+        document["rows"].append(made := row(name, args.bundle, folder, args.work, measure))
+        accuracy = f"top-1 {made['top1']:5.1f} %  agree {made['agreement']:5.1f} %  KL {made['kl']:.3f}"
+        print(f"{name:<18} {100 * made['share']:5.1f} %  {accuracy}  {made['seconds']:.0f} s", flush=True)
+        save(args.out, {**about("compression", before), **document})
         if args.plot:
             save_picture(partial(plot, document), args.plot)
 

@@ -12,7 +12,6 @@ A model is dense, has fewer tokens or Monarch layers, and is timed in turns with
 
 import argparse
 import copy
-import json
 import os
 import tempfile
 import time
@@ -36,10 +35,8 @@ from ...jobs.search.timing import time_in_turns
 from ...kernels.cpu.library import fastest_set, multiply_again
 from ...kernels.cpu.program import Embed, Factor, Operator, Program
 from ...kernels.cpu.quantise import calibrated, quantised
-from ...models import create_model, layer_specs_for
 from ...models.accounting import macs
 from ...models.architectures.token_blocks import apply_token_plan
-from ...models.layers.select import replace_linears, select_linears
 from ...models.layers.token_plan import ALL_TOKENS, TokenMerging, TokenPlan
 from ...models.onnx.export import write_verified
 from ...models.onnx.quantize import MIN_IMAGES, QuantizeSettings, quantized_graph
@@ -47,7 +44,8 @@ from ...models.programs.from_model import program_of
 from ...models.programs.int8 import calibrate
 from ...models.programs.session import ProgramSession, kernels_refusal
 from ...models.serving.prepare import prepare_for_inference
-from ..machine import about
+from ..machine import about, save
+from ..server.bundles import random_model
 
 Row = dict[str, Any]
 
@@ -70,15 +68,9 @@ CALIBRATION_IMAGES = 4
 PEAK_SECONDS = 0.5
 
 
-def variant(
-    arch: str, *, monarch: Sequence[str] = (), nblocks: int = 4, tokens: TokenPlan = ALL_TOKENS, **arguments: Any
-) -> nn.Module:
-    """Make a model of an architecture: with fewer tokens, or with Monarch layers in place of some linear ones."""
-    torch.manual_seed(0)
-    model = create_model(arch, **arguments)
-    if monarch:
-        replace_linears(model, layer_specs_for(model, select_linears(model, monarch), "monarch", nblocks=nblocks))
-    return apply_token_plan(model.eval().requires_grad_(False), tokens)
+def variant(arch: str, *, tokens: TokenPlan = ALL_TOKENS, **arguments: Any) -> nn.Module:
+    """Make a model as `random_model` does, with fewer tokens if the plan says so."""
+    return apply_token_plan(random_model(arch, **arguments).requires_grad_(False), tokens)
 
 
 def noise(size: int) -> Tensor:
@@ -177,7 +169,7 @@ def layer_forwards(
 ) -> Iterator[tuple[str, Forward, int]]:
     """Yield a stack in every form that is timed: its name, and its multiply-accumulates; no layers for 0 blocks."""
     images, fast, layers = noise(size), fast_dtype(), nblocks > 0
-    model = variant(arch, monarch=("mlp",) if nblocks > 1 else (), nblocks=nblocks, **arguments)
+    model = variant(arch, monarch=("mlp",) if nblocks > 1 else None, nblocks=nblocks, **arguments)
     program, stack = layers_of(program_of(model, size), layers=layers), without_attention(model, layers=layers)
     name = {0: NONE, 1: "dense"}.get(nblocks, f"Monarch {nblocks}")
     assert isinstance(program.embed, Embed)
@@ -254,8 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     before, rows = os.getloadavg(), list[Row]()
     for make in makers:
         rows += make()
-        document = {**about(benchmark, before), **ours, "rows": rows}
-        out.write_text(json.dumps(document, indent=1) + "\n")
+        save(out, {**about(benchmark, before), **ours, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m milkweed.bench.studies.served PHOTOS torch=./deit openvino=./deit-int8 milkweed=./deit-fast \\
         --graph ./deit-int8 --peers litserve triton torchserve
 
-Each BACKEND=BUNDLE is served by `milkweed serve`; each peer serves the graph of `--graph` in OpenVINO. All are
+Each BACKEND=BUNDLE is served by our server; each peer serves the graph of `--graph` in OpenVINO. All are
 asked for each photograph alone; that also warms the page cache and the caches of compiled graphs. Then, in turns, each
 is started until the first photograph has the class that the first server gave it, and gets requests, drawn alike,
 from 1 and from 32 clients on the same cores. The figures are medians of the turns; failures are summed.
@@ -28,18 +28,17 @@ from ...jobs.calibration_images import folder_samples
 from ...jobs.dataset import spaced
 from ...models import read_config
 from ..load.connection import ConnectionFailed, learned
-from ..load.plan import Plan, Shot, target_of
+from ..load.plan import Plan, Shot
 from ..load.processes import run_plan
-from ..machine import about
+from ..machine import about, save
 from ..peers.catalogue import PEERS, running_peer
-from ..ports import free_port
-from ..process import OUR_END_SECONDS, START_SECONDS, running_process, usage
+from ..process import START_SECONDS, running_server, usage
 from ..server.request import ANSWER, Request
 from ..server.subject import Subject
 
 Row = dict[str, Any]
-CLIENTS, ROW_SECONDS, TIMEOUT_SECONDS, ASK_EVERY_SECONDS = (1, 32), 600.0, 60.0, 0.01
-SERVE = "import sys; from milkweed.cli import main; sys.exit(main(sys.argv[1:]))"
+CLIENTS, ASK_EVERY_SECONDS = (1, 32), 0.01
+REQUEST = Request(seconds=600, timeout_ms=60_000)
 COUNTS = [f"{name}_of_{clients}" for name in ("failed", "other_than_alone") for clients in CLIENTS]
 PEER_SETTINGS = "dense graph in OpenVINO, all cores a batch, Pillow on all cores"
 
@@ -64,31 +63,22 @@ class Server:
 
     def plan(self, url: str) -> Plan:
         """Requests to it while it runs."""
-        return Plan(
-            (target_of(url),), self.path, self.shots, ROW_SECONDS, timeout_seconds=TIMEOUT_SECONDS, answer=self.answer
-        )
+        return REQUEST.plan(url, self.shots, self.path, self.answer)
 
 
 def ours(backend: str, bundle: Path, photos: Sequence[bytes]) -> Server:
-    """Our server with a bundle in one of its backends, started by the command that a person types."""
+    """Our server with a bundle in one of its backends."""
 
     @contextmanager
     def started() -> Iterator[tuple[int, str]]:
-        port = free_port()
-        command = [sys.executable, "-P", "-c", SERVE, "serve", f"x={bundle}", "--backend", backend]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--metrics-port", "0"]
-        url, failure = f"http://127.0.0.1:{port}", f"milkweed with {backend} did not start"
-        with running_process(command, url + "/readyz", failure, OUR_END_SECONDS, start_new_session=True) as process:
+        with running_server(bundle, {"backend": backend}) as (process, url):
             with urllib.request.urlopen(url + "/v1/models") as answer:
                 (model,) = json.loads(answer.read())["models"]
             row["settings"] = f"{model['kernels'] or backend}, {model['lanes']}"
             yield process.pid, url
 
-    row = {
-        "server": f"milkweed serve --backend {backend}, {bundle.name}",
-        "version": read_config(bundle).version,
-        "settings": None,
-    }
+    name = f"milkweed serve --backend {backend}, {bundle.name}"
+    row = {"server": name, "version": read_config(bundle).version, "settings": None}
     return Server(row, started, tuple(Shot(photo, "image/jpeg") for photo in photos), "/classify?top_k=1", ANSWER)
 
 
@@ -116,16 +106,21 @@ def measure(
             if "skipped" in server.row:
                 continue
             try:
-                found = turn(server, right[0], requests) if number else accuracy(server, targets, right)
+                news = turn(server, right[0], requests) if number else accuracy(server, targets, right)
             except (RuntimeError, ConnectionFailed, TimeoutError) as error:
-                found = {"skipped": str(error)}
-            server.row |= found
-            if number and "skipped" not in found:
-                server.turns.append(found)
-                names = [name for name in found if not name.startswith("statuses")]
-                columns = {name: [figures[name] for figures in server.turns] for name in names}
-                server.row |= {name: (sum if name in COUNTS else median)(values) for name, values in columns.items()}
-            keep({"server": server.row["server"], **found})
+                news = {"skipped": str(error)}
+            server.row |= news
+            if number and "skipped" not in news:
+                server.turns.append(news)
+                server.row |= over_turns(server.turns)
+            keep({"server": server.row["server"], **news})
+
+
+def over_turns(turns: Sequence[Row]) -> Row:
+    """The medians of the turns; failures are summed."""
+    names = [name for name in turns[0] if not name.startswith("statuses")]
+    columns = {name: [figures[name] for figures in turns] for name in names}
+    return {name: (sum if name in COUNTS else median)(values) for name, values in columns.items()}
 
 
 def accuracy(server: Server, targets: Sequence[int | None], right: list[int]) -> Row:
@@ -145,8 +140,8 @@ def accuracy(server: Server, targets: Sequence[int | None], right: list[int]) ->
         server.shots = learned(plan).shots
     answers = [int(shot.expected) for shot in server.shots]
     right += [] if right else answers
-    found = {"top1": share(answers, targets), "as_first": share(answers, right)}
-    return {"settings": server.row["settings"], "photographs": len(answers), **found}
+    shares = {"top1": share(answers, targets), "as_first": share(answers, right)}
+    return {"settings": server.row["settings"], "photographs": len(answers), **shares}
 
 
 def share(answers: Sequence[int], right: Sequence[int | None]) -> float | None:
@@ -198,7 +193,7 @@ def under_load(plan: Plan, pid: int) -> Row:
         RuntimeError: none was answered.
     """
     run_plan(replace(plan, requests=2 * plan.connections))  # a warm-up
-    row = Subject("", plan, Request(), pid).row("load", "", plan)
+    row = Subject("", plan, REQUEST, pid).row("closed loop", "", plan)
     latency = row["latency_ms"]
     if latency is None:
         raise RuntimeError(f"no answer under load: {row['statuses']}")
@@ -230,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.peers and options.graph is None:
         parser.error("--peers needs --graph")
-    pairs, load = [each.partition("=") for each in options.ours], os.getloadavg()
+    pairs, load = [pair.partition("=") for pair in options.ours], os.getloadavg()
     samples = spaced(folder_samples(options.photos, read_config(pairs[0][2])), options.most)
     photos = [sample.path.read_bytes() for sample in samples]
     with tempfile.TemporaryDirectory() as folder:
@@ -241,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(json.dumps(row), flush=True)
             document = {**about("served", load), "turns": options.turns, "requests": options.requests}
             document["rows"] = [server.row for server in servers]
-            options.out.write_text(json.dumps(document, indent=1) + "\n")
+            save(options.out, document)
 
         measure(servers, [sample.target for sample in samples], options.turns, options.requests, keep)
     return 0

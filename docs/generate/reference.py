@@ -101,6 +101,7 @@ def _parameters(command: Any) -> list[str]:
 
 def _default(parameter: Any) -> str:
     value = parameter.default
+    value = ",".join(map(str, value)) if isinstance(value, tuple) else value
     plain = isinstance(value, str | int | float | Path) and not isinstance(value, bool) and value != ""
     return f"`{value}`" if plain else ""
 

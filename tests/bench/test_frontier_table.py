@@ -95,19 +95,18 @@ def test_what_cannot_be_shown_leaves_readme(
 ) -> None:
     if "rows" in change:
         change = {"rows": document["rows"][change["rows"]]}
-    given = {name: tmp_path / name for name in ("document", "readme")}
-    given["readme"].write_text(README)
-    arguments = [f"--{name}={path}" for name, path in given.items()]
-    assert main(arguments) == 1
+    record, readme = tmp_path / "record.json", tmp_path / "readme"
+    readme.write_text(README)
+    assert main(record, readme) == 1
     assert "No such file" in capsys.readouterr().err
-    given["document"].write_text(json.dumps({**document, **change}))
-    assert main(arguments) == 1
+    record.write_text(json.dumps({**document, **change}))
+    assert main(record, readme) == 1
     assert said in capsys.readouterr().err
-    assert given["readme"].read_text() == README
-    given["document"].write_text(json.dumps(document))
-    assert main(arguments) == 0
-    assert given["readme"].read_text() == filled(README, document)
-    drawn = (tmp_path / "document.svg").read_text()
+    assert readme.read_text() == README
+    record.write_text(json.dumps(document))
+    assert main(record, readme) == 0
+    assert readme.read_text() == filled(README, document)
+    drawn = (tmp_path / "record.svg").read_text()
     for words in (">milkweed<", "8.70 ms, 3.0×", "dense", "NNCF default int8"):
         assert words in drawn
     assert "SVD-LLM" not in drawn

@@ -58,7 +58,8 @@ def test_a_bundle_is_compared_with_itself_densified(tmp_path: Path) -> None:
 
 def test_an_architecture_gets_monarch_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "LEAST_ROUNDS", 2)
-    document = bench.run(archs=("deit_tiny_patch16_224",), batch_sizes=(1,), dtypes=("float32",), seconds=0, mlp=False)
+    monkeypatch.setattr(bench, "DTYPES", ("float32",))
+    document = bench.run(archs=("deit_tiny_patch16_224",), batch_sizes=(1,), seconds=0, mlp=False)
     (row,) = document["rows"]
     saved = 12 * 197 * (2 * 192 * 768 - 2 * 192 * (192 + 768) // 4)
     assert row["macs_dense"] - row["macs_monarch"] == saved
@@ -125,8 +126,9 @@ def test_bundles_of_other_kinds_are_compared_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any], weights: int
 ) -> None:
     monkeypatch.setattr(bench, "LEAST_ROUNDS", 2)
+    monkeypatch.setattr(bench, "DTYPES", ("float32",))
     bundle = save_bundle_of(tmp_path / "b", kind, **options)
-    (row,) = bench.run(bundle, batch_sizes=(1,), dtypes=("float32",), seconds=0, mlp=False)["rows"]
+    (row,) = bench.run(bundle, batch_sizes=(1,), seconds=0, mlp=False)["rows"]
     assert 0 < row["relative_difference"] < 1e-5
     assert row["macs_dense"] - row["macs_monarch"] == TOKENS * LAYERS * (DENSE - weights)
 
@@ -134,7 +136,7 @@ def test_bundles_of_other_kinds_are_compared_too(
 def test_a_bundle_that_cannot_be_dense_is_refused(tmp_path: Path) -> None:
     gated = save_bundle_of(tmp_path / "b", "pixelfly", **{**PIXELFLY, "gating": True})
     with pytest.raises(ValueError, match=r"layer blocks\.0\.mlp\.fc1: a Pixelfly layer whose gate depends"):
-        bench.run(gated, batch_sizes=(1,), dtypes=("float32",), seconds=0, mlp=False)
+        bench.run(gated, batch_sizes=(1,), seconds=0, mlp=False)
 
 
 def test_a_dense_bundle_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from milkweed.bench import process
-from milkweed.bench.load.plan import Plan, Shot, Watch
+from milkweed.bench.load.plan import Plan, Shot
 from milkweed.bench.process import usage
-from milkweed.bench.server.request import ANSWER, Request, usual_sections
+from milkweed.bench.server.request import ANSWER, Request
 from milkweed.bench.server.run import run
 from milkweed.bench.server.sections import growth_share, reloading, rolling
 from milkweed.bench.server.subject import Subject
@@ -95,7 +95,8 @@ def answering(ending: threading.Event, asked: Counter[bool] | None = None) -> An
 def test_against_a_url_there_is_no_cpu() -> None:
     with fake_server(answering(threading.Event())) as fake:
         usual_request = Request(url=f"http://127.0.0.1:{fake.port}", seconds=0.5, rates=(60,))
-        document = run(replace(usual_request, bodies=("npy",), sections=usual_sections("url")[:2], concurrency=256))
+        assert usual_request.measured == ["capacity", "load", "overload", "malformed"]
+        document = run(replace(usual_request, body=("npy",), sections=("capacity", "load"), concurrency=256))
         with pytest.raises(ValueError, match="section rolling starts servers of its own"):
             run(replace(usual_request, sections=("rolling",)))
     assert [row["section"] for row in split(document["rows"])[1]] == ["load"]
@@ -109,7 +110,7 @@ def idle_subject(request: Request) -> Subject:
     return Subject("fake", plan, request)
 
 
-KNOWN = 20
+KNOWN = 5
 """So many questions of a client take it longer than the time after which their answer counts."""
 
 
@@ -134,7 +135,7 @@ def test_rolling_restarts_count_what_is_lost(monkeypatch: pytest.MonkeyPatch, st
 
     monkeypatch.setattr("milkweed.bench.server.sections.running_server", running)
     monkeypatch.setattr("milkweed.bench.server.sections.SETTLE_SECONDS", 0.3)
-    subject = idle_subject(Request(restarts=2, watch=Watch(0.02, 0.1)))
+    subject = idle_subject(Request(restarts=2, endpoint_delay_ms=100))
     rolling(subject, Path(), rate=200)
     (row,) = subject.rows
     assert (row["restarts"], row["exit_codes"], row["wrong_answers"]) == (2, [0], 0)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from milkweed.bench.bodies import arrays, jpegs, pictures
-from milkweed.bench.load.plan import Plan
-from milkweed.bench.load.requests import KINDS, shots
+from milkweed.bench.load.plan import KINDS, Plan
+from milkweed.bench.load.requests import shots
 from milkweed.bench.load.samples import Samples, curve, summary, timeline
 from milkweed.bench.plots import server as plot
 from milkweed.bench.server.sections import growth, no_row_failed
@@ -25,7 +25,8 @@ def row(section: str = "load", **changes: Any) -> dict[str, Any]:
         seen.add(number / 100, 0.001 * (number + 1), 0.0001, "200" if number % 10 else "503", True)
     found = {"section": section, "what": "50% of capacity", "server": "npy", "images": 1, **summary(plan, seen)}
     cost = {"cpu_ms_per_request": 0.71, "rss_mb": [800.0, 812.3], "pss_mb": 640.0, "processes": 1}
-    return {**found, **cost, "timeline": timeline(seen, 0.5), "curve": curve(seen), "memory": [], **changes}
+    drawn = {"timeline": timeline(seen, 0.5)} if section == "overload" else {"curve": curve(seen)}
+    return {**found, **cost, **drawn, **changes}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,8 +102,7 @@ def test_a_row_on_a_line() -> None:
 
 
 def test_an_overload_without_an_answer_is_drawn_too() -> None:
-    nothing = row("overload", latency_ms=None, curve=[])
-    nothing["timeline"] = [{"at": 0.0, "statuses": {"timeout": 3}, "p99_ms": None}]
+    nothing = row("overload", latency_ms=None, timeline=[{"at": 0.0, "statuses": {"timeout": 3}, "p99_ms": None}])
     drawn = plot({"rows": [row(), row("malformed"), row("overload"), nothing]})
     assert [bar.get_height() for bar in drawn.axes[3].patches] == [3.0]
 
@@ -119,7 +119,7 @@ def test_the_picture_holds_the_rows() -> None:
     assert tails.get_xydata().tolist() == [[100.0, latency["p99"]], [200.0, latency["p99"]]]
     assert capacity.get_xdata() == [250.0, 250.0]
     heights = [bar.get_height() for bar in overload.patches]
-    bins = row()["timeline"]
+    bins = row("overload")["timeline"]
     assert heights == [found["statuses"][status] / 0.5 for status in ("200", "503") for found in bins]
     assert p99.lines[0].get_xydata().tolist() == [[found["at"] + 0.25, found["p99_ms"]] for found in bins]
     with pytest.raises(ValueError, match="nothing to draw"):

@@ -30,7 +30,7 @@ def error(forward: Forward, images: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("nblocks", [0, 1, 2])
 def test_all_forms_compute_the_same_stack(nblocks: int, tmp_path: Path) -> None:
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    model = cpu_kernels.variant(ARCH, monarch=("mlp",) if nblocks > 1 else (), nblocks=nblocks, **ARGS)
+    model = cpu_kernels.variant(ARCH, monarch=("mlp",) if nblocks > 1 else None, nblocks=nblocks, **ARGS)
     expected = cpu_kernels.without_attention(model, layers=nblocks > 0)(images).softmax(-1)
     names = []
     for name, forward, count in cpu_kernels.layer_forwards(ARCH, nblocks, 32, tmp_path, **ARGS):
