@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ...kernels.attention import sdpa_attention
 from ...kernels.batched import monarch_batched
-from ...kernels.chain_ir import SelfAttention, Gelu, Monarch, Problem, evaluate
+from ...kernels.chain_ir import Gelu, Monarch, Problem, SelfAttention, evaluate
 from ...kernels.impls.base import family
 from ...kernels.reference import monarch_to_dense
 from ...kernels.tuning.chain import Chain, compile_plan

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...kernels.chain_ir import Add, SelfAttention, Gelu, LayerNorm, Operator, Problem, evaluate, kinds
+from ...kernels.chain_ir import Add, Gelu, LayerNorm, Operator, Problem, SelfAttention, evaluate, kinds
 from ...kernels.impls.base import OTHER_KIND, Impl, family
 from ...kernels.impls.native import native_impls
 from ...kernels.impls.quarantine import PARTS
