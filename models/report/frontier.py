@@ -70,7 +70,7 @@ class FrontierModel:
     """A model that a search measured.
 
     Args:
-        name: its levers in a few words.
+        name: its recipe in a few words.
         computed_by: backend and precision.
         ms: milliseconds an image by batch size.
         speedup: over the dense model, at the batch size where that is least.
