@@ -1,5 +1,7 @@
 """The packing of the fused MLP against the composition of the definition of its layers, in float64."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -22,10 +24,12 @@ def make_layer(nblocks: int, features: int, outputs: int, rank: int | None, seed
     return w1, w2, torch.randn(outputs, generator=g, dtype=torch.float64) if bias else None
 
 
-def make_mlp(nblocks: int, width: int, hidden: int, ranks: tuple[int | None, int | None] = (None, None)) -> list[Layer]:
+def make_mlp(
+    nblocks: int, width: int, hidden: int, ranks: tuple[int | None, int | None] = (None, None), bias: bool = True
+) -> list[Layer]:
     return [
-        make_layer(nblocks, width, hidden, ranks[0], seed=width + nblocks),
-        make_layer(nblocks, hidden, width, ranks[1], seed=hidden + nblocks),
+        make_layer(nblocks, width, hidden, ranks[0], seed=width + nblocks, bias=bias),
+        make_layer(nblocks, hidden, width, ranks[1], seed=hidden + nblocks, bias=bias),
     ]
 
 
@@ -41,49 +45,33 @@ def definition(x: Tensor, fc1: Layer, fc2: Layer) -> Tensor:
     return linear(F.gelu(linear(x, fc1)), fc2)
 
 
-@pytest.mark.parametrize("nblocks", [2, 4, 8])
-@pytest.mark.parametrize(("width", "hidden"), SHAPES)
-def test_packed_mlp_is_its_two_layers(nblocks: int, width: int, hidden: int) -> None:
-    fc1, fc2 = make_mlp(nblocks, width, hidden)
+NO_RANKS = (None, None)
+CASES = [
+    *((nb, width, hidden, NO_RANKS, True) for nb in (2, 4, 8) for width, hidden in SHAPES),
+    (4, 256, 512, (32, 64), True),
+    (4, 256, 512, (5, 3), True),  # what a block hands on differs from block to block
+    (4, 384, 1152, (96, 50), True),
+    (2, 192, 250, (7, 96), True),  # hidden blocks of 125 columns: 63 or 62 for each reader
+    (8, 256, 328, (17, 32), True),
+    (4, 64, 48, (1, 2), True),
+    (4, 64, 128, NO_RANKS, False),
+]
+
+
+@pytest.mark.parametrize(("nblocks", "width", "hidden", "ranks", "bias"), CASES)
+def test_packed_mlp_is_its_two_layers(
+    nblocks: int, width: int, hidden: int, ranks: tuple[int | None, int | None], bias: bool
+) -> None:
+    """Without a norm, and with one and a residual: the norm comes first and leaves the residual."""
+    fc1, fc2 = make_mlp(nblocks, width, hidden, ranks, bias)
     assert refusal(fc1, fc2, torch.bfloat16) is None
-    x = torch.randn(5, width, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    residual = torch.randn(5, width, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    got = mlp_reference(x, block_mlp(fc1, fc2, torch.float64), residual)
-    torch.testing.assert_close(got, definition(x, fc1, fc2) + residual, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("nblocks", "width", "hidden", "ranks"),
-    [
-        (4, 256, 512, (32, 64)),
-        (4, 256, 512, (5, 3)),  # what a block hands on differs from block to block
-        (4, 384, 1152, (96, 50)),
-        (2, 192, 250, (7, 96)),  # hidden blocks of 125 columns: 63 or 62 for each reader
-        (8, 256, 328, (17, 32)),
-        (4, 64, 48, (1, 2)),
-    ],
-)
-def test_any_rank_and_uneven_blocks(nblocks: int, width: int, hidden: int, ranks: tuple[int, int]) -> None:
-    fc1, fc2 = make_mlp(nblocks, width, hidden, ranks)
-    x = torch.randn(3, width, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    got = mlp_reference(x, block_mlp(fc1, fc2, torch.float64))
-    torch.testing.assert_close(got, definition(x, fc1, fc2), rtol=1e-12, atol=1e-12)
-
-
-def test_norm_comes_first_and_leaves_the_residual() -> None:
-    fc1, fc2 = make_mlp(4, 192, 768)
-    g = torch.Generator().manual_seed(4)
-    x, weight, bias = (torch.randn(*size, dtype=torch.float64, generator=g) for size in ((6, 192), (192,), (192,)))
-    got = mlp_reference(x, block_mlp(fc1, fc2, torch.float64), x, (weight, bias, 1e-6))
-    want = x + definition(F.layer_norm(x, (192,), weight, bias, 1e-6), fc1, fc2)
-    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
-
-
-def test_layers_without_bias() -> None:
-    fc1, fc2 = make_layer(4, 64, 128, None, 1, bias=False), make_layer(4, 128, 64, None, 2, bias=False)
-    x = torch.randn(3, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    got = mlp_reference(x, block_mlp(fc1, fc2, torch.float64))
-    torch.testing.assert_close(got, definition(x, fc1, fc2), rtol=1e-12, atol=1e-12)
+    g = torch.Generator().manual_seed(1)
+    x, weight, shift = (torch.randn(*n, dtype=torch.float64, generator=g) for n in ((5, width), (width,), (width,)))
+    packed = block_mlp(fc1, fc2, torch.float64)
+    close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
+    close(mlp_reference(x, packed), definition(x, fc1, fc2))
+    normed = F.layer_norm(x, (width,), weight, shift, 1e-6)
+    close(mlp_reference(x, packed, x, (weight, shift, 1e-6)), x + definition(normed, fc1, fc2))
 
 
 def test_packing_costs_only_what_padding_adds() -> None:

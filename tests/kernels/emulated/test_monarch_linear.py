@@ -3,6 +3,7 @@
 import ctypes
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -122,46 +123,40 @@ def check(kernel: Kernel, case: Case, tile: int, **options: int) -> Tensor:
     return y
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize(
-    ("nb", "in_features", "out_features"), [(4, 192, 192), (2, 64, 96), (8, 128, 128), (4, 96, 320), (4, 320, 64)]
-)
-def test_small_layers_are_the_definition(
-    kernel: Kernel, nb: int, in_features: int, out_features: int, tile: int, mode: int
-) -> None:
-    case = make_case(nb, in_features, out_features, 37, act=Activation.GELU, residual=True)
-    check(kernel, case, tile, mode=mode, seed=mode + 7)
+def layer(nb: int, in_features: int, out_features: int, rows: int, **options: Any) -> dict[str, Any]:
+    """Arguments of `make_case`."""
+    return {"nb": nb, "in_features": in_features, "out_features": out_features, "rows": rows, **options}
 
 
-@pytest.mark.parametrize("rows", [1, 15, 16, 17, 31, 33, 129, 197])
-@pytest.mark.parametrize("tile", TILES)
-def test_any_number_of_rows_gives_the_definition(kernel: Kernel, rows: int, tile: int) -> None:
-    check(kernel, make_case(4, 64, 128, rows, residual=True), tile, mode=rows % 4)
-
-
-@pytest.mark.parametrize("nb", [2, 4, 8])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("act", list(Activation))
-def test_every_activation_is_applied(kernel: Kernel, nb: int, dtype: torch.dtype, act: Activation) -> None:
-    case = make_case(nb, 16 * nb, 24 * nb, 18, dtype=dtype, act=act, residual=act == Activation.NONE)
-    check(kernel, case, 3 if nb == 2 else 2, mode=nb % 4)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("residual", [False, True])
-def test_bias_and_residual_are_added_if_given(kernel: Kernel, bias: bool, residual: bool) -> None:
-    check(kernel, make_case(4, 64, 96, 18, bias=bias, residual=residual), 3)
+SMALL_WIDTHS = [(4, 192, 192), (2, 64, 96), (8, 128, 128), (4, 96, 320), (4, 320, 64)]
+RANKS = [(4, 18), (4, 5), (2, 31), (8, 9), (8, 70), (4, 90)]
+LAYERS = {
+    **{f"{w}": layer(*w, 37, act=Activation.GELU, residual=True) for w in SMALL_WIDTHS},
+    **{f"{rows} rows": layer(4, 64, 128, rows, residual=True) for rows in (1, 15, 16, 17, 31, 33, 129, 197)},
+    **{f"rank {rank}, nb {nb}": layer(nb, 24 * nb, 20 * nb, 17, rank=rank) for nb, rank in RANKS},
+    **{
+        f"{act!r}, {dtype}, nb {nb}": layer(
+            nb, 16 * nb, 24 * nb, 18, dtype=dtype, act=act, residual=act == Activation.NONE
+        )
+        for nb, dtype, act in itertools.product((2, 4, 8), DTYPES, Activation)
+    },
+    "no bias": layer(4, 64, 96, 18, bias=False),
+    "no bias, residual": layer(4, 64, 96, 18, bias=False, residual=True),
+}
 
 
 @pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize(("nb", "rank"), [(4, 18), (4, 5), (2, 31), (8, 9), (8, 70), (4, 90)])
-def test_any_rank_gives_the_definition(kernel: Kernel, nb: int, rank: int, tile: int) -> None:
-    check(kernel, make_case(nb, 24 * nb, 20 * nb, 17, rank=rank), tile, mode=tile)
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.slow_beyond(8)
+def test_layers_are_the_definition(kernel: Kernel, name: str, tile: int) -> None:
+    case = make_case(**LAYERS[name])
+    for mode in MODES if LAYERS[name]["rows"] == 37 else [(len(case.x) + tile) % 4]:
+        check(kernel, case, tile, mode=mode, seed=mode + 7)
 
 
 @pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("multiprocessors", [2, 8, 132])
+@pytest.mark.parametrize("multiprocessors", [8, 2, 132])
+@pytest.mark.slow_beyond(4)
 def test_few_rows_are_split_over_blocks(kernel: Kernel, tile: int, multiprocessors: int) -> None:
     case = make_case(4, 64, 576, 17, residual=True, act=Activation.GELU)
     together = check(kernel, case, tile)

@@ -154,6 +154,7 @@ EVERY_WIDTH = [(192, 768), (256, 512), (256, 1024), (320, 640), (384, 1152), (38
 
 
 @pytest.mark.parametrize("case", QUICK, ids=str)
+@pytest.mark.slow_beyond(2)
 def test_quick_shapes_give_the_mlp(quick: ctypes.CDLL, case: Case) -> None:
     check(quick, case, mode=case.rows % 4)
 

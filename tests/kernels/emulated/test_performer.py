@@ -32,6 +32,7 @@ def test_result_is_that_of_float64(performer: Performer, dim: int, tile: int, dt
 
 
 @pytest.mark.parametrize("dim", [64, 96, 192])
+@pytest.mark.slow
 def test_a_whole_image_of_a_later_stage(performer: Performer, dim: int) -> None:
     case = make_case(dim, 1, 784, torch.bfloat16)
     assert relative_error(performer(case, mode=3, splits=5), case.truth()) <= DTYPES[torch.bfloat16]
@@ -76,6 +77,7 @@ _MLP_KEYS = ("norm2.weight", "norm2.bias", "mlp.0.weight", "mlp.0.bias", "mlp.2.
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.slow_beyond(2)
 def test_inside_it_is_float32(performer: Performer, dim: int, dtype: torch.dtype) -> None:
     case = bare(make_case(dim, 1, 196, dtype))
     result, partial = performer.launch(case, splits=3)

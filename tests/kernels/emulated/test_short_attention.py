@@ -114,7 +114,8 @@ def truth(qkv: Tensor, problem: Problem, scale: float | None = None) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp16"])
 @pytest.mark.parametrize("head_dim", [32, 64])
-@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 50, 64, 65, 145, 196, 197, 198, 256])
+@pytest.mark.parametrize("tokens", [50, 1, 15, 16, 17, 64, 65, 145, 196, 197, 198, 256])
+@pytest.mark.slow_beyond(4)
 def test_result_is_attention(kernel: Kernel, tokens: int, head_dim: int, dtype: torch.dtype) -> None:
     problem = Problem(1, tokens, 1, head_dim, dtype)
     qkv = problem.qkv(tokens)
@@ -135,7 +136,8 @@ def test_every_tile_gives_the_same(kernel: Kernel, tokens: int, tile: int) -> No
     assert torch.equal(out, kernel(qkv, problem))
 
 
-@pytest.mark.parametrize("multiprocessors", [1, 5, 132])
+@pytest.mark.parametrize("multiprocessors", [5, 1, 132])
+@pytest.mark.slow_beyond(1)
 def test_splitting_a_head_over_blocks_changes_nothing(kernel: Kernel, multiprocessors: int) -> None:
     problem = Problem(1, 197, 3, 32)
     qkv = problem.qkv()
