@@ -130,6 +130,7 @@ class GrpcServer:
             self._port.close()
             self._health.ending.set()
             await self._server.stop(grace_seconds)
+            await self._port.end()
 
     def _unary(self, name: str, method: Method) -> Any:
         # Declared as a stream of one message: then it is we who ask for it, once we know who calls.

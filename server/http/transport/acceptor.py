@@ -90,6 +90,11 @@ class Acceptor:
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener)
 
+    def drop_waiting(self) -> None:
+        """Close what waits in the queue for its beginning."""
+        while len(self._queue):
+            self._queue.next().close()
+
     async def wait_closed(self) -> None:
         """Wait until what was accepted is connected."""
         if self._connecting:
@@ -118,6 +123,8 @@ class Acceptor:
             self._evicted()
 
     def _begin_next(self) -> None:
+        if not len(self._queue):  # dropped
+            return
         connection = self._queue.next()
         if _is_gone(connection):
             connection.close()

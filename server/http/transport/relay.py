@@ -33,6 +33,7 @@ class RelayPort:
         self.table, self.listener = table, listener
         self.library = f"milkweed-{secrets.token_hex(8)}"  # the name of its socket
         self.connections: dict[str, RelayedConnection] = {}
+        self.open: set[_End] = set()  # both ends of each
         self.ends = Turns(SECONDS_BETWEEN)
 
     async def start(self) -> None:
@@ -44,22 +45,32 @@ class RelayPort:
         )
 
     def close(self) -> None:
-        """Accept no more; connections go on until either side closes them."""
+        """Accept no more; connections go on until either side closes them, or until `end`."""
         self._acceptor.close()
         self.listener.close()
+
+    async def end(self) -> None:
+        """Close at once what is still connected, and return when it is closed."""
+        self._acceptor.drop_waiting()
+        await self._acceptor.wait_closed()
+        while self.open:
+            for end in tuple(self.open):
+                end.abort()
+            await asyncio.sleep(0)
 
 
 class _End(asyncio.Protocol):
     """One of the two ends of a relayed connection. What it reads, the other sends on, no faster than it is taken."""
 
-    def __init__(self, other: "_End") -> None:
-        self.other = other
+    def __init__(self, port: RelayPort, other: "_End") -> None:
+        self._port, self.other = port, other
         self._transport: asyncio.Transport | None = None
         self._early: list[bytes] = []  # what the other has read before this one is connected
         self.sent = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
+        self._port.open.add(self)
         transport.writelines(self._early)
         self._early.clear()
 
@@ -92,12 +103,18 @@ class _End(asyncio.Protocol):
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._port.open.discard(self)
         self.other.close()
 
     def close(self) -> None:
         """Close once what waits has been taken."""
         if self._transport is not None:
             self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
 
     @property
     def closing(self) -> bool:
@@ -109,8 +126,8 @@ class RelayedConnection(_End):
     """A client's connection, which owes us something unless an answer is being made for it."""
 
     def __init__(self, port: RelayPort) -> None:
-        super().__init__(_End(self))
-        self._port, self._table = port, port.table
+        super().__init__(port, _End(port, self))
+        self._table = port.table
         self._name = ""
         self._answering = 0
         self._late: asyncio.TimerHandle | None = None
@@ -180,9 +197,4 @@ class RelayedConnection(_End):
         self._table.count_closed("not_reading")
         self.abort()
 
-    def abort(self) -> None:
-        """Close at once."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    evict = abort
+    evict = _End.abort

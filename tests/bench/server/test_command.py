@@ -157,11 +157,14 @@ def test_reloads_take_turns_and_memory_is_watched(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("milkweed.bench.server.sections.running_server", running)
     monkeypatch.setattr("milkweed.bench.server.sections.load_version", lambda port, number: loaded.append(number))
     monkeypatch.setattr("milkweed.bench.server.sections.SETTLE_SECONDS", 0.2)
+    monkeypatch.setattr("milkweed.bench.server.subject.SAMPLE_SECONDS", 0.01)
     subject = idle_subject(Request(reloads=3))
     reloading(subject, tmp_path / "bundle", tmp_path / "repository", rate=200)
     (row,) = subject.rows
     assert loaded == ["1", "2", "1"]
     assert (row["reloads"], row["lost"], row["good_failed"]) == (3, 0, 0)
+    assert abs(row["rss_growth"]) < 1
+    assert not {"memory", "timeline", "curve"} & row.keys()
     assert row["statuses"]["200"] > 50
 
 

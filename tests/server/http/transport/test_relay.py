@@ -139,3 +139,26 @@ async def test_a_connection_for_which_there_is_no_file_counts_no_longer(monkeypa
             reader, writer = await connected(port)
             assert await reader.read() == b""
             writer.close()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_nothing_is_open_once_it_has_ended(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what is connected, nor what waits for its beginning."""
+    calls: list[asyncio.StreamWriter] = []
+
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        calls.append(writer)
+        await reader.read(-1)
+        writer.close()
+
+    if not begun:
+        monkeypatch.setattr(relay, "SECONDS_BETWEEN", 2 * HANG_SECONDS)
+    async with relaying(wait) as port:
+        clients = [await connected(port) for _ in range(3)]
+        await until(lambda: len(calls) == 3 if begun else len(port.open) == 2)
+        port.close()
+        await port.end()
+        assert not port.open
+        assert [await reader.read(-1) for reader, _ in clients] == [b""] * 3
+        for _, writer in clients:
+            writer.close()
