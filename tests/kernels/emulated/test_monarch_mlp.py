@@ -15,7 +15,6 @@ from milkweed.kernels.blocked_mlp import (
     TILES,
     BlockedMlp,
     Layer,
-    Norm,
     block_mlp,
     mlp_reference,
     tile_shared_bytes,
@@ -67,7 +66,7 @@ class Problem:
     packed: BlockedMlp
     x: Tensor
     residual: Tensor | None
-    norm: Norm | None
+    norm: tuple[Tensor, Tensor, float] | None
     truth: Tensor
 
 
