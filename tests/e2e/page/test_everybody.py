@@ -45,6 +45,7 @@ def test_page_works_with_the_keyboard_alone(tab: "Page") -> None:
     expect(tab.locator("#choose")).to_be_focused()
 
 
+@pytest.mark.slow_beyond(3)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
     ("names", "options"),
