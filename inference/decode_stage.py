@@ -116,15 +116,15 @@ class DecodeStage:
         errors: dict[int, InputError] = {}
         for place, (image, info) in enumerate(zip(images, infos, strict=True)):
             try:
-                one = self.loader.load([image], [info])
+                batch = self.loader.load([image], [info])
             except Exception:
                 logger.exception("loader %s failed on an image of %d bytes", self.loader.name, len(image))
                 continue
-            if one.ok:
-                pixels.append(one.pixels)
+            if batch.ok:
+                pixels.append(batch.pixels)
                 ok.append(place)
             else:
-                errors[place] = one.errors[0]
+                errors[place] = batch.errors[0]
         return LoadResult(pixels=self._stacked(pixels), ok=ok, errors=errors)
 
     def _stacked(self, pixels: list[Any]) -> "Pixels":

@@ -158,7 +158,7 @@ def damage(bodies: Sequence[bytes], rounds: int) -> Report:
                     "images": len(bad),
                     "decode_refused": sum(decode),
                     "check_refused": sum(check),
-                    "agreed": sum(one == other for one, other in zip(decode, check, strict=True)),
+                    "agreed": sum(decoded == checked for decoded, checked in zip(decode, check, strict=True)),
                     "dali_refused": sum(len(lenient.load(chunk).errors) for chunk in chunks) if lenient else None,
                     **ms,
                 }

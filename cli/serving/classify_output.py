@@ -113,7 +113,8 @@ class AnswerFile:
         if not self._identity:
             self._identity = _identity(answer)
             if self._identity and self._held_identity not in ({}, self._identity):
-                before, after = (one_line(" ".join(one.values())) for one in (self._held_identity, self._identity))
+                identities = (self._held_identity, self._identity)
+                before, after = (one_line(" ".join(identity.values())) for identity in identities)
                 note(f"{self._output} is from here on by {after}, before by {before}")
         result = _result(answer)
         self._note(image, result.get("error"))

@@ -81,7 +81,7 @@ class CandidateEvaluator:
         self.ours = refusal is None
         runtimes = _usable(job, progress, refusal)
         # Our own kernels compute nothing in float32, of which all speeds are multiples.
-        timed = runtimes if any(one.dtype == "float32" for one in runtimes) else [*runtimes, Runtime()]
+        timed = runtimes if any(runtime.dtype == "float32" for runtime in runtimes) else [*runtimes, Runtime()]
         dense = {runtime: SearchCandidate(DENSE, runtime) for runtime in timed}
         times: dict[str, dict[str, float]] = trials.get("dense", lambda: self._times(list(dense.values())))
         runtimes = [runtime for runtime in runtimes if str(dense[runtime]) in times]
@@ -99,7 +99,7 @@ class CandidateEvaluator:
     def measure(self, recipe: Recipe) -> None:
         """Measure a model in the backends that may be fastest; what is on record is not measured again."""
         candidates = [SearchCandidate(recipe, runtime) for runtime in self._runtimes(recipe)]
-        missing = [one for one in candidates if f"measured/{one}" not in self.trials.values]
+        missing = [candidate for candidate in candidates if f"measured/{candidate}" not in self.trials.values]
         for candidate, values in self._evaluated(missing).items() if missing else ():
             self.trials.get(f"measured/{candidate}", lambda values=values: values)  # type: ignore[misc]
         for candidate in candidates:
@@ -193,11 +193,11 @@ class CandidateEvaluator:
             return [Runtime(OURS, "int8")]
         if recipe.quantization is None:
             ours = self.ours and ours_refusal(self.model(recipe), self.baseline.size) is None
-            able = [one for one in self.runtimes if one.backend != OURS or ours]
-            return ([one for one in able if one.backend != "torch"] or able)[:1]
-        graphs = [one for one in self.runtimes if one.backend not in ("torch", OURS)]
-        first: Backend = "openvino" if any(one.backend == "openvino" for one in graphs) else "onnxruntime"
-        same = [one for one in graphs if one.backend == first]
+            able = [runtime for runtime in self.runtimes if runtime.backend != OURS or ours]
+            return ([runtime for runtime in able if runtime.backend != "torch"] or able)[:1]
+        graphs = [runtime for runtime in self.runtimes if runtime.backend not in ("torch", OURS)]
+        first: Backend = "openvino" if any(runtime.backend == "openvino" for runtime in graphs) else "onnxruntime"
+        same = [runtime for runtime in graphs if runtime.backend == first]
         return same[:1] if recipe.tokens.merging else same  # merging changes nothing in which of them is the fastest
 
     def _evaluated(self, candidates: Sequence[SearchCandidate]) -> dict[SearchCandidate, dict[str, Any]]:
@@ -206,9 +206,9 @@ class CandidateEvaluator:
             forwards = self._forwards(candidates, opened)
             self.progress.step(f"timing and evaluating {candidates[0].recipe}", 0, 1)
             # A trained model computes what it did before: only noise could make it faster or slower.
-            untrained = {one: replace(one, recipe=replace(one.recipe, distilled=False)) for one in forwards}
-            ms = {one: self.measured[twin].ms for one, twin in untrained.items() if twin in self.measured}
-            ms |= self._beside_base({one: forward for one, forward in forwards.items() if one not in ms}, opened)
+            untrained = {model: replace(model, recipe=replace(model.recipe, distilled=False)) for model in forwards}
+            ms = {candidate: self.measured[twin].ms for candidate, twin in untrained.items() if twin in self.measured}
+            ms |= self._beside_base({model: forward for model, forward in forwards.items() if model not in ms}, opened)
             values = {}
             for candidate, forward in forwards.items():
                 answers = log_probabilities(forward, self.baseline.held_out.batches)
@@ -287,10 +287,10 @@ def _usable(job: SearchJob, progress: Progress, ours_refusal: str | None) -> lis
         BackendError: none of those that were asked for is installed.
     """
     runtimes, refused = find_candidates("auto", "auto", CPU)
-    usable = [one for one in runtimes if not job.backends or one.backend in job.backends]
+    usable = [runtime for runtime in runtimes if not job.backends or runtime.backend in job.backends]
     missing = "; ".join(refused[name] for name in job.backends if name in refused)
     if ours_refusal is not None:
-        usable = [one for one in usable if one.backend != OURS]
+        usable = [runtime for runtime in usable if runtime.backend != OURS]
         if not usable:
             raise BackendError(missing or f"{RUNTIMES[OURS]}: {ours_refusal}")
         if not missing and (not job.backends or OURS in job.backends):

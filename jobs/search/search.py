@@ -90,7 +90,7 @@ class Search:
         self._measure(exact)
         kl = self._quantizations(exact)
         best = replace(exact, quantization=self._best_quantization(exact, kl))
-        over = min((one.bytes for one in self._measurements(best)), default=0) - (self.job.target.bytes or inf)
+        over = min((model.bytes for model in self._measurements(best)), default=0) - (self.job.target.bytes or inf)
         if over > 0:  # merging tokens saves no bytes
             self._narrower(best, int(over))
         else:
@@ -136,7 +136,7 @@ class Search:
                 self.progress.note(f"without {config}: {error}")
                 continue
             if measured := self._measurements(recipe):
-                kl[config] = min(one.quality.kl.value for one in measured)
+                kl[config] = min(model.quality.kl.value for model in measured)
         if kl and int8_instructions() is None and not self.evaluator.ours:
             self.progress.note("this CPU has no products of int8, such as VNNI: int8 saves bytes, but hardly time")
         return kl
@@ -147,7 +147,7 @@ class Search:
             return min(kl, key=lambda config: kl[config], default=None)
         close = [config for config in kl if kl[config] <= max(ENOUGH_KL, min(kl.values()))]
         recipes = {config: replace(exact, quantization=config) for config in (None, *close)}
-        by_model = {one: config for config, recipe in recipes.items() for one in self._measurements(recipe)}
+        by_model = {model: config for config, recipe in recipes.items() for model in self._measurements(recipe)}
         return by_model[fastest(list(by_model), self.evaluator.dense)]
 
     def _mergeable(
@@ -176,7 +176,7 @@ class Search:
             self.progress.step("token schedules", at + 1, len(plans))
         kept: list[TokenPlan] = []
         for plan in sorted(plans, key=lambda plan: (cost[plan], kl[plan])):
-            if kl[plan] < min([MOST_KL, *(kl[one] for one in kept)]):
+            if kl[plan] < min([MOST_KL, *(kl[earlier] for earlier in kept)]):
                 kept.append(plan)
         return {plan: cost[plan] for plan in reversed(kept)}
 
@@ -231,7 +231,7 @@ class Search:
 
     def _speedup(self, recipe: Recipe) -> float:
         """The speedup of a recipe over the dense model, in its fastest backend."""
-        return max((speedup(one, self.evaluator.dense) for one in self._measurements(recipe)), default=0.0)
+        return max((speedup(model, self.evaluator.dense) for model in self._measurements(recipe)), default=0.0)
 
     def _measurements(self, recipe: Recipe) -> list[MeasuredCandidate]:
         return [measured for candidate, measured in self.evaluator.measured.items() if candidate.recipe == recipe]
@@ -257,8 +257,8 @@ class Search:
         chosen = self.evaluator.measured[self._pick()]
         place = ordered.index(chosen) if chosen in ordered else 0
         by_model = {measured: candidate.recipe for candidate, measured in self.evaluator.measured.items()}
-        near = [by_model[one] for one in ordered[max(0, place - DISTILLED + 1) : place + 1]]
-        for recipe in dict.fromkeys(one for one in near if one.tokens.merging or one.widths != FULL_WIDTH):
+        near = [by_model[model] for model in ordered[max(0, place - DISTILLED + 1) : place + 1]]
+        for recipe in dict.fromkeys(recipe for recipe in near if recipe.tokens.merging or recipe.widths != FULL_WIDTH):
             trained = replace(recipe, distilled=True)
             if not self.evaluator.weights_file(trained).exists():
                 distil(self.evaluator, trained, self.progress)

@@ -74,21 +74,21 @@ def pick(models: Sequence[MeasuredCandidate], dense: MeasuredCandidate, target: 
         TargetError: none does.
     """
     if target.bytes is not None:
-        kept = [one for one in models if one.bytes <= target.bytes]
-        return _nearest(kept) or _refuse(f"{target.bytes:,} bytes", models, lambda one: one.bytes, "bytes")
-    faster = [one for one in models if speedup(one, dense) >= 1]
+        kept = [model for model in models if model.bytes <= target.bytes]
+        return _nearest(kept) or _refuse(f"{target.bytes:,} bytes", models, lambda model: model.bytes, "bytes")
+    faster = [model for model in models if speedup(model, dense) >= 1]
     if target.drop is not None:
-        kept = [one for one in faster if one.quality.change.low >= -target.drop]
+        kept = [model for model in faster if model.quality.change.low >= -target.drop]
         if kept:
             return fastest(kept, dense)
-        best = max(faster, key=lambda one: one.quality.change.low, default=None)
+        best = max(faster, key=lambda model: model.quality.change.low, default=None)
         raise TargetError(_no_drop(target.drop, best))
     if target.speedup is not None:
-        kept = [one for one in faster if speedup(one, dense) >= target.speedup]
+        kept = [model for model in faster if speedup(model, dense) >= target.speedup]
         if not kept:
             raise TargetError(_no_speed(f"a speedup of {target.speedup:g} over dense", faster, dense))
     else:
-        kept = [one for one in faster if max(one.ms.values()) <= (target.ms or 0)]
+        kept = [model for model in faster if max(model.ms.values()) <= (target.ms or 0)]
         if not kept:
             raise TargetError(_no_speed(f"{target.ms:g} ms/image", faster, dense))
     nearest = _nearest(kept)
@@ -98,8 +98,9 @@ def pick(models: Sequence[MeasuredCandidate], dense: MeasuredCandidate, target: 
 
 def fastest(models: Sequence[MeasuredCandidate], dense: MeasuredCandidate) -> MeasuredCandidate:
     """Return the model with the least KL among those that are about as fast as the fastest one."""
-    most = max(speedup(one, dense) for one in models)
-    return min((one for one in models if AS_FAST * speedup(one, dense) >= most), key=lambda one: one.quality.kl.value)
+    most = max(speedup(model, dense) for model in models)
+    as_fast = [model for model in models if AS_FAST * speedup(model, dense) >= most]
+    return min(as_fast, key=lambda model: model.quality.kl.value)
 
 
 def speedup(model: MeasuredCandidate, dense: MeasuredCandidate) -> float:
@@ -108,7 +109,7 @@ def speedup(model: MeasuredCandidate, dense: MeasuredCandidate) -> float:
 
 
 def _nearest(models: Sequence[MeasuredCandidate]) -> MeasuredCandidate | None:
-    return min(models, key=lambda one: one.quality.kl.value, default=None)
+    return min(models, key=lambda model: model.quality.kl.value, default=None)
 
 
 def _refuse(
@@ -124,7 +125,7 @@ def _refuse(
 def _no_speed(target: str, models: Sequence[MeasuredCandidate], dense: MeasuredCandidate) -> str:
     if not models:
         return f"{target} cannot be reached: none of the models is faster than the dense one"
-    best = max(models, key=lambda one: speedup(one, dense))
+    best = max(models, key=lambda model: speedup(model, dense))
     slowest = max(best.ms.values())
     return (
         f"{target} cannot be reached: the fastest of {len(models)} models has a speedup of "

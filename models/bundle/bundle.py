@@ -181,7 +181,7 @@ def _check_tensors(expected: Mapping[str, Tensor], entries: Mapping[str, Tensor 
     for key, tensor in expected.items():
         if tuple(entries[key].shape) != tuple(tensor.shape):
             raise BundleError(f"{key} has shape {list(entries[key].shape)}, the model needs {list(tensor.shape)}")
-        dtype, needed = (str(one.dtype).removeprefix("torch.") for one in (entries[key], tensor))
+        dtype, needed = (str(either.dtype).removeprefix("torch.") for either in (entries[key], tensor))
         if dtype != needed:
             raise BundleError(f"{key} is {dtype}, the model needs {needed}")
 

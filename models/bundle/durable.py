@@ -24,10 +24,10 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(first: Path, second: Path) -> bool:
     """Exchange two paths atomically, so that both exist at any time; False where that is not possible.
 
     It works on Linux alone, and not on every file system: not on NFS.
     """
     rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
-    return rename is not None and rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0
+    return rename is not None and rename(_HERE, os.fsencode(first), _HERE, os.fsencode(second), _EXCHANGE) == 0

@@ -82,7 +82,7 @@ class Calibration:
 
     def rearranged(self, arrangements: Sequence[Arrangement]) -> "Calibration":
         """The calibration of the model after its hidden units have moved."""
-        moved = {f"{one.mlp}.fc2": one.order for one in arrangements}
+        moved = {f"{arrangement.mlp}.fc2": arrangement.order for arrangement in arrangements}
         fitted, held_out = (
             {name: permuted(inputs, moved[name]) if name in moved else inputs for name, inputs in part.items()}
             for part in (self.fitted, self.held_out)

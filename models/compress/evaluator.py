@@ -66,7 +66,7 @@ def measured_change(
         batches: normalised images (B, 3, H, W), and their classes where they are known; at least one image.
     """
     results = [(answers(reference, [images]), answers(model, [images]), classes) for images, classes in batches]
-    before, after = torch.cat([one[0] for one in results]), torch.cat([one[1] for one in results])
+    before, after = torch.cat([result[0] for result in results]), torch.cat([result[1] for result in results])
     known = [classes for _, _, classes in results if classes is not None]
     evaluator = Evaluator((), torch.cat(known) if len(known) == len(results) else None, before)
     return evaluator.before, evaluator.of_answers(after)

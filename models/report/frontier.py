@@ -136,10 +136,10 @@ class Frontier:
     @property
     def peer(self) -> FrontierModel | None:
         """The fastest dense model in bfloat16 by another backend than milkweed's; None where none was measured."""
-        peers = (one for one in self.models if one.name == "dense" and one.computed_by.endswith("bfloat16"))
+        peers = (model for model in self.models if model.name == "dense" and model.computed_by.endswith("bfloat16"))
         return min(
-            (one for one in peers if not one.computed_by.startswith("milkweed")),
-            key=lambda one: one.ms[self.batches[0]],
+            (model for model in peers if not model.computed_by.startswith("milkweed")),
+            key=lambda model: model.ms[self.batches[0]],
             default=None,
         )
 
@@ -190,7 +190,7 @@ Ranked = TypeVar("Ranked", bound=HasLatency)
 def pareto_frontier(models: Sequence[Ranked], batch: int) -> list[Ranked]:
     """Return the models that no other one beats in both milliseconds and KL, the fastest first."""
     kept: list[Ranked] = []
-    for model in sorted(models, key=lambda one: (one.ms[batch], one.quality.kl.value)):
+    for model in sorted(models, key=lambda model: (model.ms[batch], model.quality.kl.value)):
         if not kept or model.quality.kl.value < kept[-1].quality.kl.value:
             kept.append(model)
     return kept

@@ -102,7 +102,7 @@ def _schema_name(schema: Mapping[str, Any]) -> str:
         return str(schema["$ref"]).rsplit("/", 1)[-1]
     for word in ("anyOf", "oneOf"):
         if word in schema:
-            return " or ".join(_schema_name(one) for one in schema[word])
+            return " or ".join(_schema_name(alternative) for alternative in schema[word])
     kind = str(schema.get("format") or schema.get("type", ""))
     ends = [str(schema[end]) for end in ("minimum", "maximum") if end in schema]
     limits = f" from {ends[0]}" + (f" to {ends[1]}" if len(ends) > 1 else "") if "minimum" in schema else ""

@@ -60,7 +60,7 @@ class ModelLifecycle:
         """Why a bundle of a name and number could not be served when it was last tried."""
         self._key_numbers = itertools.count(1)
         self.leases = ModelLeases(self._released)
-        """Of the models that requests use, which are not freed meanwhile."""
+        """Which models requests use: none of these is freed meanwhile."""
         self._unloading: dict[str, asyncio.Task[None]] = {}
         self._changing = asyncio.Lock()
         self._opener = _new_opener()

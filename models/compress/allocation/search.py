@@ -208,7 +208,7 @@ class AllocationSearch:
     def _probe(self, name: str, share: float) -> LayerFit:
         """A quick fit with nearly that share of the dense weights, to measure sensitivity with; made once."""
         structures = [candidate.structure for candidate in self._candidates[name]]
-        structure = min(structures, key=lambda one: abs(one.weight_count / one.dense_weight_count - share))
+        structure = min(structures, key=lambda fit: abs(fit.weight_count / fit.dense_weight_count - share))
         if (name, structure) not in self._probes:
             request = self._request(name, structure)
             self._probes[name, structure] = fit_layer(request, ridge=self.ridge, sweeps=PROBE_SWEEPS)

@@ -75,9 +75,11 @@ def arrange_hidden_units(
     arrangements = each_on_one_thread(
         lambda name: _best_arrangement(model, name, statistics, nblocks), mlps, progress=progress
     )
-    kept = tuple(one for one in arrangements if one.after < (1 - LEAST_GAIN) * one.before)
-    for one in kept:
-        apply_arrangement(model, one)
+    kept = tuple(
+        arrangement for arrangement in arrangements if arrangement.after < (1 - LEAST_GAIN) * arrangement.before
+    )
+    for arrangement in kept:
+        apply_arrangement(model, arrangement)
     return kept
 
 

@@ -90,7 +90,7 @@ class FusionReport:
     @property
     def fallback_counts(self) -> dict[str, int]:
         """Number of fallbacks of every kind."""
-        return {kind: sum(one.kind == kind for one in self.fallbacks) for kind in FALLBACK_KINDS}
+        return {kind: sum(fallback.kind == kind for fallback in self.fallbacks) for kind in FALLBACK_KINDS}
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""

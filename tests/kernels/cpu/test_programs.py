@@ -214,7 +214,7 @@ MISTAKES = {f"ViT: {name}": (VITS["merged Monarch"], change) for name, change in
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_more_than_rounding(mistake: str) -> None:
-    """By one instruction set: what a program says and a kernel could overlook is no matter of instructions."""
+    """One instruction set is enough: whether a kernel obeys what a program says does not depend on the instructions."""
     make, change = MISTAKES[mistake]
     program, isa = make(), supported_sets()[0]
     images = images_of(program, 3)
