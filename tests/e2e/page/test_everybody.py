@@ -14,6 +14,8 @@ from milkweed.models import load_bundle, save_bundle
 
 from .tab import AIRPLANE, SHIP, expect, expect_classes, expect_text, pick
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 

@@ -15,6 +15,8 @@ from milkweed.server.security.keys import key_block
 
 from .tab import AIRPLANE, SHIP, answering, expect, expect_classes, expect_text, list_models, pick
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
