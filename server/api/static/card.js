@@ -2,6 +2,7 @@
 
 import { classify } from "./classify.js";
 import { make } from "./elements.js";
+import { labelInWords } from "./models.js";
 import { inBytes, inMs, inPercent } from "./units.js";
 
 const PREVIEW_PX = 240_000;
@@ -121,7 +122,8 @@ function failureParts({ isPassing, message, detail }, askAgain) {
 function answerParts({ predictions, ...times }) {
   const rows = predictions.map(({ label, score }) => {
     const bar = make("i", [], { style: { backgroundSize: `max(2px, ${score * 100}%)` } });
-    return make("li", [make("span.clip", label, { title: label }), make("span", inPercent(score)), bar]);
+    const words = labelInWords(label);
+    return make("li", [make("span.clip", words, { title: words }), make("span", inPercent(score)), bar]);
   });
   return [make("ol.classes", rows), ...(times.totalMs === null ? [] : stageParts(times))];
 }

@@ -48,7 +48,7 @@ function factsOf(model) {
     ["input", [preprocess.size], (side) => `${side} × ${side} px`],
     ["runs on", [device], (device) => `${device}, ${graph && graph !== dtype ? `${graph} and ` : ""}${dtype}`],
     ...sizesOf([model]),
-    ["size beside dense", [isCompressed(model) && dense > 0 ? resident / dense : null], inPercent],
+    ["size beside dense", [isCompressed(model) && resident < dense ? resident / dense : null], inPercent],
   ];
 }
 

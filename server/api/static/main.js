@@ -6,7 +6,7 @@ import { showFacts } from "./facts.js";
 import { showClaims, showFront } from "./front.js";
 import { openIntake } from "./intake.js";
 import { followMetrics } from "./live.js";
-import { counterpart, knowsInWords, withLabels } from "./models.js";
+import { counterpart, knowsInWords, labelInWords, withLabels } from "./models.js";
 import { Refusal, ask, keyInUse } from "./server.js";
 import { inPercent } from "./units.js";
 
@@ -68,20 +68,23 @@ function showProgress() {
   find("progress").textContent = `${done.length} of ${cards.length}${inFailed}`;
   find("again").hidden = document.querySelectorAll(".answer button").length < 2;
   if (done.length < cards.length || !cards.length) say("spoken", "");
-  else say("spoken", cards.length === 1 ? inShort(cards[0]) : `${cards.length} photos are done${inFailed}.`);
+  else {
+    say("spoken", cards.length === 1 ? inShort(cards[0]) : `${cards.length} photos are done${inFailed}.`);
+    look(); // so that the live figures have these photos at once
+  }
   if (models.length) showFacts(find("facts"), chosen(), cards);
 }
 
 function inShort({ name, answers }) {
   const texts = answers.map(({ predictions, failure }) =>
-    failure ? failure.message : `${predictions[0].label}, ${inPercent(predictions[0].score)}`,
+    failure ? failure.message : `${labelInWords(predictions[0].label)}, ${inPercent(predictions[0].score)}`,
   );
   return `${name}: ${answers[0].failure ? texts[0] : texts.join("; beside it ")}`;
 }
 
 function showModels() {
   const [model, beside] = chosen();
-  find("about-name").textContent = beside ? "Side by side" : "Model";
+  find("about-name").textContent = beside ? "Side by side" : models.length > 1 ? "Model" : `Model ${model.label}`;
   find("knows").textContent = knowsInWords(model);
   showClaims(find("claims"), chosen());
   showFront(find("front"), chosen());
@@ -114,7 +117,7 @@ async function loadModels() {
   const gone = before.map(({ label }) => label).filter((label) => !labels.includes(label));
   fillSelect(find("model"), labels);
   fillSelect(find("beside"), ["", ...labels], before.length ? undefined : counterpart(models[0], models)?.label);
-  find("beside-choice").hidden = models.length < 2;
+  for (const choice of ["model-choice", "beside-choice"]) find(choice).hidden = models.length < 2;
   say("gone", gone.length ? `${gone.join(", ")}: not served any more.` : "");
   showModels();
   const versions = (some) => some.map(({ label, version }) => `${label} ${version}`).join();

@@ -23,8 +23,14 @@ export function counterpart(model, models) {
   );
 }
 
+/** A label as people write it; many lists of labels have underscores for spaces. */
+export function labelInWords(label) {
+  return label.replaceAll("_", " ");
+}
+
 /** What a model can answer, in a sentence, where its classes are few enough to read. */
 export function knowsInWords({ label, labels }) {
   if (!labels || labels.length > MAX_CLASSES_IN_WORDS) return "";
-  return `${label} knows ${labels.join(", ")}: whatever a photo shows, it answers with these.`;
+  const known = labels.map(labelInWords).join(", ");
+  return `${label} knows ${known}. Whatever else a photo shows, it answers with the nearest of these, and may be sure of it.`;
 }

@@ -91,7 +91,8 @@ def visited(
     origin = urlsplit(url).netloc
     assert not [request for request in requests if urlsplit(request.removeprefix("blob:")).netloc != origin]
     assert violations == []
-    assert not [error for error in errors if not error.startswith("Failed to load resource")]
+    unknown = [error for error in errors if not error.startswith("Failed to load resource")]
+    assert not unknown, unknown
 
 
 def pick(tab: "Page", **photos: bytes) -> None:

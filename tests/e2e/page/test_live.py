@@ -7,7 +7,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from .tab import SHIP, answering, expect, figure
+from .tab import SHIP, answering, expect, figure, pick
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -40,6 +40,17 @@ def test_the_live_strip_says_what_metrics_say(page: "Page", pair: Any) -> None:
     page.clock.fast_forward(5100)
     expect(page.locator("#live-note")).to_have_text(re.compile("/metrics answers 404 here"))
     expect(page.locator("#live")).to_be_hidden()
+
+
+def test_the_first_photo_is_in_the_figures_at_once(page: "Page") -> None:
+    page.clock.install(time=0)
+    page.reload()
+    expect(figure(page, "memory")).to_have_text(re.compile("B$"))
+    with page.expect_response("**/metrics"):
+        page.clock.pause_at(60_000)
+    page.clock.run_for(100)  # of the 5,000 after which it would look again
+    pick(page, a=SHIP)
+    expect(figure(page, "images/batch")).to_have_text("1.0")
 
 
 def test_a_scrape_is_read_as_prometheus_reads_it(page: "Page", pair: Any) -> None:

@@ -98,11 +98,28 @@ def test_many_photos_a_few_at_a_time(page: "Page") -> None:
 def test_what_a_model_knows_is_said_where_it_is_little(page: "Page", models: Any) -> None:
     for name in ("monarch", "other"):
         page.select_option("#model", name)
-        expect(page.locator("#knows")).to_contain_text(f"{name} knows {', '.join(models[name]['labels'])}:")
+        known = ", ".join(models[name]["labels"])
+        expect(page.locator("#knows")).to_contain_text(f"{name} knows {known}. Whatever else a photo shows")
     list_models(page, {**models["other"], "labels": None})
     page.reload()
     expect(page.locator("#state")).to_have_text("ready")
     expect(page.locator("#knows")).to_be_hidden()
+
+
+def test_one_model_has_no_list_and_its_labels_are_words(page: "Page", models: Any) -> None:
+    sizes = {"resident": 103, "dense_equivalent": 100, "on_disk": 103}
+    list_models(page, {**models["fast"], "labels": ["great_white_shark"], "parameter_bytes": sizes})
+    page.reload()
+    expect(page.locator("#state")).to_have_text("ready")
+    for choice in ("#model-choice", "#beside-choice"):
+        expect(page.locator(choice)).to_be_hidden()
+    expect(page.locator("#about-name")).to_have_text("Model fast")
+    expect(page.locator("#knows")).to_contain_text("great white shark")
+    expect(page.locator("#facts")).not_to_contain_text("beside dense")  # it is larger
+    page.route("**/classify?*", lambda route: route.fulfill(body=BODY.replace('"label": "a"', '"label": "a_b"')))
+    pick(page, a=SHIP)
+    expect_text(page, ".classes", "^a b")
+    expect(page.locator("#spoken")).to_have_text("a.png: a b, 100 %")
 
 
 def test_versions_of_one_name_are_told_apart(page: "Page", models: Any) -> None:
