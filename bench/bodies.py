@@ -15,10 +15,10 @@ def photos(folder: Path, limit: int | None = None) -> list[bytes]:
     Raises:
         ValueError: there is none.
     """
-    found = sorted(path for path in folder.glob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-    if not found:
+    paths = sorted(path for path in folder.glob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    if not paths:
         raise ValueError(f"no JPEG in {folder}: expected *.jpg or *.jpeg")
-    return [path.read_bytes() for path in found[:limit]]
+    return [path.read_bytes() for path in paths[:limit]]
 
 
 def made_jpegs(count: int) -> list[bytes]:

@@ -19,15 +19,15 @@ def label_ends(axis: Any, labels: Sequence[Label]) -> None:
     scale = drawn.dpi / _POINTS_PER_INCH
     places = [axis.transData.transform(label[:2]) for label in labels]
     # Left, right and height of what has its place already.
-    taken = [(x - _BESIDE_PT * scale, x + _BESIDE_PT * scale, y) for x, y in places]
-    for (left, height), (x, y, text, color) in sorted(zip(places, labels, strict=True), key=lambda each: each[0][1]):
+    spans = [(x - _BESIDE_PT * scale, x + _BESIDE_PT * scale, y) for x, y in places]
+    for (left, height), (x, y, text, color) in sorted(zip(places, labels, strict=True), key=lambda pair: pair[0][1]):
         begin, free = left + _BESIDE_PT * scale, height
         end = begin + _LETTER * _LABEL_PT * len(text) * scale
         line = _LINE * _LABEL_PT * scale
         near = 0.99 * line  # a whole line away is free, whatever the last bit says
-        while hit := [place for low, high, place in taken if low < end and begin < high and abs(place - free) < near]:
+        while hit := [place for low, high, place in spans if low < end and begin < high and abs(place - free) < near]:
             free = max(hit) + line
-        taken.append((begin, end, free))
+        spans.append((begin, end, free))
         axis.annotate(
             text,
             (x, y),

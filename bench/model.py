@@ -161,7 +161,7 @@ def measure(pair: Pair, seconds: float) -> dict[str, Any]:
     """
     dense, monarch = pair.dense().double(), pair.monarch().double()
     spent = in_turns({"dense": pair.dense, "monarch": pair.monarch}, LEAST_ROUNDS, seconds)
-    sides = {side: _timing(found) for side, found in spent.items()}
+    sides = {side: _timing(rounds) for side, rounds in spent.items()}
     return {
         **{name: getattr(pair, name) for name in ("what", "name", "dtype", "images")},
         "rounds": len(spent["dense"]),

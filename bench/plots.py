@@ -158,8 +158,8 @@ def kernels(document: Document) -> Any:
     for (family, members), mark in zip(points.items(), "os^D", strict=False):
         axis.plot(*zip(*(point[:2] for point in members), strict=True), mark, ms=7, color=colours[family], label=family)
     crowded = sum(map(len, points.values())) > 12  # then only the leftmost and the rightmost have room for names
-    named = {name: {min(found), max(found)} if crowded else found for name, found in points.items()}
-    label_ends(axis, [(*point, colours[family]) for family, found in named.items() for point in found])
+    named = {name: {min(members), max(members)} if crowded else members for name, members in points.items()}
+    label_ends(axis, [(*point, colours[family]) for family, members in named.items() for point in members])
     settings = document["settings"]
     device = document["device"].get("device") or document["machine"]["processor"]
     threads = f", {counted(settings['threads'], 'thread')}" if "threads" in settings else ""
@@ -252,11 +252,11 @@ def _over_time(axis: Any, row: Mapping[str, Any]) -> None:
     """What became of the requests of each half second, stacked; the line is the p99 of those accepted."""
     bins = row["timeline"]
     width = bins[1]["at"] - bins[0]["at"] if len(bins) > 1 else 1.0
-    middles, base = [found["at"] + width / 2 for found in bins], [0.0] * len(bins)
+    middles, base = [slot["at"] + width / 2 for slot in bins], [0.0] * len(bins)
     colours = {"200": GREEN, "503": ORANGE, "429": SKY, "504": RED, "timeout": PINK}
-    names = {name for found in bins for name in found["statuses"]}
+    names = {name for slot in bins for name in slot["statuses"]}
     for name in sorted(names, key=lambda name: (name != "200", name)):
-        heights = [found["statuses"].get(name, 0) / width for found in bins]
+        heights = [slot["statuses"].get(name, 0) / width for slot in bins]
         axis.bar(middles, heights, width * 0.95, base, color=colours.get(name, MUTED), label=name)
         base = [below + height for below, height in zip(base, heights, strict=True)]
     axis.set_ylim(0, 1.35 * max(base))
@@ -266,7 +266,7 @@ def _over_time(axis: Any, row: Mapping[str, Any]) -> None:
     axis.legend(loc="upper left", ncols=6, fontsize=10, handlelength=1)
     right = axis.twinx()
     right.grid(visible=False)
-    accepted = [(at, found["p99_ms"]) for at, found in zip(middles, bins, strict=True) if found["p99_ms"] is not None]
+    accepted = [(at, slot["p99_ms"]) for at, slot in zip(middles, bins, strict=True) if slot["p99_ms"] is not None]
     if accepted:
         right.plot(*zip(*accepted, strict=True), color=INK, lw=1.4, marker=".", ms=4)
     right.set_ylim(0, max([row["timeout_ms"], *(ms for _, ms in accepted)]) * 1.35)

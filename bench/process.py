@@ -71,10 +71,10 @@ def running_server(
     Raises:
         RuntimeError: it did not start in START_SECONDS, with the last that it printed; or it did not end.
     """
-    given = {"host": "127.0.0.1", **(settings or {})}
-    given["port"] = int(given.get("port", 0)) or free_port()
-    command = [sys.executable, "-c", prelude + _SERVE, str(bundle or ""), json.dumps(given)]
-    url = f"http://{host_of((given['host'], given['port']))}"
+    all_settings = {"host": "127.0.0.1", **(settings or {})}
+    all_settings["port"] = int(all_settings.get("port", 0)) or free_port()
+    command = [sys.executable, "-c", prelude + _SERVE, str(bundle or ""), json.dumps(all_settings)]
+    url = f"http://{host_of((all_settings['host'], all_settings['port']))}"
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     failure = f"the server did not start with bundle {bundle}"
     with running_process(command, url + "/readyz", failure, OUR_END_SECONDS, env=environment, stdin=PIPE) as process:
@@ -138,8 +138,8 @@ def stage_cpu_seconds(url: str) -> dict[str, float]:
     """CPU seconds by stage since the server's start, from its metrics."""
     with urllib.request.urlopen(url + "/metrics") as answer:
         text = answer.read().decode()
-    found = re.findall(r'^milkweed_stage_cpu_seconds_total\{stage="(\w+)"\} (\S+)', text, re.MULTILINE)
-    return {stage: float(value) for stage, value in found}
+    samples = re.findall(r'^milkweed_stage_cpu_seconds_total\{stage="(\w+)"\} (\S+)', text, re.MULTILINE)
+    return {stage: float(value) for stage, value in samples}
 
 
 @dataclass(frozen=True)

@@ -104,15 +104,15 @@ def measure_each(names: list[str], bundle: Path) -> list[dict[str, Any]]:
                 target.ask("POST", "/classify", make_jpeg(60_000))
             before = seen.rss_bytes()
             with seen.watching(), attacker([name], target) as process:
-                found = json.loads(process.communicate()[0])
+                report = json.loads(process.communicate()[0])
             row = {
                 "attack": name,
-                "seconds": round(found["seconds"], 2),
+                "seconds": round(report["seconds"], 2),
                 "livez_seconds": round(seen.slowest_probe_seconds, 2),
                 "probes": seen.probes,
                 "peak_mb": round((max(seen.memory) - before) / 1e6),
                 "left_mb": round((seen.rss_bytes() - before) / 1e6),
-                "outcomes": found["outcomes"],
+                "outcomes": report["outcomes"],
             }
         rows.append(row)
         line = "{attack:16} {seconds:7} s  livez {livez_seconds:6} s  peak +{peak_mb:5} MB  left +{left_mb:5} MB  "
@@ -124,22 +124,22 @@ def measure_files(folders: list[Path], bundle: Path) -> dict[str, Any]:
     """Send every file of some folders between two good photographs, whose answers must not change by a bit."""
     good, rows = make_jpeg(60_000), []
     with attacked(bundle, ALL_FORMATS) as (target, seen):
-        wanted = _post(target, good, good)[1]["results"]
-        found_in = {path: folder for folder in folders for path in folder.rglob("*") if path.is_file()}
-        for path, folder in sorted(found_in.items()):
+        expected = _post(target, good, good)[1]["results"]
+        folder_of = {path: folder for folder in folders for path in folder.rglob("*") if path.is_file()}
+        for path, folder in sorted(folder_of.items()):
             body, before = path.read_bytes(), seen.rss_bytes()
             seen.memory[:], began = [before], time.monotonic()
             with seen.watching():
-                status, found = _post(target, body)
+                status, answer = _post(target, body)
                 seconds = time.monotonic() - began
             together = _post(target, good, body, good)[1].get("results", [])
             row = {
                 "file": str(path.relative_to(folder)),
                 "status": status,
-                "code": found.get("error", {}).get("code"),
+                "code": answer.get("error", {}).get("code"),
                 "seconds": round(seconds, 3),
                 "mb": round((max(seen.memory) - before) / 1e6),
-                "neighbours_same": [together[0], together[2]] == wanted if len(together) == 3 else None,
+                "neighbours_same": [together[0], together[2]] == expected if len(together) == 3 else None,
             }
             rows.append(row)
     return {
@@ -202,12 +202,12 @@ def attack(names: list[str], target: Target, seconds: float) -> dict[str, Any]:
     os.nice(19)
     bodies = {name: KNOWN[name].body() for name in names}
     began, rounds = time.monotonic(), 0
-    found: dict[str, Counter[str]] = {}
+    outcomes: dict[str, Counter[str]] = {}
     while not rounds or time.monotonic() < began + seconds:
         for name in names:
-            found.setdefault(name, Counter()).update(KNOWN[name].run(target, bodies[name]))
+            outcomes.setdefault(name, Counter()).update(KNOWN[name].run(target, bodies[name]))
         rounds += 1
-    return {"seconds": time.monotonic() - began, "rounds": rounds, "outcomes": found}
+    return {"seconds": time.monotonic() - began, "rounds": rounds, "outcomes": outcomes}
 
 
 def main() -> None:
@@ -232,11 +232,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bundle = tiny_bundle(Path(folder) / "wide", CLASSES)
         if options.files:
-            document["files"] = found = measure_files(options.files, bundle)
-            print(json.dumps(found, indent=1))
+            document["files"] = report = measure_files(options.files, bundle)
+            print(json.dumps(report, indent=1))
         elif options.soak:
-            document["soak"] = found = soak(options.soak, bundle, names, options.idle)
-            print(json.dumps(found, indent=1))
+            document["soak"] = report = soak(options.soak, bundle, names, options.idle)
+            print(json.dumps(report, indent=1))
         else:
             document["each"] = measure_each(names, bundle)
     if out is not None:

@@ -139,12 +139,12 @@ def _leave(target: Target, slow: bytes) -> Counter[str]:
 
 def _odd_heads(target: Target, photograph: bytes) -> Counter[str]:
     """Send heads that servers read in different ways, and find the first status of each answer."""
-    found: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     for what, head in payloads.ODD.items():
         with socket.create_connection((target.host, target.port), ANSWER_SECONDS) as connection:
             connection.sendall(head % len(photograph) + photograph)
-            found[f"{what} {connection.recv(4096)[9:12].decode('latin-1')}"] += 1
-    return found
+            outcomes[f"{what} {connection.recv(4096)[9:12].decode('latin-1')}"] += 1
+    return outcomes
 
 
 def _held_calls(target: Target, message: bytes, count: int) -> Counter[str]:

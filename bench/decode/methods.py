@@ -26,13 +26,13 @@ Made = TypeVar("Made")
 
 def made(makers: Mapping[str, Callable[[], Made]]) -> tuple[dict[str, Made], dict[str, str]]:
     """What can be made here, and on one line why the others cannot."""
-    found, skipped = {}, {}
+    working, skipped = {}, {}
     for name, make in makers.items():
         try:
-            found[name] = make()
+            working[name] = make()
         except MISSING as error:
             skipped[name] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
-    return found, skipped
+    return working, skipped
 
 
 def our_loaders(threads: int) -> tuple[dict[str, Loader], dict[str, str]]:

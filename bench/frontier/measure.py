@@ -59,10 +59,12 @@ class Bench:
         """Measure the dense model, the rivals and our bundles; what cannot be measured is a row that says why."""
         for rival in (DENSE, *rivals):
             for backend in rival.backends:
-                found = [each for each in self._candidates if each.backend == backend]  # the fastest type first
-                for candidate in sorted(found, key=lambda each: each != BASE) if rival.all_types else found[:1]:
+                # The fastest type first.
+                candidates = [candidate for candidate in self._candidates if candidate.backend == backend]
+                base_first = sorted(candidates, key=lambda candidate: candidate != BASE)
+                for candidate in base_first if rival.all_types else candidates[:1]:
                     self._row(rival.name, rival.source, str(candidate), partial(self._made, rival, candidate))
-                if not found:
+                if not candidates:
                     self._row(rival.name, rival.source, backend, partial(self._refuse, backend))
         for bundle in bundles:
             version = read_config(bundle).version
@@ -77,20 +79,20 @@ class Bench:
             try:
                 forward, computed_by, size = make()
                 opened.callback(forward.close)
-                found = {"computed_by": computed_by, "bytes": size, **self._measured(forward, opened)}
+                figures = {"computed_by": computed_by, "bytes": size, **self._measured(forward, opened)}
             except Exception as error:  # the tools have exceptions of their own, and the others are to be measured
                 if not self.rows:
                     raise
-                found = {"missing": first_line(error)}
-        self.rows.append({**head, **found})
+                figures = {"missing": first_line(error)}
+        self.rows.append({**head, **figures})
         self._keep(self.rows[-1])
 
     def _measured(self, forward: Forward, opened: ExitStack) -> Row:
         """Time a forward and judge its answers."""
         judge = self.subject.held_out
         answers = torch.cat([torch.as_tensor(forward.run(batch).probabilities) for batch in judge.batches]).double()
-        found = quality(self.subject.dense, answers.clamp(min=FEWEST).log(), judge.targets)
-        return {**self._timed(forward, opened), "quality": found.to_dict()}
+        judged = quality(self.subject.dense, answers.clamp(min=FEWEST).log(), judge.targets)
+        return {**self._timed(forward, opened), "quality": judged.to_dict()}
 
     def _timed(self, forward: Forward, opened: ExitStack) -> Row:
         """Time the first row, the dense model, alone, and every other one in turns with it."""

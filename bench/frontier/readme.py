@@ -39,7 +39,7 @@ def filled(readme: str, document: Document) -> str:
     shown = shown_rows(document)
     for name, text in (("picture", _picture_lines(document)), ("table", _table_lines(document, shown))):
         block = re.compile(rf"(<!-- frontier: {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
-        readme, count = block.subn(lambda found, text=text: f"{found[1]}{text}{found[2]}", readme)  # type: ignore[misc]
+        readme, count = block.subn(lambda match, text=text: f"{match[1]}{text}{match[2]}", readme)  # type: ignore[misc]
         if count != 1:
             raise ValueError(f"README has to have <!-- frontier: {name} --> and <!-- end of {name} --> once")
     return readme
@@ -81,20 +81,20 @@ def _speedups(row: Row, dense: Row) -> list[float]:
 
 
 def _cells(row: Row, base: Row, peer: Row) -> list[str]:
-    found = Quality.from_dict(row["quality"])
+    quality = Quality.from_dict(row["quality"])
     name = f"{row['name']}, {row['computed_by']}"
     top1 = MISSING
-    if found.top1 is not None and found.top1_of_dense is not None:
-        top1 = percent(found.top1_of_dense + found.top1.value)
-        if found.agreement.value < 100:
-            top1 += f" ({points(found.top1.value)} [{points(found.top1.low)}, {points(found.top1.high)}])"
+    if quality.top1 is not None and quality.top1_of_dense is not None:
+        top1 = percent(quality.top1_of_dense + quality.top1.value)
+        if quality.agreement.value < 100:
+            top1 += f" ({points(quality.top1.value)} [{points(quality.top1.low)}, {points(quality.top1.high)}])"
     return [
         f"**{name}**" if is_ours(row) else name,
         ", ".join(f"{ms:.1f}" for ms in row["ms"].values()),
         *(", ".join(f"{times:.2f}" for times in _speedups(row, dense)) for dense in (base, peer)),
         top1,
-        percent(found.agreement.value),
-        three_digits(found.kl.value) if found.kl.value > ROUNDING else "0",
+        percent(quality.agreement.value),
+        three_digits(quality.kl.value) if quality.kl.value > ROUNDING else "0",
         size(row["bytes"]),
     ]
 

@@ -41,22 +41,22 @@ def print_document(document: Mapping[str, Any]) -> None:
 
 
 def _cells(row: Mapping[str, Any], batches: Sequence[str]) -> tuple[str, ...]:
-    found = Quality.from_dict(row["quality"])
+    quality = Quality.from_dict(row["quality"])
     return (
         row["name"],
         row["source"],
         row["computed_by"],
         *(f"{row['ms'][batch]:.2f}" for batch in batches),
         *(f"{row['times_dense'][batch]:.2f}" for batch in batches),
-        "" if found.top1 is None else _change(found.top1),
-        f"{found.kl.value:.4f} [{found.kl.low:.4f}, {found.kl.high:.4f}]",
-        f"{found.agreement.value:.1f} %",
+        "" if quality.top1 is None else _change(quality.top1),
+        f"{quality.kl.value:.4f} [{quality.kl.low:.4f}, {quality.kl.high:.4f}]",
+        f"{quality.agreement.value:.1f} %",
         f"{row['bytes'] / 1e6:.2f}",
     )
 
 
-def _change(found: ConfidenceInterval) -> str:
-    return f"{points(found.value)} [{points(found.low)}, {points(found.high)}]"
+def _change(interval: ConfidenceInterval) -> str:
+    return f"{points(interval.value)} [{points(interval.low)}, {points(interval.high)}]"
 
 
 def shown_rows(document: Mapping[str, Any]) -> list[Row]:

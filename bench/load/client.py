@@ -69,8 +69,8 @@ class Endpoints:
 
     def other(self, but: Target) -> Target:
         """A server that gets what another one refused; that one again where there is no other."""
-        found = [target for target in self.listed if target != but] or [but]
-        return found[self._turn % len(found)]
+        others = [target for target in self.listed if target != but] or [but]
+        return others[self._turn % len(others)]
 
     def start(self) -> None:
         """Follow /readyz from now on, on the running loop."""
@@ -86,10 +86,10 @@ class Endpoints:
         """Ask now and then, as a kubelet does; a change takes a while to be known, as with an endpoint controller."""
         loop, seen = asyncio.get_running_loop(), True
         while True:
-            found = await self._ready(target)
-            if found != seen:
-                seen = found
-                loop.call_later(watch.delay_seconds, self._listed.__setitem__, target, found)
+            ready = await self._ready(target)
+            if ready != seen:
+                seen = ready
+                loop.call_later(watch.delay_seconds, self._listed.__setitem__, target, ready)
             await asyncio.sleep(watch.every_seconds)
 
 
@@ -230,8 +230,8 @@ class Client:
             return True
         if self._answer is None or not shot.expected:
             return False
-        found = self._answer.search(answer.body)
-        return found is None or found[1] != shot.expected
+        match = self._answer.search(answer.body)
+        return match is None or match[1] != shot.expected
 
 
 def run_client(plan: Plan, begin: float, stop_when_readable: int | None = None) -> Samples:

@@ -142,10 +142,10 @@ def learned(plan: Plan) -> Plan:
 
     def expected(shot: Shot) -> bytes:
         answer = _post(plan, shot)
-        found = re.search(plan.answer, answer.body, re.DOTALL)
-        if answer.status != OK or found is None:
+        match = re.search(plan.answer, answer.body, re.DOTALL)
+        if answer.status != OK or match is None:
             raise RuntimeError(f"a good request of {len(shot.body)} bytes got {answer.status}: {answer.body[:300]!r}")
-        return found[1] if plan.answer else b""
+        return match[1] if plan.answer else b""
 
     shots = tuple(replace(shot, expected=expected(shot)) if shot.good else shot for shot in plan.shots)
     return replace(plan, shots=shots)

@@ -17,10 +17,10 @@ def target_of(url: str) -> Target:
     Raises:
         ValueError: another scheme, or no host.
     """
-    found = re.fullmatch(r"http://(\[[^\]]+\]|[^/:]+)(?::(\d+))?/?", url)
-    if found is None:
+    match = re.fullmatch(r"http://(\[[^\]]+\]|[^/:]+)(?::(\d+))?/?", url)
+    if match is None:
         raise ValueError(f"url {url!r}: expected http://HOST:PORT")
-    return found[1].strip("[]"), int(found[2] or 80)
+    return match[1].strip("[]"), int(match[2] or 80)
 
 
 def host_of(target: Target) -> str:

@@ -98,8 +98,8 @@ def percentiles_ms(ascending_seconds: Sequence[float]) -> dict[str, float] | Non
     """p50 to p99.9 and the largest, ms; None of no values."""
     if not ascending_seconds:
         return None
-    found = {f"p{q:g}": round(percentile(ascending_seconds, q) * 1e3, 2) for q in PERCENTILES}
-    return {**found, "max": round(ascending_seconds[-1] * 1e3, 2)}
+    latencies = {f"p{q:g}": round(percentile(ascending_seconds, q) * 1e3, 2) for q in PERCENTILES}
+    return {**latencies, "max": round(ascending_seconds[-1] * 1e3, 2)}
 
 
 def summary(plan: Plan, samples: Samples) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def timeline(samples: Samples, bin_seconds: float) -> list[dict[str, Any]]:
     return [
         {
             "at": round(number * bin_seconds, 3),
-            "statuses": dict(sorted((outcome, len(found)) for outcome, found in bins[number].items())),
+            "statuses": dict(sorted((outcome, len(latencies)) for outcome, latencies in bins[number].items())),
             "p99_ms": round(percentile(sorted(bins[number][OK]), 99) * 1e3, 2) if OK in bins[number] else None,
         }
         for number in range(max(bins, default=-1) + 1)
@@ -170,5 +170,5 @@ def timeline(samples: Samples, bin_seconds: float) -> list[dict[str, Any]]:
 def curve(samples: Samples) -> list[tuple[float, float]]:
     """Percentile and latency in ms of good requests answered with 200: enough points for a plot."""
     accepted = samples.accepted()
-    wanted = [*range(0, 90, 5), *(100 - 10 ** (1 - step / 6) for step in range(19))]
-    return [(round(q, 4), round(percentile(accepted, q) * 1e3, 3)) for q in wanted] if accepted else []
+    ranks = [*range(0, 90, 5), *(100 - 10 ** (1 - step / 6) for step in range(19))]
+    return [(round(q, 4), round(percentile(accepted, q) * 1e3, 3)) for q in ranks] if accepted else []

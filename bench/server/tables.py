@@ -21,14 +21,14 @@ def print_rows(document: Mapping[str, Any]) -> None:
 def line(row: Mapping[str, Any]) -> str:
     """A row on one line, while others are still to come."""
     latency = row["latency_ms"] or {"p50": "-", "p99": "-"}
-    found = f"{row['section']}, {row['what']}: {row['goodput']:g}/s, p50 {latency['p50']}, p99 {latency['p99']} ms"
-    return ", ".join(filter(None, (found, others(row))))
+    figures = f"{row['section']}, {row['what']}: {row['goodput']:g}/s, p50 {latency['p50']}, p99 {latency['p99']} ms"
+    return ", ".join(filter(None, (figures, others(row))))
 
 
 def others(row: Mapping[str, Any]) -> str:
     """What else became of good requests, and of the server."""
-    found = [f"{count} x {outcome}" for outcome, count in row["statuses"].items() if outcome != "200"]
-    found += [f"malformed {count} x {outcome}" for outcome, count in row["malformed_statuses"].items()]
+    remarks = [f"{count} x {outcome}" for outcome, count in row["statuses"].items() if outcome != "200"]
+    remarks += [f"malformed {count} x {outcome}" for outcome, count in row["malformed_statuses"].items()]
     words = {
         "wrong_answers": "{} wrong answers",
         "refusals_without_retry_after": "{} without Retry-After",
@@ -42,10 +42,10 @@ def others(row: Mapping[str, Any]) -> str:
     for name, said in words.items():
         value = row.get(name)
         if value is not None and (value or name not in counts):
-            found.append(said.format(value))
+            remarks.append(said.format(value))
     if row.get("recovery_seconds", 0) is None:
-        found.append("did not recover")
-    return ", ".join(found)
+        remarks.append("did not recover")
+    return ", ".join(remarks)
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

@@ -18,5 +18,5 @@ class Served:
     @bentoml.api(batchable=True, max_batch_size=MAX_BATCH, max_latency_ms=LATENCY_MS)
     def classify(self, images: list[str]) -> list[int]:
         """Best class of each image."""
-        found = classify(self.model, [decode(base64.b64decode(image)) for image in images])
-        return [index for index, _ in found]
+        classes = classify(self.model, [decode(base64.b64decode(image)) for image in images])
+        return [index for index, _ in classes]

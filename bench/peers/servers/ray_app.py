@@ -22,8 +22,8 @@ class Served:
     @serve.batch(max_batch_size=MAX_BATCH, batch_wait_timeout_s=BATCH_SECONDS)
     async def answer(self, bodies: list[bytes]) -> list[dict[str, Any]]:
         """Best class of each body."""
-        found = classify(self.model, [decode(body) for body in bodies])
-        return [{"class": index, "score": score} for index, score in found]
+        classes = classify(self.model, [decode(body) for body in bodies])
+        return [{"class": index, "score": score} for index, score in classes]
 
     async def __call__(self, request: Request) -> Any:
         return await self.answer(await request.body())

@@ -14,5 +14,5 @@ def handle(data: Any, context: Any) -> Any:
     if data is None:
         return None
     bodies = [bytes(row.get("body") or row.get("data")) for row in data]
-    found = classify(_state["model"], [decode(body) for body in bodies])
-    return [{"class": index, "score": score} for index, score in found]
+    classes = classify(_state["model"], [decode(body) for body in bodies])
+    return [{"class": index, "score": score} for index, score in classes]

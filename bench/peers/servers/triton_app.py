@@ -29,9 +29,9 @@ def main(port: int, bounded: bool) -> None:
 
     @batch
     def infer(image: Any) -> dict[str, Any]:
-        bodies = [each.item() if each.dtype == object else each.tobytes() for each in image]
-        found = classify(model, [decode(body) for body in bodies])
-        return {"class": np.array([[pair[0]] for pair in found], np.int64)}
+        bodies = [row.item() if row.dtype == object else row.tobytes() for row in image]
+        classes = classify(model, [decode(body) for body in bodies])
+        return {"class": np.array([[pair[0]] for pair in classes], np.int64)}
 
     home = tempfile.mkdtemp() + "/workspace"
     config = TritonConfig(http_port=port, grpc_port=port + 1, metrics_port=port + 2, model_repository=None)
