@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.cuda import Event
 
-    from ..loaders.base import Pixels
+    from ..loaders.base import PixelBatch
 
 logger = logging.getLogger("milkweed.loading")
 
@@ -38,7 +38,7 @@ class DecodedBatch:
     """
 
     outcomes: list[ImageResult | None]
-    pixels: "Pixels"
+    pixels: "PixelBatch"
     ok: list[int]
     decoders: list[str | None]
     cpu_seconds: float
@@ -91,7 +91,7 @@ class DecodeStage:
         cpu_seconds = sum(result.cpu_seconds.values())
         return DecodedBatch(outcomes, pixels, result.ok, decoders, cpu_seconds, started, time.perf_counter(), ready)
 
-    def _moved(self, loaded: "Pixels") -> "Tensor":
+    def _moved(self, loaded: "PixelBatch") -> "Tensor":
         """On the device; from page-locked memory, since any other copy would hold this thread up."""
         import torch
 
@@ -127,7 +127,7 @@ class DecodeStage:
                 errors[place] = batch.errors[0]
         return LoadResult(pixels=self._stacked(pixels), ok=ok, errors=errors)
 
-    def _stacked(self, pixels: list[Any]) -> "Pixels":
+    def _stacked(self, pixels: list[Any]) -> "PixelBatch":
         if not pixels:
             return np.empty((0, 3, self._size, self._size), np.float32)
         if isinstance(pixels[0], np.ndarray):

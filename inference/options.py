@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..loaders.decode.dali_options import DaliOptions
-from ..loaders.headers.limits import DEFAULT_LIMITS, Limits
+from ..loaders.headers.limits import DEFAULT_LIMITS, ImageLimits
 from .backend import BackendSetting
 
 
@@ -36,4 +36,4 @@ class InferenceOptions:
     cuda_graphs: bool = True
     cpu_graphs: bool = True
     dali: DaliOptions = field(default_factory=DaliOptions)
-    limits: Limits = DEFAULT_LIMITS
+    limits: ImageLimits = DEFAULT_LIMITS

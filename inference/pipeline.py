@@ -16,7 +16,7 @@ from .backend import BackendChoice
 from .decode_stage import DecodedBatch, DecodeStage
 from .device import Device
 from .forward import Forward, LanePlan, batches
-from .results import BatchResult, ForwardStats, ImageResult, InferenceError, Predictions
+from .results import BatchResult, ForwardStats, ImageResult, InferenceError, TopClasses
 
 logger = logging.getLogger("milkweed.pipeline")
 
@@ -62,7 +62,7 @@ class Pipeline:
         self.max_batch_size = max_batch_size or self.default_batch_size
 
     def classify(self, images: Sequence[bytes], top_k: int = 5) -> list[ImageResult]:
-        """Predictions or an error for each image, in order.
+        """The best classes of each image or an error, in order.
 
         Args:
             images: encoded.
@@ -180,7 +180,7 @@ def _predictions(index: NDArray[np.int64], score: NDArray[np.float32]) -> ImageR
     if not math.isfinite(score[0]):
         logger.error("the model gave probabilities that are not finite numbers")
         return InferenceError()
-    return Predictions(index.astype(np.int32).tobytes(), score.tobytes())
+    return TopClasses(index.astype(np.int32).tobytes(), score.tobytes())
 
 
 def decoded_by(infos: Sequence[ImageInfo | None], decoders: Sequence[str | None]) -> Iterator[tuple[str, str]]:

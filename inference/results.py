@@ -24,7 +24,7 @@ class InferenceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Predictions:
+class TopClasses:
     """The best classes of one image, best first.
 
     Args:
@@ -63,7 +63,7 @@ SCORE_COST = 1000
 SCORE_BYTES = 80
 """Memory that one class of an answer takes until the client has it."""
 
-ImageResult = Predictions | InputError | InferenceError
+ImageResult = TopClasses | InputError | InferenceError
 """What becomes of one image."""
 
 

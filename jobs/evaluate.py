@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..inference.pipeline import Pipeline
-from ..inference.results import BatchResult, ImageResult, Predictions
+from ..inference.results import BatchResult, ImageResult, TopClasses
 from ..loaders.dataset.training import Sample
 from ..loaders.errors import InputError
 from ..models.progress import SILENT, Progress
@@ -81,7 +81,7 @@ def evaluate(
         decode_seconds += result.decoded - result.started
         forward_seconds += result.forwarded - result.decoded
         for sample, outcome in zip(part, outcomes, strict=True):
-            if isinstance(outcome, Predictions):
+            if isinstance(outcome, TopClasses):
                 answered += 1
                 correct1 += outcome.index[0] == sample.target
                 correct5 += sample.target in outcome.index

@@ -149,29 +149,29 @@ class Add:
 
 
 Linear = Dense | Monarch
-Operator = LayerNorm | Dense | Monarch | Gelu | SelfAttention | Add
+ChainOp = LayerNorm | Dense | Monarch | Gelu | SelfAttention | Add
 
 
 def _bias(bias: Tensor | None) -> str:
     return "" if bias is None else ",bias"
 
 
-def kinds(segment: Sequence[Operator]) -> tuple[str, ...]:
+def kinds(segment: Sequence[ChainOp]) -> tuple[str, ...]:
     """Return the kinds of the operators, in order; impls match on them."""
     return tuple(operator.kind for operator in segment)
 
 
-def describe(segment: Sequence[Operator]) -> str:
+def describe(segment: Sequence[ChainOp]) -> str:
     """Return shapes and constants of a segment, never values: segments of equal text cost the same."""
     return "+".join(operator.describe() for operator in segment)
 
 
-def adds_residual(segment: Sequence[Operator]) -> bool:
+def adds_residual(segment: Sequence[ChainOp]) -> bool:
     """Tell whether a segment reads the residual."""
     return any(isinstance(operator, Add) for operator in segment)
 
 
-def evaluate(chain: Sequence[Operator], x: Tensor, residual: Tensor | None = None) -> Tensor:
+def evaluate(chain: Sequence[ChainOp], x: Tensor, residual: Tensor | None = None) -> Tensor:
     """Compute the chain by the operators' definitions, in the dtype of `x` (float64 for an oracle).
 
     Args:
@@ -183,7 +183,7 @@ def evaluate(chain: Sequence[Operator], x: Tensor, residual: Tensor | None = Non
     return x
 
 
-def _value(operator: Operator, x: Tensor, residual: Tensor | None) -> Tensor:
+def _value(operator: ChainOp, x: Tensor, residual: Tensor | None) -> Tensor:
     match operator:
         case LayerNorm(weight, bias, eps):
             return F.layer_norm(x, x.shape[-1:], weight.to(x), bias.to(x), eps)

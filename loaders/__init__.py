@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .headers.info import FORMATS as FORMATS
     from .headers.info import ImageInfo as ImageInfo
     from .headers.limits import DEFAULT_LIMITS as DEFAULT_LIMITS
-    from .headers.limits import Limits as Limits
+    from .headers.limits import ImageLimits as ImageLimits
     from .headers.validate import validate as validate
     from .preprocess.spec import Geometry as Geometry
     from .preprocess.spec import PreprocessSpec as PreprocessSpec
@@ -30,7 +30,7 @@ _HOMES = {
     "decode.cpu": ("CpuLoader",),
     "errors": ("CODES", "InputError"),
     "headers.info": ("FORMATS", "ImageInfo"),
-    "headers.limits": ("DEFAULT_LIMITS", "Limits"),
+    "headers.limits": ("DEFAULT_LIMITS", "ImageLimits"),
     "headers.validate": ("validate",),
     "decode.pillow": ("PillowLoader",),
     "select": ("LOADERS", "create_loader"),

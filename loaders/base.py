@@ -13,7 +13,7 @@ from .headers.info import ImageInfo
 if TYPE_CHECKING:
     from torch import Tensor
 
-    Pixels = NDArray[np.float32] | Tensor
+    PixelBatch = NDArray[np.float32] | Tensor
 
 
 @dataclass
@@ -29,7 +29,7 @@ class LoadResult:
         decoders: name of the loader that decoded each row; empty where the loader that answered decoded all of them.
     """
 
-    pixels: "Pixels"
+    pixels: "PixelBatch"
     ok: list[int]
     errors: dict[int, InputError]
     cpu_seconds: dict[str, float] = field(default_factory=dict)

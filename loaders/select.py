@@ -10,7 +10,7 @@ from .decode.cpu import CpuLoader
 from .decode.dali_options import DEFAULT_DALI, DaliOptions
 from .decode.pillow import PillowLoader
 from .errors import LoaderError
-from .headers.limits import DEFAULT_LIMITS, Limits
+from .headers.limits import DEFAULT_LIMITS, ImageLimits
 from .preprocess.spec import PreprocessSpec
 from .sandbox.sandbox import Sandbox
 
@@ -22,7 +22,7 @@ LOADERS = ("auto", "cpu", "dali", "pillow")
 def create_loader(
     name: str,
     spec: PreprocessSpec,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: ImageLimits = DEFAULT_LIMITS,
     num_threads: int = 1,
     *,
     device: Literal["cpu", "gpu"] = "cpu",

@@ -13,7 +13,7 @@ from .client.errors import check_process, make_error, refuse_pickle
 from .client.images import EncodedImage, Image, encode, encoded, in_batches, is_one
 from .inference.device import use_device
 from .inference.open import OpenedModel, open_model
-from .inference.results import BatchResult, ImageResult, Predictions
+from .inference.results import BatchResult, ImageResult, TopClasses
 from .server.config.inference_options import inference_options
 from .server.config.settings import LOCAL_FORMATS
 from .server.config.sources import load_settings, settings_environment
@@ -176,7 +176,7 @@ class LocalModel:
     def _answer(self, outcome: ImageResult, stages: dict[str, float]) -> Answer:
         predictions: tuple[Prediction, ...] = ()
         error = None
-        if isinstance(outcome, Predictions):
+        if isinstance(outcome, TopClasses):
             labels = self._config.labels
             predictions = tuple(
                 Prediction(index, labels[index].id, labels[index].label, score)

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...kernels.chain_ir import Add, Gelu, LayerNorm, Operator, Problem, SelfAttention, evaluate, kinds
+from ...kernels.chain_ir import Add, ChainOp, Gelu, LayerNorm, Problem, SelfAttention, evaluate, kinds
 from ...kernels.impls.base import OTHER_KIND, Impl, family
 from ...kernels.impls.native import native_impls
 from ...kernels.impls.quarantine import PARTS
@@ -111,7 +111,7 @@ def _norm(width: int, bench: Bench) -> LayerNorm:
     return LayerNorm(weight, bias, 1e-6)
 
 
-def _segments(bench: Bench, rows: Sequence[int]) -> Iterator[tuple[tuple[Operator, ...], Problem, str]]:
+def _segments(bench: Bench, rows: Sequence[int]) -> Iterator[tuple[tuple[ChainOp, ...], Problem, str]]:
     """Yield segments of the goals' shapes, the problems they run on, and the name of the shape."""
     for name in [DRY] if bench.dry else GOAL_SHAPES:
         for count in rows:
@@ -127,7 +127,7 @@ def _segments(bench: Bench, rows: Sequence[int]) -> Iterator[tuple[tuple[Operato
             yield (SelfAttention(heads, head_dim, head_dim**-0.5),), problem, name
 
 
-def _segment_case(impl: Impl, segment: Sequence[Operator], problem: Problem, shape: str) -> Case:
+def _segment_case(impl: Impl, segment: Sequence[ChainOp], problem: Problem, shape: str) -> Case:
     chain, what = Chain(segment), f"{shape} {'+'.join(kinds(segment))}, {problem.batch}x{problem.tokens}"
     widths = [chain.widths[0], *([chain.residual_width] if chain.residual_width else [])]
 

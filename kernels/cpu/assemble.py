@@ -11,7 +11,7 @@ from .grids import Grids, tile_rows
 from .packing import LANES, InstructionSet
 from .program import Attention, Branch, Embed, Factor, Grid, Merge, Norm, Operator, Performer, Places, Program, Pyramid
 from .shape_inference import State, infer_shapes
-from .stages import Stages, TileStep, check_lanes
+from .stages import StageBuilder, TileStep, check_lanes
 from .structs import LEAST_ROWS, Assembled, Fields, from_row
 from .vectors import Rows, Vector, by_heads, inputs_of, kept_outputs, qkv_order, stream_order, vector
 
@@ -54,7 +54,7 @@ class _Assembly:
         self.state = self.states[0]
         self.program, self.isa = replace(program, operators=by_heads(program.operators)), isa
         self.tables = structs.Tables()
-        self.stages = Stages(self.tables.constants, isa)
+        self.stages = StageBuilder(self.tables.constants, isa)
         self.grids = Grids(self.tables, self.stages)
 
     def run(self) -> Assembled:

@@ -8,7 +8,7 @@ import numpy as np
 from . import structs
 from .packing import LANES
 from .program import Attention, Branch, Convolution, Factor, Norm, Operator, Pixels, Places, Pyramid, Quantiser
-from .stages import Stages, TileStep, grouped_order
+from .stages import StageBuilder, TileStep, grouped_order
 from .structs import Fields, Tables, from_row
 from .vectors import Rows, Vector, vector
 
@@ -29,7 +29,7 @@ class Grids:
         in_lanes: whether a lane of a vector computes a group of them; else the grid's channels lie in their own order.
     """
 
-    def __init__(self, tables: Tables, stages: Stages) -> None:
+    def __init__(self, tables: Tables, stages: StageBuilder) -> None:
         self.tables, self.stages = tables, stages
         self.current: Rows | None = None
         self.in_lanes = False

@@ -14,7 +14,7 @@ from .structs import Fields, Tables
 from .vectors import Rows, Vector
 
 
-class Stages:
+class StageBuilder:
     """Makes stages for an instruction set; their weights go to the constants."""
 
     def __init__(self, constants: structs.Constants, isa: InstructionSet) -> None:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..chain_ir import Operator, Packed, Problem, kinds, needed
+from ..chain_ir import ChainOp, Packed, Problem, kinds, needed
 
 # A runner's function: x (B, N, C) and the residual, which is None if the segment has no Add -> y (B, N, C').
 Call = Callable[[Tensor, Tensor | None], Tensor]
@@ -45,13 +45,13 @@ class Impl(Protocol):
     def name(self) -> str:
         """Unique, lower case; a tile variant ends in its number: `native_linear:2`. Plans and caches contain it."""
 
-    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+    def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         """Return why it cannot run this segment there, in a few words; None if it can. Launches nothing.
 
         The answer is `OTHER_KIND` for segments that it never runs, whatever their sizes.
         """
 
-    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+    def build(self, segment: Sequence[ChainOp], problem: Problem) -> Runner:
         """Build the runner of a segment that it does not refuse; packs weights on the problem's device."""
 
 
@@ -83,7 +83,7 @@ def family(name: str) -> str:
 
 
 def packed(
-    operator: Operator, layout: str, problem: Problem, make: Callable[[], Sequence[Tensor | None]], *more: Hashable
+    operator: ChainOp, layout: str, problem: Problem, make: Callable[[], Sequence[Tensor | None]], *more: Hashable
 ) -> Packed:
     """Return the operator's tensors in a layout; calls `make` only if no living runner has them yet.
 
@@ -104,7 +104,7 @@ def packed(
     return layout_tensors
 
 
-def on_rows(segment: Sequence[Operator], out_features: int, kernel: Call, *weights: Packed) -> Runner:
+def on_rows(segment: Sequence[ChainOp], out_features: int, kernel: Call, *weights: Packed) -> Runner:
     """Make the runner of a kernel that takes rows (M, C), contiguous, and adds the residual where the segment does."""
     adds = kinds(segment)[-1] == "add"
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..chain_ir import Dense, Linear, Monarch, Operator, Packed, Problem, kinds
+from ..chain_ir import ChainOp, Dense, Linear, Monarch, Packed, Problem, kinds
 from ..reference import monarch_to_dense
 from .base import OTHER_KIND, Runner, packed
 from .torch_ops import finish, plain_tensors
@@ -23,11 +23,11 @@ class DenseImpl:
 
     name = "dense"
 
-    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+    def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         linear = isinstance(segment[0], Dense | Monarch)
         return None if linear and kinds(segment)[1:] in {(), ("gelu",), ("add",)} else OTHER_KIND
 
-    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+    def build(self, segment: Sequence[ChainOp], problem: Problem) -> Runner:
         layer, *after = segment
         assert isinstance(layer, Dense | Monarch)
         weights = dense_weights(layer, problem)

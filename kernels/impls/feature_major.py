@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..chain_ir import Monarch, Operator, Packed, Problem, kinds
+from ..chain_ir import ChainOp, Monarch, Packed, Problem, kinds
 from ..feature_major import feature_major_linear, feature_major_mlp
 from ..packing import PackedMonarch, pack_monarch
 from .base import OTHER_KIND, Runner, packed
@@ -22,12 +22,12 @@ class FeatureMajorImpl:
 
     name = "feature_major"
 
-    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+    def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         if kinds(segment) not in LAYER | MLP:
             return OTHER_KIND
         return "not for CUDA: dense and the kernels take its place" if problem.device.type == "cuda" else None
 
-    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+    def build(self, segment: Sequence[ChainOp], problem: Problem) -> Runner:
         mlp = kinds(segment) in MLP
         layers = [operator for operator in segment if isinstance(operator, Monarch)]
         weights = tuple(_weights(layer, problem) for layer in layers)

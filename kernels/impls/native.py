@@ -8,7 +8,7 @@ from torch import Tensor
 from ..attention import attention_refusal
 from ..blocked import Activation, block_monarch, blocked_refusal
 from ..blocked_mlp import block_mlp, block_width, mlp_refusal, tile_refusal
-from ..chain_ir import LayerNorm, Monarch, Operator, Problem, SelfAttention, kinds
+from ..chain_ir import ChainOp, LayerNorm, Monarch, Problem, SelfAttention, kinds
 from ..native.library import library_path, native_status
 from ..native.stamp import read_stamp
 from ..native.torch_ops import monarch_linear, monarch_mlp, short_attention
@@ -40,14 +40,14 @@ class NativeLinear(Native):
     def name(self) -> str:
         return f"native_linear:{self.tile}"
 
-    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+    def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         layer = segment[0]
         if not isinstance(layer, Monarch) or kinds(segment) not in LINEAR:
             return OTHER_KIND
         refusal = blocked_refusal(layer.shape, layer.in_features, layer.out_features, problem.dtype)
         return refusal or self.unusable(problem)
 
-    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+    def build(self, segment: Sequence[ChainOp], problem: Problem) -> Runner:
         layer = segment[0]
         assert isinstance(layer, Monarch)
         weights = packed(layer, "blocked", problem, lambda: _blocked(layer, problem))
@@ -67,7 +67,7 @@ class NativeMlp(Native):
     def name(self) -> str:
         return f"native_mlp:{self.tile}"
 
-    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+    def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         if kinds(segment) not in MLP:
             return OTHER_KIND
         fc1, fc2 = (operator for operator in segment if isinstance(operator, Monarch))
@@ -84,7 +84,7 @@ class NativeMlp(Native):
         limit = torch.cuda.get_device_properties(problem.device).shared_memory_per_block_optin
         return tile_refusal(fc1.shape.K, width, self.tile, limit)
 
-    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+    def build(self, segment: Sequence[ChainOp], problem: Problem) -> Runner:
         fc1, fc2 = (operator for operator in segment if isinstance(operator, Monarch))
         weights = packed(fc1, "blocked_mlp", problem, lambda: _blocked_mlp(fc1, fc2, problem), fc2)
         factor1, stream, factor2, bias1, bias2 = weights.tensors
@@ -107,7 +107,7 @@ class NativeAttention(Native):
     def name(self) -> str:
         return f"native_attention:{self.tile}"
 
-    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+    def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         attention = segment[0]
         if len(segment) != 1 or not isinstance(attention, SelfAttention):
             return OTHER_KIND
@@ -115,7 +115,7 @@ class NativeAttention(Native):
         refusal = attention_refusal(problem.batch, problem.tokens, head_dim, scale, problem.dtype)
         return refusal or self.unusable(problem)
 
-    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+    def build(self, segment: Sequence[ChainOp], problem: Problem) -> Runner:
         (attention,) = segment
         assert isinstance(attention, SelfAttention)
         heads, scale = attention.num_heads, attention.scale

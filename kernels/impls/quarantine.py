@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..chain_ir import Operator, Problem
+from ..chain_ir import ChainOp, Problem
 from ..conv_branch import BLOCK_GROUPS
 from .base import OTHER_KIND, Impl, Runner, family
 
@@ -56,8 +56,8 @@ class Quarantined:
     def name(self) -> str:
         return self.impl.name
 
-    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+    def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         return OTHER_KIND if self.impl.refuses(segment, problem) == OTHER_KIND else REASON
 
-    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+    def build(self, segment: Sequence[ChainOp], problem: Problem) -> Runner:
         raise ValueError(f"{self.name}: {REASON}")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention import sdpa_attention, split_heads
-from ..chain_ir import Operator, Problem, SelfAttention
+from ..chain_ir import ChainOp, Problem, SelfAttention
 from .base import OTHER_KIND, Runner
 
 
@@ -28,7 +28,7 @@ class SdpaImpl:
     def name(self) -> str:
         return f"sdpa_{self.backend}"
 
-    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+    def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         if len(segment) != 1 or not isinstance(segment[0], SelfAttention):
             return OTHER_KIND
         if problem.device.type != "cuda":
@@ -37,7 +37,7 @@ class SdpaImpl:
             return f"PyTorch's {self.backend} attention does not take this shape and dtype on this device"
         return None
 
-    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+    def build(self, segment: Sequence[ChainOp], problem: Problem) -> Runner:
         (attention,) = segment
         assert isinstance(attention, SelfAttention)
 

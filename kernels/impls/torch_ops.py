@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ..attention import sdpa_attention
 from ..batched import monarch_batched
-from ..chain_ir import Add, Dense, Gelu, LayerNorm, Monarch, Operator, Packed, Problem, SelfAttention, needed
+from ..chain_ir import Add, ChainOp, Dense, Gelu, LayerNorm, Monarch, Packed, Problem, SelfAttention, needed
 from .base import OTHER_KIND, Call, Runner, packed
 
 
@@ -17,12 +17,12 @@ class EagerImpl:
 
     name = "torch"
 
-    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+    def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         if len(segment) == 1 and isinstance(segment[0], Dense | Monarch):
             return OTHER_KIND  # the dense impl does just that
         return None
 
-    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+    def build(self, segment: Sequence[ChainOp], problem: Problem) -> Runner:
         steps, weights = zip(*(_step(operator, problem) for operator in segment), strict=True)
 
         def call(x: Tensor, residual: Tensor | None) -> Tensor:
@@ -33,7 +33,7 @@ class EagerImpl:
         return Runner(call, tuple(weight for weight in weights if weight is not None))
 
 
-def _step(operator: Operator, problem: Problem) -> tuple[Call, Packed | None]:
+def _step(operator: ChainOp, problem: Problem) -> tuple[Call, Packed | None]:
     """Return one operator's call, and the tensors that it keeps."""
     match operator:
         case LayerNorm(_, _, eps):
@@ -66,7 +66,7 @@ def plain_tensors(layer: LayerNorm | Dense | Monarch, problem: Problem) -> Packe
     return packed(layer, "plain", problem, lambda: [t.to(problem.device, problem.dtype).contiguous() for t in tensors])
 
 
-def finish(y: Tensor, segment: Sequence[Operator], residual: Tensor | None) -> Tensor:
+def finish(y: Tensor, segment: Sequence[ChainOp], residual: Tensor | None) -> Tensor:
     """Apply the element-wise operators at a segment's end to `y` in place."""
     for operator in segment:
         if isinstance(operator, Gelu):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..blocked import Activation, BlockedMonarch
-from ..chain_ir import Monarch, Operator, Problem, kinds
+from ..chain_ir import ChainOp, Monarch, Problem, kinds
 from ..native.stamp import source_hash
 from ..triton.layout import sort_layer, sort_mlp
 from ..triton.linear import SOURCES, missing_for_triton, triton_linear, triton_mlp, triton_refusal
@@ -37,13 +37,13 @@ class TritonLinear(Triton):
     def name(self) -> str:
         return f"triton:{self.tile}"
 
-    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+    def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         layer = segment[0]
         if not isinstance(layer, Monarch) or kinds(segment) not in LINEAR:
             return OTHER_KIND
         return self.unusable([layer], problem)
 
-    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+    def build(self, segment: Sequence[ChainOp], problem: Problem) -> Runner:
         layer = segment[0]
         assert isinstance(layer, Monarch)
         weights = packed(layer, "triton", problem, lambda: _tensors(_sorted(layer, problem)))
@@ -63,12 +63,12 @@ class TritonMlp(Triton):
     def name(self) -> str:
         return f"triton_mlp:{self.tile}"
 
-    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+    def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         if kinds(segment) not in MLP:
             return OTHER_KIND
         return self.unusable(_layers(segment), problem)
 
-    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+    def build(self, segment: Sequence[ChainOp], problem: Problem) -> Runner:
         fc1, fc2 = _layers(segment)
         weights = packed(fc1, "triton_mlp", problem, lambda: _mlp(fc1, fc2, problem), fc2)
         middle = 3 if fc1.bias is not None else 2
@@ -87,7 +87,7 @@ def triton_impls(*, on_cpu: bool = False) -> list[Impl]:
     return [kind(tile, build_id, on_cpu) for kind in (TritonMlp, TritonLinear) for tile in range(len(VARIANTS))]
 
 
-def _layers(segment: Sequence[Operator]) -> tuple[Monarch, Monarch]:
+def _layers(segment: Sequence[ChainOp]) -> tuple[Monarch, Monarch]:
     fc1, fc2 = (operator for operator in segment if isinstance(operator, Monarch))
     return fc1, fc2
 

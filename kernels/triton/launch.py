@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..blocked import Activation, BlockedMonarch
-from .tiles import SMALLEST_DEPTH, Device, Product, Tile, Variant, choose_tile
+from .tiles import SMALLEST_DEPTH, DeviceProperties, Product, Tile, Variant, choose_tile
 
 INTERLEAVED = (1, 2, 4, 8)
 """Numbers of output blocks that one program computes together; with others, a program computes one block."""
@@ -76,7 +76,7 @@ class Launch:
         kernel[(programs,)](x, w, bias, residual, self.y, self.product.rows, **self.constants, **self.options)
 
 
-Choose = Callable[[Product], Tile]
+ChooseTile = Callable[[Product], Tile]
 
 
 def linear_launches(
@@ -86,7 +86,7 @@ def linear_launches(
     act: int,
     y: Tensor,
     variant: Variant,
-    device: Device,
+    device: DeviceProperties,
 ) -> Iterator[Launch]:
     """Yield the launches of y = act(M x + bias) + residual, in order; `triton_linear` has checked the tensors."""
     choose = partial(choose_tile, variant, device=device)
@@ -102,7 +102,7 @@ def mlp_launches(
     residual: Tensor | None,
     y: Tensor,
     variant: Variant,
-    device: Device,
+    device: DeviceProperties,
 ) -> Iterator[Launch]:
     """Yield the launches of y = fc2(gelu(fc1(x))) + residual, in order, for layers of `sort_mlp`."""
     choose = partial(choose_tile, variant, device=device)
@@ -117,7 +117,7 @@ def mlp_launches(
     yield _natural_factor(third.y, fc2, residual, Activation.NONE, y, choose)
 
 
-def _first_factor(x: Tensor, layer: BlockedMonarch, choose: Choose) -> Launch:
+def _first_factor(x: Tensor, layer: BlockedMonarch, choose: ChooseTile) -> Launch:
     """Compute t (M, J*K*c), where what an output block reads is contiguous."""
     read = layer.K * layer.c
     t = x.new_empty(len(x), layer.J * read)
@@ -126,7 +126,7 @@ def _first_factor(x: Tensor, layer: BlockedMonarch, choose: Choose) -> Launch:
 
 
 def _natural_factor(
-    t: Tensor, layer: BlockedMonarch, residual: Tensor | None, act: int, y: Tensor, choose: Choose
+    t: Tensor, layer: BlockedMonarch, residual: Tensor | None, act: int, y: Tensor, choose: ChooseTile
 ) -> Launch:
     """Multiply by the second factor and interleave the outputs: row u of block j is output u*J + j."""
     J, s, depth = layer.w2.shape
@@ -147,7 +147,7 @@ def _blocks(
     act: int,
     y: Tensor,
     columns: dict[str, int],
-    choose: Choose,
+    choose: ChooseTile,
 ) -> Launch:
     """Multiply every block of p columns of x by its block of w."""
     blocks, n, depth = w.shape

@@ -21,7 +21,7 @@ from ..shapes import MonarchShape
 from .driver_module import takes_driver_module
 from .launch import linear_launches, mlp_launches
 from .layout import check_layer, sorted_mlp_reference
-from .tiles import VARIANTS, device_of
+from .tiles import VARIANTS, device_properties
 
 SOURCES = Path(__file__).parent
 """The folder of these kernels' sources."""
@@ -114,7 +114,7 @@ def _linear(
         return blocked_reference(x, layer, act, residual)
     y = x.new_empty(len(x), out_features)
     with torch.cuda.device(x.device):
-        for launch in linear_launches(x, layer, residual, act, y, VARIANTS[tile], device_of(x.device)):
+        for launch in linear_launches(x, layer, residual, act, y, VARIANTS[tile], device_properties(x.device)):
             launch.run()
     return y
 
@@ -145,7 +145,7 @@ def _mlp(
         return sorted_mlp_reference(x, fc1, fc2, residual)
     y = x.new_empty(len(x), out_features)
     with torch.cuda.device(x.device):
-        for launch in mlp_launches(x, fc1, fc2, residual, y, VARIANTS[tile], device_of(x.device)):
+        for launch in mlp_launches(x, fc1, fc2, residual, y, VARIANTS[tile], device_properties(x.device)):
             launch.run()
     return y
 

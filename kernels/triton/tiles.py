@@ -20,7 +20,7 @@ ROWS_OF_LOW_TILES = 4096
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceProperties:
     """The properties of a GPU that tiles depend on.
 
     Args:
@@ -103,11 +103,11 @@ class Tile:
 
 
 @cache
-def device_of(device: torch.device) -> Device:
+def device_properties(device: torch.device) -> DeviceProperties:
     """Read a CUDA device's properties."""
     properties = torch.cuda.get_device_properties(device)
     pdl = properties.major >= 9 and os.environ.get("MILKWEED_PDL") != "0"
-    return Device((properties.major, properties.minor), properties.shared_memory_per_block_optin, pdl)
+    return DeviceProperties((properties.major, properties.minor), properties.shared_memory_per_block_optin, pdl)
 
 
 def tile_refusal(tile: int, rows: int, capability: tuple[int, int]) -> str | None:
@@ -123,7 +123,7 @@ def tile_refusal(tile: int, rows: int, capability: tuple[int, int]) -> str | Non
     return None
 
 
-def choose_tile(variant: Variant, product: Product, device: Device) -> Tile:
+def choose_tile(variant: Variant, product: Product, device: DeviceProperties) -> Tile:
     """Return the variant's tile for a product: the columns of least cost, and the depth that fits shared memory."""
     tma = variant.tma and product.tma
     warps, BN, parts = _columns(variant, product, device)
@@ -140,7 +140,7 @@ def choose_tile(variant: Variant, product: Product, device: Device) -> Tile:
     return Tile(variant.rows, BN, parts, BK, warps, buffers + (not device.accumulates_apart), tma, device.pdl)
 
 
-def _columns(variant: Variant, product: Product, device: Device) -> tuple[int, int, int]:
+def _columns(variant: Variant, product: Product, device: DeviceProperties) -> tuple[int, int, int]:
     """Return the warps, and the BN and parts of least cost: numbers read plus half of the multiplied columns."""
     warps, limit = variant.warps, _accumulators(product, device)
     if warps < 8 and variant.rows * variant.columns > limit * 32 * warps:
@@ -160,7 +160,7 @@ def _columns(variant: Variant, product: Product, device: Device) -> tuple[int, i
     return (warps, *min(options, key=cost))
 
 
-def _accumulators(product: Product, device: Device) -> int:
+def _accumulators(product: Product, device: DeviceProperties) -> int:
     """Return how many sums a thread may hold without spilled registers on that architecture (a test compiles them)."""
     if device.capability[0] == 9:
         return 128

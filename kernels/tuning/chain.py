@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from ..chain_ir import Add, Dense, LayerNorm, Monarch, Operator, Problem, SelfAttention, describe
+from ..chain_ir import Add, ChainOp, Dense, LayerNorm, Monarch, Problem, SelfAttention, describe
 from ..impls.base import Impl, Runner
 from .plan import Plan, Span
 
@@ -19,7 +19,7 @@ class Chain:
         ValueError: there are no operators, or the input of one is not as wide as the output before it.
     """
 
-    def __init__(self, operators: Iterable[Operator]) -> None:
+    def __init__(self, operators: Iterable[ChainOp]) -> None:
         self.operators = tuple(operators)
         if not self.operators:
             raise ValueError("a chain needs at least one operator")
@@ -29,7 +29,7 @@ class Chain:
     def __len__(self) -> int:
         return len(self.operators)
 
-    def segment(self, span: Span) -> tuple[Operator, ...]:
+    def segment(self, span: Span) -> tuple[ChainOp, ...]:
         """Return the operators of a segment."""
         return self.operators[span[0] : span[1]]
 
@@ -108,7 +108,7 @@ def invalid(chain: Chain, plan: Plan, problem: Problem, impls: Sequence[Impl]) -
     return None
 
 
-def _widths(operators: Sequence[Operator]) -> tuple[int, ...]:
+def _widths(operators: Sequence[ChainOp]) -> tuple[int, ...]:
     """Return the features before each operator and after the last one."""
     takes, gives = zip(*(_in_out(operator) for operator in operators), strict=True)
     first = next((i for i, width in enumerate(takes) if width), None)
@@ -123,7 +123,7 @@ def _widths(operators: Sequence[Operator]) -> tuple[int, ...]:
     return tuple(widths)
 
 
-def _residual_width(operators: Sequence[Operator], widths: Sequence[int]) -> int:
+def _residual_width(operators: Sequence[ChainOp], widths: Sequence[int]) -> int:
     """Return the features of the residual; 0 if nothing adds it."""
     added = {width for operator, width in zip(operators, widths, strict=False) if isinstance(operator, Add)}
     if len(added) > 1:
@@ -131,7 +131,7 @@ def _residual_width(operators: Sequence[Operator], widths: Sequence[int]) -> int
     return added.pop() if added else 0
 
 
-def _in_out(operator: Operator) -> tuple[int, int]:
+def _in_out(operator: ChainOp) -> tuple[int, int]:
     """Return the features that an operator takes and gives; zeros if it takes any number and keeps it."""
     match operator:
         case LayerNorm(weight):

@@ -35,7 +35,7 @@ PLAIN = ("torch", "dense")
 CACHED_IMAGES = 4
 """Images of a batch on which a plan from the cache is checked."""
 
-Choose = Callable[[Sequence[Row]], Row]
+ChooseRow = Callable[[Sequence[Row]], Row]
 Choice = TypeVar("Choice", Row, Trial)
 
 
@@ -210,7 +210,7 @@ class _Tuning:
         plans += self._cheapest(_fastest, PLAIN, 1)
         return list({plan: (seconds, plan) for seconds, plan in plans}.values())
 
-    def _cheapest(self, choose: Choose, names: Collection[str], count: int) -> list[tuple[float, Plan]]:
+    def _cheapest(self, choose: ChooseRow, names: Collection[str], count: int) -> list[tuple[float, Plan]]:
         """Return the cheapest segmentations by the sum of their segments; `choose` picks the impl of each segment."""
         chosen: dict[Span, Row] = {}
         for span in every_span(len(self.chain)):

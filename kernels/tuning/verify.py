@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..chain_ir import Add, Operator, Problem, evaluate
+from ..chain_ir import Add, ChainOp, Problem, evaluate
 from ..impls.base import Call
 from ..impls.torch_ops import EagerImpl
 from .timing import Inputs
@@ -52,7 +52,7 @@ class Oracle:
     """
 
     def __init__(
-        self, segment: Sequence[Operator], width: int, residual_width: int, problem: Problem, images: int | None = None
+        self, segment: Sequence[ChainOp], width: int, residual_width: int, problem: Problem, images: int | None = None
     ) -> None:
         self.segment, self.problem = segment, problem
         generator = torch.Generator(problem.device).manual_seed(0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..headers.limits import DEFAULT_LIMITS, Limits
+from ..headers.limits import DEFAULT_LIMITS, ImageLimits
 from ..preprocess.normalise import Levels, Normaliser
 from ..preprocess.spec import PreprocessSpec
 from ..sandbox.sandbox import Sandbox
@@ -33,7 +33,7 @@ class PreparedImages:
         batch_size: int,
         *,
         cache_bytes: int = CACHE_BYTES,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: ImageLimits = DEFAULT_LIMITS,
     ) -> None:
         self.samples, self.spec, self.batch_size = list(samples), spec, batch_size
         self._sandbox = Sandbox(limits)

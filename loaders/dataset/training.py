@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import InputError
-from ..headers.limits import DEFAULT_LIMITS, Limits
+from ..headers.limits import DEFAULT_LIMITS, ImageLimits
 from ..preprocess.normalise import Levels, Normaliser
 from ..preprocess.spec import PreprocessSpec
 from ..sandbox.sandbox import Sandbox
@@ -64,7 +64,7 @@ class TrainingImages:
         processes: int = 1,
         workers: int = 0,
         cache_bytes: int = CACHE_BYTES,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: ImageLimits = DEFAULT_LIMITS,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.skipped: dict[Path, InputError] = {}
@@ -136,7 +136,7 @@ class _BatchMaker:
     """Decodes and augments the images of a batch; each worker process has a copy."""
 
     def __init__(
-        self, samples: list[Sample], spec: PreprocessSpec, augmenter: Augmenter, seed: int, limits: Limits
+        self, samples: list[Sample], spec: PreprocessSpec, augmenter: Augmenter, seed: int, limits: ImageLimits
     ) -> None:
         self.samples, self.spec, self.augmenter = samples, spec, augmenter
         self.seed, self.sandbox = seed, Sandbox(limits)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..base import SOUND, LoadResult
 from ..errors import InputError, without_frames
 from ..headers.info import ImageInfo
-from ..headers.limits import DEFAULT_LIMITS, Limits
+from ..headers.limits import DEFAULT_LIMITS, ImageLimits
 from ..headers.validate import validate
 from ..preprocess.normalise import Normaliser
 from ..preprocess.spec import PreprocessSpec
@@ -65,7 +65,7 @@ class BatchLoader(ABC):
     def __init__(
         self,
         spec: PreprocessSpec,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: ImageLimits = DEFAULT_LIMITS,
         *,
         pin_memory: bool = False,
         sandbox: Sandbox | None = None,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...kernels.images.resize import resize_refusal
 from ..headers.info import ImageInfo
-from ..headers.limits import DEFAULT_LIMITS, Limits
+from ..headers.limits import DEFAULT_LIMITS, ImageLimits
 from ..preprocess.crop import to_rgb
 from ..preprocess.orientation import upright_crop
 from ..preprocess.spec import PreprocessSpec
@@ -44,7 +44,7 @@ class CpuLoader(BatchLoader):
     def __init__(
         self,
         spec: PreprocessSpec,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: ImageLimits = DEFAULT_LIMITS,
         num_threads: int = 1,
         *,
         pin_memory: bool = False,

@@ -20,7 +20,7 @@ from PIL import Image
 from ..base import LoaderHealth, LoadResult
 from ..errors import InputError, without_frames
 from ..headers.info import ImageInfo
-from ..headers.limits import DEFAULT_LIMITS, Limits
+from ..headers.limits import DEFAULT_LIMITS, ImageLimits
 from ..headers.validate import validate
 from ..preprocess.spec import PreprocessSpec
 from ..sandbox.sandbox import Sandbox
@@ -65,7 +65,7 @@ class DaliLoader:
     def __init__(
         self,
         spec: PreprocessSpec,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: ImageLimits = DEFAULT_LIMITS,
         num_threads: int = 1,
         options: DaliOptions = DEFAULT_DALI,
         *,

@@ -7,7 +7,7 @@ from typing import Literal
 Format = Literal["JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF", "AVIF", "NPY", "JPEG2000"]
 FORMATS: tuple[Format, ...] = ("JPEG", "PNG", "WEBP", "NPY", "BMP", "TIFF", "PPM", "GIF", "AVIF")
 OPT_IN_FORMATS: tuple[Format, ...] = ("JPEG2000",)
-"""Accepted only where `Limits.formats` names them."""
+"""Accepted only where `ImageLimits.formats` names them."""
 SANDBOXED: Mapping[Format, "CostClass"] = {
     "BMP": "bmp",
     "TIFF": "tiff",

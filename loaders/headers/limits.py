@@ -33,7 +33,7 @@ MAX_BYTES_BY_COST: Mapping[CostClass, int] = {"webp": 12 * MIB, "avif": 8 * MIB,
 
 
 @dataclass(frozen=True)
-class Limits:
+class ImageLimits:
     """What header validation lets through.
 
     Args:
@@ -57,4 +57,4 @@ class Limits:
     formats: tuple[Format, ...] = FORMATS
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = ImageLimits()

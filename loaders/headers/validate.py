@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from ..errors import InputError, undecodable
 from .info import SANDBOXED, Format, ImageInfo
 from .jpeg import read_jpeg
-from .limits import DEFAULT_LIMITS, Limits
+from .limits import DEFAULT_LIMITS, ImageLimits
 from .npy import read_npy
 from .png import read_png
 from .sniff import sniff
@@ -19,7 +19,7 @@ _READERS: Mapping[Format, Callable[[bytes], ImageInfo]] = {
 }
 
 
-def validate(data: bytes, limits: Limits = DEFAULT_LIMITS) -> ImageInfo:
+def validate(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> ImageInfo:
     """Read the header of an encoded image and hold it against the limits; decodes nothing.
 
     If the image is `sandboxed`, only its first bytes are read. Its size is not known yet, and whoever decodes it holds
@@ -45,7 +45,7 @@ def validate(data: bytes, limits: Limits = DEFAULT_LIMITS) -> ImageInfo:
     return info
 
 
-def check_size(info: ImageInfo, limits: Limits = DEFAULT_LIMITS) -> None:
+def check_size(info: ImageInfo, limits: ImageLimits = DEFAULT_LIMITS) -> None:
     """Hold the size in px against the limits; raises InputError, mostly "too_many_pixels"."""
     if info.width < 1 or info.height < 1:
         raise undecodable(f"{info.format} is {info.width}x{info.height} px: expected at least 1x1")

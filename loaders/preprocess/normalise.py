@@ -7,7 +7,7 @@ from ..errors import LoaderError
 from .spec import PreprocessSpec
 
 Levels = NDArray[np.uint8]
-Pixels = NDArray[np.float32]
+NormalisedPixels = NDArray[np.float32]
 
 
 class Normaliser:
@@ -17,7 +17,7 @@ class Normaliser:
         self._mean = np.array(spec.mean, np.float32)[:, None, None]
         self._std = np.array(spec.std, np.float32)[:, None, None]
 
-    def write_crop(self, levels: bytes, out: Pixels) -> None:
+    def write_crop(self, levels: bytes, out: NormalisedPixels) -> None:
         """Normalise a crop that a `Sandbox` made, RGB levels (S, S, 3), into `out`, float32 (3, S, S).
 
         Raises:
@@ -28,7 +28,7 @@ class Normaliser:
             raise LoaderError(f"the crop has {len(levels)} bytes: the model takes {size}x{size} px of 3 bytes")
         self.write(np.frombuffer(levels, np.uint8).reshape(size, size, 3), out)
 
-    def batch(self, levels: Levels) -> Pixels:
+    def batch(self, levels: Levels) -> NormalisedPixels:
         """Normalise levels (B, S, S, 3) to float32 (B, 3, S, S), contiguous."""
         count, height, width, channels = levels.shape
         pixels = np.empty((count, channels, height, width), np.float32)
@@ -36,7 +36,7 @@ class Normaliser:
             self.write(image, out)
         return pixels
 
-    def write(self, levels: Levels, out: Pixels) -> None:
+    def write(self, levels: Levels, out: NormalisedPixels) -> None:
         """Normalise into `out`.
 
         Args:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import DecoderLostError, InputError, LoaderError, undecodable, unsupported
 from ..headers.info import ImageInfo
-from ..headers.limits import DEFAULT_LIMITS, Limits
+from ..headers.limits import DEFAULT_LIMITS, ImageLimits
 from ..headers.validate import check_size
 from ..preprocess.crop import Crop
 from ..preprocess.orientation import pillow_crop
@@ -30,7 +30,7 @@ MEMORY_BYTES = 256 << 20
 CPU_SECONDS = 2.0
 ANSWER_SECONDS = 10.0
 
-Outcome = Literal["ok", "refused", "died", "unavailable"]
+SandboxOutcome = Literal["ok", "refused", "died", "unavailable"]
 """What becomes of an image: decoded, refused, the end of its child, or not decoded through no fault of its own."""
 
 # A decoder neither sleeps nor waits: a child that is late with CPU time left was stopped, or got no core.
@@ -57,14 +57,14 @@ class Sandbox:
 
     def __init__(
         self,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: ImageLimits = DEFAULT_LIMITS,
         memory_bytes: int = MEMORY_BYTES,
         cpu_seconds: float = CPU_SECONDS,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         self.limits, self.memory_bytes = limits, memory_bytes
         self.cpu_seconds, self.answer_seconds = cpu_seconds, answer_seconds
-        self.images: Counter[Outcome] = Counter()
+        self.images: Counter[SandboxOutcome] = Counter()
         self.deaths: Counter[DeathReason] = Counter()
         self.idle: deque[Child] = deque()  # children that wait for an image
         self._begin_here()
@@ -198,7 +198,7 @@ class Sandbox:
                 raise DiedError("nonsense")
             return np.frombuffer(child.receive(size), np.uint8).reshape(shape), header
 
-    def _count(self, outcome: Outcome) -> None:
+    def _count(self, outcome: SandboxOutcome) -> None:
         with self._lock:
             self.images[outcome] += 1
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .vitae.attention import Attention, Mlp, init_linear
+from .vitae.attention import Mlp, MultiHeadAttention, init_linear
 from .vitae.grid import tokens_to_grid
 from .vitae.reduction import PerformerAttention, TokenTransformer
 
@@ -47,7 +47,7 @@ class Block(nn.Module):
     def __init__(self, dim: int, num_heads: int, mlp_ratio: float) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=NORM_EPS)
-        self.attn = Attention(dim, dim, num_heads, qkv_bias=False)
+        self.attn = MultiHeadAttention(dim, dim, num_heads, qkv_bias=False)
         self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
 
@@ -126,7 +126,7 @@ def _token_attention(kind: str, in_dim: int, token_dim: int) -> nn.Module:
         return PerformerAttention(in_dim, token_dim)
     if kind == "transformer":
         # The published models scale by the input's width, not by that of a head.
-        attn = Attention(in_dim, token_dim, 1, qkv_bias=False, scale=in_dim**-0.5, value_skip=True)
+        attn = MultiHeadAttention(in_dim, token_dim, 1, qkv_bias=False, scale=in_dim**-0.5, value_skip=True)
         return TokenTransformer(in_dim, token_dim, attn)
     raise ValueError(f"unknown token attention {kind!r}: must be one of {', '.join(TOKEN_ATTENTIONS)}")
 

@@ -17,7 +17,7 @@ from ..layers.token_plan import ALL_TOKENS, TokenMerging, TokenPlan
 from .t2t_vit import Block, T2TViT
 from .timm_models import type_name
 from .vitae import ViTAE, ViTAEv2
-from .vitae.attention import Attention, attend
+from .vitae.attention import MultiHeadAttention, attend
 from .vitae.merging import MergingCell, attending_cells, merge_in_cells
 
 # By name, not by class: only timm_models imports timm.
@@ -30,7 +30,7 @@ _BLOCK_PARTS = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "dr
 _ATTENTIONS = (
     # The class's place in current and older versions of timm.
     *("timm.layers.attention.Attention", "timm.models.vision_transformer.Attention"),
-    *(type_name(SeparateAttention), type_name(NarrowAttention), type_name(Attention)),
+    *(type_name(SeparateAttention), type_name(NarrowAttention), type_name(MultiHeadAttention)),
 )
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _ATTENTION_PARTS = {"qkv", *_PROJECTIONS, "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}

@@ -9,7 +9,7 @@ from ..errors import quoted
 from ..layers.narrow_attention import NarrowAttention
 from .plain_mlp import plain_mlp
 from .timm_models import type_name
-from .vitae.attention import Attention
+from .vitae.attention import MultiHeadAttention
 
 Widths = Mapping[str, int]
 """The number of hidden units of each narrower MLP, and the head dim of the queries and keys of each narrower attention,
@@ -18,7 +18,7 @@ by the module's name."""
 _ATTENTIONS = (
     # The class's place in current and older versions of timm.
     *("timm.layers.attention.Attention", "timm.models.vision_transformer.Attention"),
-    type_name(Attention),
+    type_name(MultiHeadAttention),
 )
 _IDLE = ("q_norm", "k_norm", "norm", "gate")
 

@@ -6,12 +6,12 @@ from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
-from ...inference.results import Predictions
+from ...inference.results import TopClasses
 from ..errors import ServiceError, error_headers, status_of
 from ..http.body import read_body
 from ..http.body_budget import BudgetLease
 from ..http.parameters import joined, read_query
-from ..http.payload import Form, Payload, payload_kind, read_payload
+from ..http.payload import Payload, PayloadFormat, payload_kind, read_payload
 from ..http.responses import JSON_TYPE, HttpAnswer, send_whole
 from ..repository.served_model import ServedModel
 from ..scheduler.request import Outcome
@@ -62,7 +62,7 @@ class Classify:
     def _params_of_default(self, context: RequestContext) -> ClassifyParams:
         return params_for(self._service.models.find(), context.headers, self._service.settings)
 
-    async def _payload(self, form: Form, model: ServedModel, receive: Receive, caller: Caller) -> Payload:
+    async def _payload(self, form: PayloadFormat, model: ServedModel, receive: Receive, caller: Caller) -> Payload:
         """Read the body and find its parts."""
         service, context = self._service, caller.context
         most = service.settings.max_body_bytes
@@ -111,7 +111,7 @@ def _write(model: ServedModel, context: RequestContext, outcomes: list[Outcome])
     )
     body = b'%b%b", "results": [%b]}' % (model.head_json, context.request_id, results)
     first = outcomes[0]
-    if isinstance(first, Predictions) or any(isinstance(outcome, Predictions) for outcome in outcomes):
+    if isinstance(first, TopClasses) or any(isinstance(outcome, TopClasses) for outcome in outcomes):
         return HttpAnswer(body)
     context.code = first.code
     # The body has the common shape of errors and the results too: a client finds whichever it looks for.

@@ -5,7 +5,7 @@ from collections import Counter
 
 from starlette.types import Send
 
-from ...inference.results import SCORE_COST, Predictions
+from ...inference.results import SCORE_COST, TopClasses
 from ..errors import ClientDisconnected, ServiceError
 from ..http.disconnect import cancel_on_disconnect
 from ..http.parser_threads import ParserThreads
@@ -72,7 +72,7 @@ class Stream:
 
     async def _write(self, done: list[tuple[int, Outcome]]) -> None:
         model, top_k = self._params.model, self._params.top_k
-        cost = SCORE_COST * top_k * sum(isinstance(outcome, Predictions) for _, outcome in done)
+        cost = SCORE_COST * top_k * sum(isinstance(outcome, TopClasses) for _, outcome in done)
         lines = await self._parsers.run(lambda: b"".join(_line(model, index, outcome) for index, outcome in done), cost)
         for index, outcome in done:  # only now: a deadline in between gives each of them an error
             self._open.discard(index)

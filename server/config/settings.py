@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from ...loaders.headers.info import FORMATS, OPT_IN_FORMATS, SANDBOXED
-from ...loaders.headers.limits import DEFAULT_LIMITS, Limits
+from ...loaders.headers.limits import DEFAULT_LIMITS, ImageLimits
 from .aliases import read_aliases
 from .model_limits import ModelLimits, contradictions, read_model_limits
 
@@ -235,7 +235,7 @@ class Settings(BaseModel):
                 yield f"{name} = {getattr(self, name)!r} needs tls_cert"
 
 
-def image_limits(settings: Settings) -> Limits:
+def image_limits(settings: Settings) -> ImageLimits:
     """The limits of one image."""
     named = settings.formats.upper().split(",")
     formats = tuple(format for format in FORMATS + OPT_IN_FORMATS if format in named)

@@ -15,7 +15,7 @@ from .client_json import decoded, elements, without
 from .multipart import boundary_of, form_parts
 from .parameters import PARAMETERS, read_pairs
 
-Form = Literal["raw", "array", "multipart", "json"]
+PayloadFormat = Literal["raw", "array", "multipart", "json"]
 """`array` is like `raw`, but may hold several images, each of which has its own limit."""
 
 # An image, or the error in its place.
@@ -32,7 +32,7 @@ class _JsonBody(Struct):
     images: Raw
 
 
-def payload_kind(headers: dict[bytes, bytes]) -> Form:
+def payload_kind(headers: dict[bytes, bytes]) -> PayloadFormat:
     """The kind of body that a request's headers announce; no Content-Type means raw. Raises ServiceError
     `unsupported_format` for any other type or encoding."""
     encoding = headers.get(b"content-encoding", b"").strip().lower()
@@ -56,7 +56,7 @@ class Payload(NamedTuple):
     """A body whose parts are found and not copied yet. `asked`: the parameters that it has beside its images."""
 
     body: bytes
-    form: Form
+    form: PayloadFormat
     parts: list[slice] | Raw
     asked: dict[str, str]
 
@@ -76,7 +76,7 @@ class Payload(NamedTuple):
         return _one_each(images, max_images)
 
 
-def read_payload(body: bytes, form: Form, content_type: bytes) -> Payload:
+def read_payload(body: bytes, form: PayloadFormat, content_type: bytes) -> Payload:
     """Find the images and parameters of a body. Raises ServiceError `bad_request`, `empty`."""
     if not body:
         raise ServiceError("empty", "the body is empty: send an image")

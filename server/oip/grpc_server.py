@@ -28,7 +28,7 @@ from ..telemetry.trace_context import current_span
 from ..telemetry.tracer import Tracer
 from .grpc_convert import headers_of, metadata_of
 from .grpc_reading import MAX_WAITING, MessageReading, max_message_bytes
-from .grpc_service import EMPTY, HEALTH, PROBES, REFLECTION, Call, GrpcHealth, GrpcService, Method, Read
+from .grpc_service import EMPTY, HEALTH, PROBES, REFLECTION, GrpcCall, GrpcHealth, GrpcService, Method, Read
 
 logger = logging.getLogger("milkweed.grpc")
 
@@ -220,13 +220,13 @@ class GrpcServer:
 
     def _call(
         self, name: str, context: RequestContext, rpc: Any, connection: RelayedConnection, lease: BudgetLease
-    ) -> Call:
+    ) -> GrpcCall:
         """Find out who calls and until when. Raises ServiceError `unauthorized`, `rate_limited`."""
         open_to_all = name in PROBES or not self._auth.needs_key
         account = None if open_to_all else self._auth.identify(context.headers)
         context.caller = account.name if account is not None else connection.client
         context.flow = rpc.peer() if account is None else account.name
-        return Call(context, account, rpc.time_remaining(), lease)
+        return GrpcCall(context, account, rpc.time_remaining(), lease)
 
     async def _refuse(self, name: str, error: ServiceError, context: RequestContext, rpc: Any) -> None:
         """End a call with an error; does not return."""

@@ -39,7 +39,7 @@ Read = Callable[[], Awaitable[bytes | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class GrpcCall:
     """One call and who makes it.
 
     Args:
@@ -54,7 +54,7 @@ class Call:
     lease: BudgetLease
 
 
-Method = Callable[[bytes, Call], Awaitable[Any]]
+Method = Callable[[bytes, GrpcCall], Awaitable[Any]]
 """Answers a message with one, which may be serialised already, as large ones are beside the loop."""
 
 
@@ -79,7 +79,7 @@ class GrpcService:
             "ModelInfer": self._model_infer,
         }
 
-    async def _model_infer(self, payload: bytes, call: Call) -> Any:
+    async def _model_infer(self, payload: bytes, call: GrpcCall) -> Any:
         service = self._service
         service.check_accepting()
         call.context.end_stage("receive")
@@ -98,7 +98,7 @@ class GrpcService:
         read = partial(read_query, service, request, size, params, write)
         return await service.handler.answer(params, caller, read)
 
-    def _params(self, model: ServedModel, call: Call) -> ClassifyParams:
+    def _params(self, model: ServedModel, call: GrpcCall) -> ClassifyParams:
         """Read the metadata and the caller's deadline."""
         settings = self._service.settings
         params = params_for(model, call.context.headers, settings)
@@ -107,13 +107,13 @@ class GrpcService:
         most = params.timeout_seconds if params.timeout_named else settings.max_timeout_ms / 1e3
         return replace(params, timeout_seconds=min(most, call.seconds_left), timeout_named=True)
 
-    async def _server_live(self, payload: bytes, call: Call) -> Any:
+    async def _server_live(self, payload: bytes, call: GrpcCall) -> Any:
         return self._messages.ServerLiveResponse(live=passes(self._service.check_alive))
 
-    async def _server_ready(self, payload: bytes, call: Call) -> Any:
+    async def _server_ready(self, payload: bytes, call: GrpcCall) -> Any:
         return self._messages.ServerReadyResponse(ready=passes(self._service.check_ready))
 
-    async def _model_ready(self, payload: bytes, call: Call) -> Any:
+    async def _model_ready(self, payload: bytes, call: GrpcCall) -> Any:
         request = self._read("ModelReadyRequest", payload)
 
         def check() -> None:
@@ -122,22 +122,22 @@ class GrpcService:
 
         return self._messages.ModelReadyResponse(ready=passes(check))
 
-    async def _server_metadata(self, payload: bytes, call: Call) -> Any:
+    async def _server_metadata(self, payload: bytes, call: GrpcCall) -> Any:
         return self._messages.ServerMetadataResponse(**describe.server_metadata())
 
-    async def _model_metadata(self, payload: bytes, call: Call) -> Any:
+    async def _model_metadata(self, payload: bytes, call: GrpcCall) -> Any:
         request = self._read("ModelMetadataRequest", payload)
         model = self._service.find_version(request.name, request.version)
         return self._messages.ModelMetadataResponse(
             **describe.model_metadata(model, self._service.models.versions(model.name))
         )
 
-    async def _model_config(self, payload: bytes, call: Call) -> Any:
+    async def _model_config(self, payload: bytes, call: GrpcCall) -> Any:
         request = self._read("ModelConfigRequest", payload)
         model = self._service.find_version(request.name, request.version)
         return self._messages.ModelConfigResponse(config=describe.model_config(self._service.settings, model))
 
-    async def _model_statistics(self, payload: bytes, call: Call) -> Any:
+    async def _model_statistics(self, payload: bytes, call: GrpcCall) -> Any:
         request = self._read("ModelStatisticsRequest", payload)
         models: list[ServedModel] = list(self._service.models.values())
         if request.name:
@@ -145,7 +145,7 @@ class GrpcService:
         statistics = describe.statistics(models, await self._service.statistics())
         return self._messages.ModelStatisticsResponse(model_stats=statistics)
 
-    async def _repository_index(self, payload: bytes, call: Call) -> Any:
+    async def _repository_index(self, payload: bytes, call: GrpcCall) -> Any:
         request = self._read("RepositoryIndexRequest", payload)
         service = self._service
         index = describe.repository_index(service.models, service.lifecycle.failures, service.bundles, request.ready)
@@ -176,7 +176,7 @@ class GrpcHealth:
         self.ending = asyncio.Event()
         """Set when watches shall end."""
 
-    async def check(self, payload: bytes, call: Call) -> Any:
+    async def check(self, payload: bytes, call: GrpcCall) -> Any:
         """Answer Check. Raises ServiceError `not_found`, `bad_request`."""
         name = read_message(self._messages.HealthCheckRequest, payload).service
         if name not in self._checks:

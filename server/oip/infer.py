@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ...inference.results import Predictions
+from ...inference.results import TopClasses
 from ..config.settings import Settings
 from ..repository.served_model import ServedModel
 from ..scheduler.request import Outcome
@@ -54,7 +54,7 @@ def _respond(
 ) -> T:
     """Write the outputs in the order wanted; the row of an image that failed has "", -1 and not-a-number. Raises the
     error of the first bad image, where the request takes no partial answers or no image is good."""
-    bad = [index for index, outcome in enumerate(outcomes) if not isinstance(outcome, Predictions)]
+    bad = [index for index, outcome in enumerate(outcomes) if not isinstance(outcome, TopClasses)]
     if bad and (not options.partial or len(bad) == len(outcomes)):
         raise image_error(outcomes[bad[0]], bad[0], len(outcomes))
     return write(request_id, [_output_tensor(model, outcomes, options, output) for output in options.outputs])
@@ -65,7 +65,7 @@ def _output_tensor(
 ) -> OutputTensor:
     name, count = output.name, len(outcomes)
     if name == "error":
-        texts = ["" if isinstance(outcome, Predictions) else outcome.message for outcome in outcomes]
+        texts = ["" if isinstance(outcome, TopClasses) else outcome.message for outcome in outcomes]
         return OutputTensor(name, "BYTES", (count,), texts, output.binary)
     if output.classes:
         texts = [text for outcome in outcomes for text in _ranking(model, outcome, output.classes)]
@@ -81,14 +81,14 @@ def _output_tensor(
 
 def _best(outcome: Outcome, dtype: Literal["int32", "float32"], top_k: int) -> npt.NDArray[Any]:
     """The places in the labels, or the scores, of the best classes of an image."""
-    if not isinstance(outcome, Predictions):
+    if not isinstance(outcome, TopClasses):
         return np.full(top_k, math.nan if dtype == "float32" else -1, dtype)
     return np.frombuffer(getattr(outcome, dtype), dtype)[:top_k]
 
 
 def _ranking(model: ServedModel, outcome: Outcome, classes: int) -> list[str]:
     """Write `score:index:label` for the best classes, as Triton's classification extension has it."""
-    if not isinstance(outcome, Predictions):
+    if not isinstance(outcome, TopClasses):
         return [""] * classes
     best = zip(outcome.score[:classes], outcome.index[:classes], strict=True)
     return [f"{score!r}:{index}:{model.labels[index].label}" for score, index in best]
@@ -96,7 +96,7 @@ def _ranking(model: ServedModel, outcome: Outcome, classes: int) -> list[str]:
 
 def _probabilities(outcome: Outcome, num_classes: int) -> npt.NDArray[np.float32]:
     """The probability of every class, in the order of the classes."""
-    row = np.full(num_classes, 0 if isinstance(outcome, Predictions) else math.nan, np.float32)
-    if isinstance(outcome, Predictions):
+    row = np.full(num_classes, 0 if isinstance(outcome, TopClasses) else math.nan, np.float32)
+    if isinstance(outcome, TopClasses):
         row[np.frombuffer(outcome.int32, np.int32)] = np.frombuffer(outcome.float32, np.float32)
     return row

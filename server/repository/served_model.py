@@ -11,8 +11,8 @@ from typing import Any
 from ...inference.backend import runtime_name
 from ...inference.open import open_model as open_bundle
 from ...inference.pipeline import Pipeline
-from ...inference.results import ImageResult, Predictions
-from ...loaders.headers.limits import Limits
+from ...inference.results import ImageResult, TopClasses
+from ...loaders.headers.limits import ImageLimits
 from ...loaders.preprocess.spec import PreprocessSpec
 from ...models.bundle.config import BundleConfig
 from ...models.bundle.labels import Label
@@ -41,7 +41,7 @@ class ServedModel:
     name: str
     config: BundleConfig
     pipelines: Mapping[int, Pipeline]
-    limits: Limits
+    limits: ImageLimits
     number: str = ""
     key: str = ""
     devices: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class ServedModel:
 
     def result_json(self, outcome: ImageResult | ServiceError, where: str) -> bytes:
         """One entry of `results`; `where` begins an error's message where a request has several images."""
-        if not isinstance(outcome, Predictions):
+        if not isinstance(outcome, TopClasses):
             error = {"code": outcome.code, "message": where + outcome.message}
             return json.dumps({"error": error}, ensure_ascii=False).encode()
         scores = zip(outcome.index, outcome.score, strict=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import InitVar, dataclass, field
 from typing import Literal, Protocol
 
-from ...inference.results import BatchResult, ImageResult, Predictions
+from ...inference.results import BatchResult, ImageResult, TopClasses
 from ...loaders.headers.info import ImageInfo
 from ..errors import ClientDisconnected, ServiceError
 
@@ -116,7 +116,7 @@ class RemovedModel:
 
 def outcome_label(outcome: object) -> str:
     """The label, one of `metrics.OUTCOMES`, of how an image ended, or the request that it was in."""
-    if isinstance(outcome, Predictions):
+    if isinstance(outcome, TopClasses):
         return "ok"
     if isinstance(outcome, ClientDisconnected):
         return "cancelled"

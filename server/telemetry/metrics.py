@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import Metric
@@ -27,6 +27,7 @@ CANCEL_STAGES = ("receive", "wait")
 CPU_STAGES = ("decode", "forward", "postprocess")
 CLOSE_REASONS = ("head_timeout", "body_timeout", "malformed", "too_large", "evicted", "refused", "not_reading")
 BODY_FORMS = ("raw", "array", "multipart", "json")
+PARAMETER_FORMS = ("dense_equivalent", "resident", "on_disk")
 
 # Seconds. A small forward takes less than the usual first bucket, 5 ms.
 SECONDS_BUCKETS = (
@@ -35,8 +36,6 @@ SECONDS_BUCKETS = (
 )
 BYTES_BUCKETS = tuple(float(4**power) for power in range(5, 14))  # 1 KiB ... 64 MiB
 BATCH_BUCKETS = tuple(float(2**power) for power in range(9))  # 1 ... 256
-
-Form = Literal["dense_equivalent", "resident", "on_disk"]
 
 
 class ModelMetrics:

@@ -28,7 +28,7 @@ from milkweed.bench.process import slow_device
 from milkweed.bench.server.bundles import tiny_bundle
 from milkweed.inference.open import open_model
 from milkweed.inference.options import InferenceOptions
-from milkweed.inference.results import Predictions
+from milkweed.inference.results import TopClasses
 from milkweed.inference.torch_forward import TorchForward
 from milkweed.loaders import PreprocessSpec, create_loader
 from milkweed.models import load_bundle
@@ -122,7 +122,7 @@ def test_a_bundle_is_served_by_its_graph(
     pipeline = open_model(graph_alone, InferenceOptions(device="cpu", backend="openvino")).pipeline
     ours = pipeline.classify(bodies, top_k=1)
     pipeline.close()
-    assert [(index,) for index, _ in found] == [each.index for each in ours if isinstance(each, Predictions)]
+    assert [(index,) for index, _ in found] == [each.index for each in ours if isinstance(each, TopClasses)]
     monkeypatch.setenv("PEER_MODEL", str(tmp_path / "tiny.pt"))
     assert runpy.run_path(str(SERVERS / "served_model.py"))["SHAPE"] == (32, 32, 3)
 

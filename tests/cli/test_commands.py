@@ -8,7 +8,7 @@ import torch
 
 from milkweed.cli import bundle_args as bundles
 from milkweed.inference.open import open_model
-from milkweed.inference.results import Predictions
+from milkweed.inference.results import TopClasses
 from milkweed.models import BundleConfig, create_model, load_bundle, read_config, save_bundle
 from milkweed.models.bundle.labels import default_labels
 from milkweed.models.compress.compression import NO_DATA
@@ -81,7 +81,7 @@ def test_densify_computes_the_same(milkweed: Milkweed, bundle: Path, tmp_path: P
     sides = []
     for path in (bundle, tmp_path / "dense"):
         pipeline = open_model(path).pipeline
-        sides.append([answer for answer in pipeline.classify(images, 7) if isinstance(answer, Predictions)])
+        sides.append([answer for answer in pipeline.classify(images, 7) if isinstance(answer, TopClasses)])
         pipeline.close()
     for one, other in zip(*sides, strict=True):
         assert one.index == other.index
@@ -122,7 +122,7 @@ def test_classify_agrees_with_the_pipeline(
     milkweed: Milkweed, bundle: Path, pictures: Path, images: list[bytes], labels: Any
 ) -> None:
     pipeline = open_model(bundle).pipeline
-    want = [answer for answer in pipeline.classify(images[:3], 2) if isinstance(answer, Predictions)]
+    want = [answer for answer in pipeline.classify(images[:3], 2) if isinstance(answer, TopClasses)]
     pipeline.close()
     document = milkweed("classify", "--model", bundle, pictures, "--top-k", 2, "--json").ok(quiet=True).document
     assert (document["model"], document["version"]) == ("tiny", read_config(bundle).version)

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -103,7 +103,7 @@ VALUES: dict[str, Iterable[str]] = {
     "reason": {kind.reason for kind in ERROR_CODES.values()},
     "outcome": metrics.OUTCOMES,
     "stage": metrics.STAGES,
-    "form": get_args(metrics.Form),
+    "form": metrics.PARAMETER_FORMS,
     "le": map(str, metrics.SECONDS_BUCKETS),
     "backend": LOADERS,
     "loader": LOADERS,

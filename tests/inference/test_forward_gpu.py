@@ -6,7 +6,7 @@ import pytest
 
 from milkweed.inference.open import open_model
 from milkweed.inference.options import InferenceOptions
-from milkweed.inference.results import Predictions
+from milkweed.inference.results import TopClasses
 
 from ..support.server_parts import encoded
 
@@ -32,8 +32,8 @@ def test_answers_are_the_cpus(fusion: str, dtype: str, tmp_path: Path) -> None:
     assert (on_gpu.fusion is not None) == (fusion == "auto")
     images = [encoded(seed=seed, size=(40, 30)) for seed in range(11)]
     for got, want in zip(on_gpu.classify(images, 1), on_cpu.classify(images, 1), strict=True):
-        assert isinstance(got, Predictions)
-        assert isinstance(want, Predictions)
+        assert isinstance(got, TopClasses)
+        assert isinstance(want, TopClasses)
         assert got.score[0] == pytest.approx(want.score[0], abs=3e-2)
     assert list(tmp_path.glob("*.json")) or fusion == "off"
     on_gpu.close()

@@ -11,7 +11,7 @@ from milkweed.inference import forward as forward_module
 from milkweed.inference.device import CPU, Device
 from milkweed.inference.forward import Forward, LanePlan, batches, plan_lanes
 from milkweed.inference.pipeline import Pipeline
-from milkweed.inference.results import InferenceError, Predictions
+from milkweed.inference.results import InferenceError, TopClasses
 from milkweed.inference.torch_forward import TorchForward
 from milkweed.loaders.errors import InputError
 from milkweed.models.architectures.registry import create_model
@@ -144,7 +144,7 @@ def test_each_image_gets_as_many_classes_as_it_asked_for() -> None:
     mixed = pipeline.run(images, [None] * 4, wanted).outcomes
     alone = [pipeline.classify([image], k)[0] for image, k in zip(images, wanted, strict=True)]
     assert mixed == alone
-    assert [len(answer.index) for answer in mixed if isinstance(answer, Predictions)] == wanted
+    assert [len(answer.index) for answer in mixed if isinstance(answer, TopClasses)] == wanted
 
 
 @pytest.mark.parametrize("top_k", [0, 8, -1])

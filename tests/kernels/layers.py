@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from milkweed.kernels.chain_ir import Add, Gelu, LayerNorm, Monarch, Operator
+from milkweed.kernels.chain_ir import Add, ChainOp, Gelu, LayerNorm, Monarch
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -22,7 +22,7 @@ def monarch(
     return Monarch(*factors, normal(out, seed=5, dtype=dtype) if bias else None, width, out)
 
 
-def mlp() -> list[Operator]:
+def mlp() -> list[ChainOp]:
     """Half of a block, of 64 features and 128 hidden ones: a norm, two layers of four blocks, the residual."""
     norm = LayerNorm(normal(64, seed=1) + 1, normal(64, seed=2), 1e-6)
     return [norm, monarch(64, 128, nblocks=4), Gelu(), monarch(128, 64, nblocks=4), Add()]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from milkweed.loaders import FORMATS, Limits, PreprocessSpec, create_loader
+from milkweed.loaders import FORMATS, ImageLimits, PreprocessSpec, create_loader
 from milkweed.loaders.headers.info import OPT_IN_FORMATS
 
 SPEC = PreprocessSpec()
@@ -121,7 +121,7 @@ def test_good_ones_agree_between_loaders(file, loader, folder, levels):
 @pytest.mark.parametrize("name", ["cpu", "pillow"])
 @pytest.mark.parametrize("file", ["21_jp2.jp2", "21b_htj2k.jph"])
 def test_jpeg_2000_is_the_lossless_picture_once_turned_on(name, file, folder, encoded):
-    loader = create_loader(name, SPEC, Limits(formats=FORMATS + OPT_IN_FORMATS))
+    loader = create_loader(name, SPEC, ImageLimits(formats=FORMATS + OPT_IN_FORMATS))
     with Image.open(folder / "00_good.jpg") as original:  # both were made of it without loss
         lossless = encoded(original, "PNG")
     result = loader.load([(folder / file).read_bytes()])

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class Attention(nn.Module):
+class MultiHeadAttention(nn.Module):
     """Multi-head softmax attention: (B, N, in_dim) -> (B, N, dim). Outputs of qkv are ordered by q, k, v, then by head.
 
     Args:
@@ -50,7 +50,7 @@ class Attention(nn.Module):
         return qkv[:, :, 2].flatten(2) + y if self.value_skip else y
 
 
-class WindowAttention(Attention):
+class WindowAttention(MultiHeadAttention):
     """Attention within windows of the square grid that the tokens form: (B, N, in_dim) -> (B, N, dim).
 
     A grid whose side the window does not divide is padded with zeros, half of them (rounded down) above and to the

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ...layers.token_merging import log_sizes, matched, merged, places, rows
 from ...layers.token_plan import TokenPlan
-from .attention import Attention
+from .attention import MultiHeadAttention
 from .normal import NormalCell
 
 
@@ -27,7 +27,7 @@ class MergingCell(NormalCell):
         plan: the plan of the model; it says how many tokens merge.
     """
 
-    attn: Attention
+    attn: MultiHeadAttention
 
     def __init__(self, cell: NormalCell, plan: TokenPlan) -> None:
         nn.Module.__init__(self)
@@ -58,7 +58,7 @@ class MergingCell(NormalCell):
 def attending_cells(model: Any) -> list[tuple[nn.ModuleList, int]]:
     """The normal cells of a ViTAE whose attention is over all tokens, as lists and places in them, in order."""
     places = ((stage.NC, i) for stage in model.layers for i in range(len(stage.NC)))
-    return [(cells, i) for cells, i in places if type(cells[i].attn) is Attention]
+    return [(cells, i) for cells, i in places if type(cells[i].attn) is MultiHeadAttention]
 
 
 def merge_in_cells(model: nn.Module, plan: TokenPlan) -> None:

@@ -7,7 +7,7 @@ tokens; attention normalises them itself. State-dict keys are those of the publi
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention import Attention, Mlp, WindowAttention
+from .attention import Mlp, MultiHeadAttention, WindowAttention
 from .grid import grid_to_tokens, tokens_to_grid
 
 # Eps of the norms in normal cells and of the final norm; reduction cells use 1e-5.
@@ -55,8 +55,8 @@ class NormalCell(nn.Module):
         hidden_dim = int(dim * mlp_ratio)
         self.class_token = class_token
         self.norm1 = nn.LayerNorm(dim, eps=NORMAL_NORM_EPS)
-        self.attn: Attention = (
-            Attention(dim, dim, num_heads)
+        self.attn: MultiHeadAttention = (
+            MultiHeadAttention(dim, dim, num_heads)
             if window_size is None
             else WindowAttention(dim, dim, num_heads, window_size=window_size)
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention import Attention, Mlp, WindowAttention
+from .attention import Mlp, MultiHeadAttention, WindowAttention
 from .grid import grid_to_tokens
 
 # Eps of every LayerNorm in a reduction cell; normal cells use 1e-6. Mixing them up moves the logits by 3e-4.
@@ -95,7 +95,7 @@ class TokenTransformer(nn.Module):
         attn: attention in_dim -> dim, with or without a value skip.
     """
 
-    def __init__(self, in_dim: int, dim: int, attn: Attention) -> None:
+    def __init__(self, in_dim: int, dim: int, attn: MultiHeadAttention) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(in_dim, eps=REDUCTION_NORM_EPS)
         self.attn = attn
@@ -183,7 +183,7 @@ class TransformerReduction(nn.Module):
         self.PRM = PyramidReduction(in_chans, embed_dim, kernel_size, downsample, dilations)
         in_dim = len(dilations) * embed_dim
         attn = (
-            Attention(in_dim, dim, num_heads, qkv_bias=False, value_skip=True)
+            MultiHeadAttention(in_dim, dim, num_heads, qkv_bias=False, value_skip=True)
             if window_size is None
             else WindowAttention(in_dim, dim, num_heads, window_size=window_size)
         )

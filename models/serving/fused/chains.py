@@ -16,7 +16,7 @@ from ...architectures.plain_mlp import PLAIN_MLPS
 from ...architectures.t2t_vit import Block
 from ...architectures.timm_models import type_name
 from ...architectures.token_blocks import TokenAttention, TokenBlock
-from ...architectures.vitae.attention import Attention as GlobalAttention
+from ...architectures.vitae.attention import MultiHeadAttention
 from ...architectures.vitae.merging import MergingCell
 from ...architectures.vitae.normal import NormalCell
 from ...layers.narrow_attention import NarrowAttention
@@ -111,7 +111,7 @@ def _own_block(block: nn.Module) -> BlockChains:
     attn, mlp = block.attn, block.mlp
     if isinstance(attn, NarrowAttention):
         raise NotFusable("its queries and keys are narrower than its values")
-    if type(attn) is not GlobalAttention:
+    if type(attn) is not MultiHeadAttention:
         raise NotFusable("its attention is within windows")
     qkv = as_linear(attn.qkv)
     head_dim = qkv.out_features // (3 * attn.num_heads)

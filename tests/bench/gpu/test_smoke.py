@@ -17,7 +17,7 @@ from milkweed.bench.gpu.journal import COMPLETE, DIED, WRONG, Absent, ends, quar
 from milkweed.bench.gpu.measure import Bench
 from milkweed.bench.gpu.plan import TILES, Step, Task, steps
 from milkweed.bench.gpu.smoke import ROWS, Case, cases, check, racecheck
-from milkweed.kernels.chain_ir import Monarch, Operator, Problem, evaluate
+from milkweed.kernels.chain_ir import ChainOp, Monarch, Problem, evaluate
 from milkweed.kernels.impls.base import Impl, Runner
 from milkweed.kernels.impls.torch_ops import EagerImpl
 
@@ -35,10 +35,10 @@ class Twisted:
         self.twist = twist
         self.calls = 0
 
-    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+    def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         return None if len(segment) == 1 and isinstance(segment[0], Monarch) else "another kind of segment"
 
-    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+    def build(self, segment: Sequence[ChainOp], problem: Problem) -> Runner:
         def call(x: Tensor, residual: Tensor | None) -> Tensor:
             self.calls += 1
             y = evaluate(segment, x.float())

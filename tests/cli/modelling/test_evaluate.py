@@ -9,7 +9,7 @@ import pytest
 
 from milkweed.inference.open import open_model
 from milkweed.inference.pipeline import Pipeline
-from milkweed.inference.results import Predictions
+from milkweed.inference.results import TopClasses
 from milkweed.jobs.dataset import DataError, labelled_images, read_image, spaced
 from milkweed.jobs.evaluate import evaluate
 from milkweed.loaders.errors import InputError
@@ -31,7 +31,7 @@ def pipeline(bundle: Path) -> Any:
 def answers(pipeline: Pipeline, images: list[bytes]) -> list[tuple[int, ...]]:
     """The best five classes of each image; three different best ones at least, or the tests say little."""
     outcomes = pipeline.classify(images, 5)
-    found = [outcome.index for outcome in outcomes if isinstance(outcome, Predictions)]
+    found = [outcome.index for outcome in outcomes if isinstance(outcome, TopClasses)]
     assert len(found) == len(images)
     assert len({index[0] for index in found}) >= 3
     return found
@@ -67,7 +67,7 @@ def test_evaluate_counts_known_answers(milkweed: Milkweed, bundle: Path, data: P
 def test_evaluate_agrees_with_classify_at_any_batch_size(pipeline: Pipeline, data: Path, labels: Any) -> None:
     samples = labelled_images(data, labels).samples
     outcomes = pipeline.classify([sample.path.read_bytes() for sample in samples], 5)
-    best = [outcome.index[0] for outcome in outcomes if isinstance(outcome, Predictions)]
+    best = [outcome.index[0] for outcome in outcomes if isinstance(outcome, TopClasses)]
     want = sum(index == sample.target for index, sample in zip(best, samples, strict=True))
     for batch_size in (1, 5, 100):
         result = evaluate(pipeline, samples, max_image_bytes=TINY, batch_size=batch_size)

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from milkweed.kernels.blocked import BlockedMonarch
-from milkweed.kernels.chain_ir import Add, Gelu, LayerNorm, Monarch, Operator, Problem, kinds
+from milkweed.kernels.chain_ir import Add, ChainOp, Gelu, LayerNorm, Monarch, Problem, kinds
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.triton.launch import linear_launches, mlp_launches
 from milkweed.kernels.triton.layout import sort_layer, sort_mlp
-from milkweed.kernels.triton.tiles import VARIANTS, device_of
+from milkweed.kernels.triton.tiles import VARIANTS, device_properties
 from milkweed.kernels.tuning.chain import Chain
 from milkweed.kernels.tuning.plan import every_span
 from milkweed.kernels.tuning.tuner import fuses_next
@@ -47,11 +47,11 @@ class TritonKernels:
         self.layers = {fc1: without_memory(one), fc2: without_memory(two)}
         self.mlp = tuple(map(without_memory, sort_mlp(one, two, fc1.out_features)))
 
-    def __call__(self, segment: tuple[Operator, ...], tile: int, rows: int) -> set[str]:
+    def __call__(self, segment: tuple[ChainOp, ...], tile: int, rows: int) -> set[str]:
         own = [operator for operator in segment if isinstance(operator, Monarch)]
         x, y = (torch.empty(rows, width, dtype=torch.bfloat16, device="meta") for width in widths(own))
         residual = y if kinds(segment)[-1] == "add" else None
-        more = (y, VARIANTS[tile], device_of.__wrapped__(CUDA))
+        more = (y, VARIANTS[tile], device_properties.__wrapped__(CUDA))
         if len(own) == 2:
             launches = mlp_launches(x, *self.mlp, residual, *more)
         else:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from milkweed.kernels.chain_ir import Add, Dense, Gelu, LayerNorm, Operator, Problem, SelfAttention, evaluate
+from milkweed.kernels.chain_ir import Add, ChainOp, Dense, Gelu, LayerNorm, Problem, SelfAttention, evaluate
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.impls.base import OTHER_KIND
 from milkweed.kernels.impls.native import native_impls
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 monarch = partial(layers.monarch, nblocks=4)
 
 MLP = layers.mlp()
-SEGMENTS: dict[str, list[list[Operator]]] = {
+SEGMENTS: dict[str, list[list[ChainOp]]] = {
     "native_linear": [
         [monarch(64, 128)],
         [monarch(64, 128, bias=False), Gelu()],
@@ -83,7 +83,7 @@ def test_tile_variants_share_their_weights() -> None:
         ("native_attention:0", [SelfAttention(2, 32, 0.2), MLP[3]], torch.bfloat16, OTHER_KIND),
     ],
 )
-def test_what_they_do_not_take_they_name(name: str, segment: list[Operator], dtype: torch.dtype, reason: str) -> None:
+def test_what_they_do_not_take_they_name(name: str, segment: list[ChainOp], dtype: torch.dtype, reason: str) -> None:
     refusal = IMPLS[name].refuses(segment, Problem(CPU, dtype, 2, 19))
     assert refusal is not None
     assert reason in refusal

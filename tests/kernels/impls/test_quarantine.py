@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from milkweed.kernels.chain_ir import Operator, Problem, SelfAttention
+from milkweed.kernels.chain_ir import ChainOp, Problem, SelfAttention
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.impls.base import OTHER_KIND, Impl
 from milkweed.kernels.impls.dense import DenseImpl
@@ -31,7 +31,7 @@ def impls_under(value: str, monkeypatch: pytest.MonkeyPatch) -> list[Impl]:
     return with_quarantine([*native_impls(on_cpu=True), *triton_impls(on_cpu=True), DenseImpl(), EagerImpl()])
 
 
-def refused(impls: list[Impl], segment: list[Operator]) -> set[str]:
+def refused(impls: list[Impl], segment: list[ChainOp]) -> set[str]:
     return {impl.name for impl in impls if impl.refuses(segment, PROBLEM) == REASON}
 
 

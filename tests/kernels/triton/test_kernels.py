@@ -15,7 +15,7 @@ import torch
 from milkweed.kernels.blocked import BlockedMonarch
 from milkweed.kernels.triton.launch import Launch, mlp_launches
 from milkweed.kernels.triton.layout import sort_layer, sort_mlp
-from milkweed.kernels.triton.tiles import VARIANTS, WIDE, Device, Variant
+from milkweed.kernels.triton.tiles import VARIANTS, WIDE, DeviceProperties, Variant
 
 from ..emulated.emulation import FULL
 
@@ -23,10 +23,10 @@ SCRIPT = Path(__file__).parent / "triton_cases.py"
 MOST_ERROR = {"bfloat16": 4e-3, "float16": 1e-3}
 
 GPUS = {
-    80: Device((8, 0), 166912),
-    90: Device((9, 0), 232448, pdl=True),
-    100: Device((10, 0), 232448, pdl=True),
-    120: Device((12, 0), 101376, pdl=True),
+    80: DeviceProperties((8, 0), 166912),
+    90: DeviceProperties((9, 0), 232448, pdl=True),
+    100: DeviceProperties((10, 0), 232448, pdl=True),
+    120: DeviceProperties((12, 0), 101376, pdl=True),
 }
 MULTIPLIES_BY = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma", 120: "mma.sync"}
 MODELS = {"ViT-B": (768, 3072, 4), "ViT-S": (384, 1536, 4), "ViTAE-S": (384, 1152, 4), "ViTAE-T": (256, 512, 4)}

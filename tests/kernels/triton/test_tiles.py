@@ -14,16 +14,16 @@ from milkweed.kernels.triton.tiles import (
     SMALL,
     VARIANTS,
     WIDE,
-    Device,
+    DeviceProperties,
     Product,
     Variant,
     choose_tile,
-    device_of,
+    device_properties,
     tile_refusal,
 )
 
-HOPPER = Device((9, 0), 232448)
-SMALL_SHARED = Device((8, 6), 101376)
+HOPPER = DeviceProperties((9, 0), 232448)
+SMALL_SHARED = DeviceProperties((8, 6), 101376)
 
 
 @given(
@@ -37,7 +37,7 @@ SMALL_SHARED = Device((8, 6), 101376)
 )
 @settings(deadline=None, max_examples=300)
 def test_tiles_fit_and_cover(
-    variant: Variant, device: Device, rows: int, blocks: int, n: int, p: int, interleaved: bool
+    variant: Variant, device: DeviceProperties, rows: int, blocks: int, n: int, p: int, interleaved: bool
 ) -> None:
     problem = Product(rows, blocks, n, p, interleaved, tma=p % 16 == 0)
     tile = choose_tile(variant, problem, device)
@@ -92,8 +92,8 @@ def test_launches_are_dependent_from_hopper_on_unless_switched_off(
     monkeypatch.delenv("MILKWEED_PDL", raising=False)
     if setting:
         monkeypatch.setenv("MILKWEED_PDL", setting)
-    device = device_of.__wrapped__(torch.device("cuda"))
-    assert device == Device((major, 0), 232448, pdl)
+    device = device_properties.__wrapped__(torch.device("cuda"))
+    assert device == DeviceProperties((major, 0), 232448, pdl)
     layer = sort_layer(torch.randn(4, 8, 8), torch.randn(4, 8, 8), None, 32, torch.float16)
     x, y = torch.randn(2, 64, 32).half()
     for launch in linear_launches(x, layer, None, 0, y, LOW, device):

@@ -20,9 +20,9 @@ from milkweed.kernels.reference import monarch_reference
 from milkweed.kernels.triton.launch import linear_launches, mlp_launches
 from milkweed.kernels.triton.layout import sort_layer, sort_mlp
 from milkweed.kernels.triton.linear import triton_linear, triton_mlp
-from milkweed.kernels.triton.tiles import SMALL, SQUARE, VARIANTS, WIDE, Device
+from milkweed.kernels.triton.tiles import SMALL, SQUARE, VARIANTS, WIDE, DeviceProperties
 
-HOPPER = Device((9, 0), 232448)
+HOPPER = DeviceProperties((9, 0), 232448)
 WIDE_TILE, SQUARE_TILE, SMALL_TILE = map(VARIANTS.index, (WIDE, SQUARE, SMALL))
 TMA = next(i for i, variant in enumerate(VARIANTS) if variant.tma)
 

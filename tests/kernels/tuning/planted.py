@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkweed.kernels.chain_ir import Add, Gelu, LayerNorm, Monarch, Operator, Packed, Problem, kinds
+from milkweed.kernels.chain_ir import Add, ChainOp, Gelu, LayerNorm, Monarch, Packed, Problem, kinds
 from milkweed.kernels.impls.base import OTHER_KIND, Impl, Runner
 from milkweed.kernels.impls.dense import DenseImpl
 from milkweed.kernels.impls.feature_major import FeatureMajorImpl
@@ -43,10 +43,10 @@ class Planted:
     reason: str | None = None
     keeps: int = 0
 
-    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+    def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         return self.reason if kinds(segment) == self.takes else OTHER_KIND
 
-    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+    def build(self, segment: Sequence[ChainOp], problem: Problem) -> Runner:
         whole = EagerImpl().build(segment, problem)
         more = Packed([torch.zeros(self.keeps)])
         return Runner(lambda x, residual: self.spoil(whole(x, residual), x, residual), (*whole.packed, more))

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from milkweed.loaders import CpuLoader, Limits, PillowLoader, PreprocessSpec, create_loader, validate
+from milkweed.loaders import CpuLoader, ImageLimits, PillowLoader, PreprocessSpec, create_loader, validate
 from milkweed.loaders.decode import cpu as cpu_loader_module
 from milkweed.loaders.preprocess import orientation
 
-ANY_ASPECT = Limits(max_aspect=100_000)
+ANY_ASPECT = ImageLimits(max_aspect=100_000)
 SPEC = PreprocessSpec(size=64)
 
 

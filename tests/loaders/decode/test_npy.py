@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milkweed.loaders import CODES, CpuLoader, InputError, Limits, PillowLoader, PreprocessSpec, create_loader, validate
+from milkweed.loaders import (
+    CODES,
+    CpuLoader,
+    ImageLimits,
+    InputError,
+    PillowLoader,
+    PreprocessSpec,
+    create_loader,
+    validate,
+)
 from milkweed.loaders.dataset.folder import read_levels
 from milkweed.loaders.decode.npy import LARGEST_INPUT, array_images, count_images, split_images
 from milkweed.loaders.sandbox.sandbox import Sandbox
@@ -27,7 +36,7 @@ def with_header(text: str, values: bytes = b"") -> bytes:
     return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode("latin-1") + values
 
 
-def refusal(body: bytes, limits: Limits | None = None) -> InputError:
+def refusal(body: bytes, limits: ImageLimits | None = None) -> InputError:
     with pytest.raises(InputError) as caught:
         validate(body, *([limits] if limits else []))
     assert caught.value.code in CODES

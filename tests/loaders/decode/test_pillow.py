@@ -7,9 +7,9 @@ import PIL
 import pytest
 from PIL import Image, ImageOps
 
-from milkweed.loaders import Limits, PillowLoader, PreprocessSpec, validate
+from milkweed.loaders import ImageLimits, PillowLoader, PreprocessSpec, validate
 
-ANY_ASPECT = Limits(max_aspect=100_000)
+ANY_ASPECT = ImageLimits(max_aspect=100_000)
 SIZES = [
     (500, 375),
     (375, 501),

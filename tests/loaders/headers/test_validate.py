@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from milkweed.loaders import CODES, FORMATS, InputError, Limits, validate
+from milkweed.loaders import CODES, FORMATS, ImageLimits, InputError, validate
 from milkweed.loaders.headers.exif import orientation
 from milkweed.loaders.headers.info import OPT_IN_FORMATS, SANDBOXED
 from milkweed.loaders.headers.sniff import images_among
 
-EVERY = Limits(formats=FORMATS + OPT_IN_FORMATS)
+EVERY = ImageLimits(formats=FORMATS + OPT_IN_FORMATS)
 
 
 def chunk(name: bytes, body: bytes) -> bytes:
@@ -35,7 +35,7 @@ def jpeg_header(width: int, height: int, sof: int = 0xC0, components: int = 3, b
     return b"\xff\xd8" + b"".join(b"\xff" + bytes([m]) + struct.pack(">H", len(b) + 2) + b for m, b in parts)
 
 
-def refusal(body: bytes, limits: Limits | None = None) -> InputError:
+def refusal(body: bytes, limits: ImageLimits | None = None) -> InputError:
     with pytest.raises(InputError) as caught:
         validate(body, *([limits] if limits else []))
     assert caught.value.code in CODES
@@ -104,8 +104,8 @@ def test_validate_refuses_what_it_should(body, code):
         (jpeg_header(4000, 3001, components=4), None, "too_many_pixels", "CMYK or lossless JPEG"),
         (b"\0\0\0\x1cftypavif" + bytes(8 << 20), None, "too_large", "8388620 bytes: limit 8388608 bytes for AVIF"),
         (b"P3 10 10 255\n" + bytes(20 << 20), None, "too_large", "limit 20971520 bytes"),
-        (png(5, 5), Limits(max_bytes=60), "too_large", "limit 60 bytes"),
-        (png(5, 5), Limits(max_pixels=24), "too_many_pixels", "5x5 px"),
+        (png(5, 5), ImageLimits(max_bytes=60), "too_large", "limit 60 bytes"),
+        (png(5, 5), ImageLimits(max_pixels=24), "too_many_pixels", "5x5 px"),
     ],
 )
 def test_limits_are_named(body, limits, code, said):
@@ -115,7 +115,7 @@ def test_limits_are_named(body, limits, code, said):
 
 
 def test_a_format_can_be_left_out(picture, encoded):
-    error = refusal(encoded(picture(8, 8), "AVIF"), Limits(formats=("JPEG", "PNG")))
+    error = refusal(encoded(picture(8, 8), "AVIF"), ImageLimits(formats=("JPEG", "PNG")))
     assert error.code == "unsupported_format"
     said = "AVIF is not accepted: expected one of JPEG, PNG; a server takes AVIF where --formats names avif"
     assert error.message == said
@@ -150,7 +150,7 @@ def test_scans_are_bounded_by_pixels(picture, encoded):
     last = body[body.rindex(b"\xff\xda") : -2]
     many = body[:-2] + last[:400] * 1500 + body[-2:]
     assert "more than 1000 scans" in refusal(many).message
-    assert refusal(body, Limits(max_scan_pixels=2_999_999)).code == "too_many_pixels"
+    assert refusal(body, ImageLimits(max_scan_pixels=2_999_999)).code == "too_many_pixels"
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from milkweed.loaders import FORMATS, InputError, Limits, PreprocessSpec, validate
+from milkweed.loaders import FORMATS, ImageLimits, InputError, PreprocessSpec, validate
 from milkweed.loaders.headers.info import OPT_IN_FORMATS
 from milkweed.loaders.sandbox.process import Child
 from milkweed.loaders.sandbox.sandbox import Sandbox
@@ -12,7 +12,7 @@ from milkweed.loaders.sandbox.sandbox import Sandbox
 from ...support.waiting import HANG_SECONDS
 from ..conftest import encoded, picture
 
-LIMITS = Limits(formats=FORMATS + OPT_IN_FORMATS)
+LIMITS = ImageLimits(formats=FORMATS + OPT_IN_FORMATS)
 SPEC = PreprocessSpec(size=32)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from milkweed.loaders import CpuLoader, Limits, Loader, PillowLoader, PreprocessSpec, create_loader, validate
+from milkweed.loaders import CpuLoader, ImageLimits, Loader, PillowLoader, PreprocessSpec, create_loader, validate
 from milkweed.loaders.dataset.evaluation import PreparedImages
 from milkweed.loaders.dataset.folder import read_levels
 from milkweed.loaders.dataset.training import Augmentation, TrainingImages
@@ -67,7 +67,7 @@ def test_formats_with_readers_of_our_own_start_no_child(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(sandbox_module, "Child", started)
     bodies = [encoded(picture(40, 30), format) for format in ("JPEG", "PNG", "WEBP", "NPY")]
-    limits = Limits(formats=("JPEG", "PNG", "WEBP", "NPY"))
+    limits = ImageLimits(formats=("JPEG", "PNG", "WEBP", "NPY"))
     for name in ("cpu", "pillow"):
         result = create_loader(name, SPEC, limits).load([*bodies, encoded(picture(40, 30), "GIF")])
         assert result.ok == [0, 1, 2, 3]
@@ -126,7 +126,7 @@ def test_refusals_by_the_parent_cost_no_child(sandbox: Sandbox, body: bytes) -> 
     crop(sandbox, body)
     assert idle_child(sandbox) is child
     assert (sandbox.images, sandbox.deaths) == ({"ok": 2, "refused": 4}, {})
-    small = Sandbox(Limits(max_pixels=6299))
+    small = Sandbox(ImageLimits(max_pixels=6299))
     assert refusal(small, body).message == "TIFF is 90x70 px: limit 0.006299 megapixels for TIFF"
     small.close()
 
@@ -177,10 +177,10 @@ def test_children_end_with_their_sandbox(body: bytes) -> None:
 
 
 def test_it_can_be_sent_to_another_process(body: bytes) -> None:
-    sandbox = Sandbox(Limits(max_pixels=6300), 1 << 26, 3.5, 4.5)
+    sandbox = Sandbox(ImageLimits(max_pixels=6300), 1 << 26, 3.5, 4.5)
     wanted = crop(sandbox, body)
     sent = pickle.loads(pickle.dumps(sandbox))
     assert not sent.idle
-    assert (sent.limits, sent.memory_bytes) == (Limits(max_pixels=6300), 1 << 26)
+    assert (sent.limits, sent.memory_bytes) == (ImageLimits(max_pixels=6300), 1 << 26)
     assert (sent.cpu_seconds, sent.answer_seconds) == (3.5, 4.5)
     assert crop(sent, body) == wanted

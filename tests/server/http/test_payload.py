@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from milkweed.server.errors import ServiceError
-from milkweed.server.http.payload import Encoded, Form, payload_kind, read_payload
+from milkweed.server.http.payload import Encoded, PayloadFormat, payload_kind, read_payload
 
 from ...support.bodies import npy
 
 BOUNDARY = b'multipart/form-data; boundary="XyZ"'
 
 
-def encoded_images(body: bytes, form: Form, content_type: bytes, *, max_images: int) -> list[Encoded]:
+def encoded_images(body: bytes, form: PayloadFormat, content_type: bytes, *, max_images: int) -> list[Encoded]:
     return read_payload(body, form, content_type).images(max_images)
 
 

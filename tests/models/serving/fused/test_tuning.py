@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.kernels.chain_ir import Add, Dense, Gelu, LayerNorm, Operator, Problem
+from milkweed.kernels.chain_ir import Add, ChainOp, Dense, Gelu, LayerNorm, Problem
 from milkweed.kernels.impls.base import OTHER_KIND, Runner
 from milkweed.kernels.impls.dense import DenseImpl
 from milkweed.kernels.impls.torch_ops import EagerImpl
@@ -59,10 +59,10 @@ class Wrong:
 
     name = "wrong"
 
-    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+    def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         return None if len(segment) == 5 else OTHER_KIND
 
-    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+    def build(self, segment: Sequence[ChainOp], problem: Problem) -> Runner:
         return Runner(lambda x, _: torch.zeros_like(x))
 
 
@@ -123,7 +123,7 @@ def test_refusals_name_engines_that_run_nothing_and_leave_out_those_of_other_kin
         def __init__(self, name: str, reason: str | None) -> None:
             self.name, self._reason = name, reason
 
-        def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+        def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
             return self._reason if len(segment) == 2 else OTHER_KIND
 
     impls = [
