@@ -3,7 +3,7 @@
 import logging
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Literal
 
 from .base import Loader
 from .decode.cpu import CpuLoader
@@ -45,14 +45,10 @@ def create_loader(
     """
     if name == "auto":
         name, why = fastest(device)
-        keywords: dict[str, Any] = {
-            "device": device,
-            "device_id": device_id,
-            "dali": dali,
-            "sandbox": sandbox,
-        }
         try:
-            loader = create_loader(name, spec, limits, num_threads, **keywords)
+            loader = create_loader(
+                name, spec, limits, num_threads, device=device, device_id=device_id, dali=dali, sandbox=sandbox
+            )
         except LoaderError as error:
             logger.warning("loader auto: %s", error)
             loader, why = CpuLoader(spec, limits, num_threads, pin_memory=True, sandbox=sandbox), str(error)

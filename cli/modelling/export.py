@@ -1,7 +1,7 @@
 """`milkweed export` writes a bundle's model as an ONNX file, or into the bundle itself."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -10,7 +10,7 @@ from ..options import Bundle, Json, text_option
 from ..output import megabytes, print_fields, print_json
 
 if TYPE_CHECKING:
-    from ...models.onnx.export import Verified
+    from ...models.onnx.export import ExportReport
 
 OnnxFile = Annotated[Path | None, text_option("FILE", "The file to write; large weights go to FILE.data beside it.")]
 Into = Annotated[bool, typer.Option("--into", help="Add the graph to the bundle itself.")]
@@ -51,30 +51,38 @@ def export(
     from ...models import export_bundle
 
     report = export_bundle(bundle, onnx, dtype=dtype, overwrite=force)
-    config, verified = report.config, report.verified
     if json:
-        print_json(
-            {
-                "file": str(onnx),
-                "version": config.version,
-                "arch": config.arch,
-                "dtype": report.dtype,
-                "opset": report.opset,
-                "bytes": report.size_bytes,
-                "weight_bytes": report.weight_bytes,
-                "operators": dict(report.operators),
-                "verified": verified.to_dict(),
-                "seconds": round(report.seconds, 3),
-            }
-        )
-        return
-    used = ", ".join(f"{count} {name}" for name, count in report.operators.items())
+        print_json(_document(onnx, report))
+    else:
+        _print(bundle, onnx, report)
+
+
+def _document(file: Path, report: "ExportReport") -> dict[str, Any]:
+    return {
+        "file": str(file),
+        "version": report.config.version,
+        "arch": report.config.arch,
+        "dtype": report.dtype,
+        "opset": report.opset,
+        "bytes": report.size_bytes,
+        "weight_bytes": report.weight_bytes,
+        "operators": dict(report.operators),
+        "verified": report.verified.to_dict(),
+        "seconds": round(report.seconds, 3),
+    }
+
+
+def _print(bundle: Path, file: Path, report: "ExportReport") -> None:
+    config, verified = report.config, report.verified
+    # How far the export is off: its largest logits, and the answers where tokens merge.
+    within = f"within {verified.error:g} of the largest (limit {verified.limit:g})"
+    off = f"logits {within}" if verified.kl is None else f"KL {verified.kl:g}, the median image's logits {within}"
     print_fields(
         {
-            "file": f"{onnx} (opset {report.opset}, {report.dtype}, {megabytes(report.size_bytes)})",
+            "file": f"{file} (opset {report.opset}, {report.dtype}, {megabytes(report.size_bytes)})",
             "bundle": f"{bundle} ({config.arch}, version {config.version})",
-            "operators": used,
-            "verified": f"{_differences(verified)}, {verified.by} against {verified.against}, {verified.images} images",
+            "operators": ", ".join(f"{count} {name}" for name, count in report.operators.items()),
+            "verified": f"{off}, {verified.by} against {verified.against}, {verified.images} images",
         }
     )
 
@@ -88,9 +96,3 @@ def _into(bundle: Path, force: bool, json: bool) -> None:
         print_json({"bundle": str(bundle), "version": config.version, "added": added, "bytes": config.bytes_on_disk})
         return
     print_fields({"bundle": f"{bundle} (version {config.version}, {megabytes(config.bytes_on_disk)})", "added": added})
-
-
-def _differences(verified: "Verified") -> str:
-    """Say how far the export is off: its largest logits, and the answers where tokens merge."""
-    within = f"within {verified.error:g} of the largest (limit {verified.limit:g})"
-    return f"logits {within}" if verified.kl is None else f"KL {verified.kl:g}, the median image's logits {within}"

@@ -149,28 +149,10 @@ class DaliGraph:
         )
         cubic = self.spec.interpolation == "bicubic"
         how = {"interp_type": types.INTERP_CUBIC if cubic else types.INTERP_LINEAR, "antialias": True}
-        on_gpu = (
-            {}
-            if self.device == "cpu"
-            else {
-                "hw_decoder_load": self.options.hw_decoder_load,
-                "jpeg_fancy_upsampling": True,  # off by default on a GPU; every CPU decoder does it
-                "device_memory_padding": 3 * LARGE_PIXELS,
-                "host_memory_padding": LARGE_PIXELS,
-                "preallocate_width_hint": 4000,
-                "preallocate_height_hint": LARGE_PIXELS // 4000,
-            }
-        )
         with pipeline:
             encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1, batch=True, no_copy=True)
             boxes = fn.external_source(name="boxes", dtype=types.FLOAT, ndim=1, batch=True)
-            levels = fn.decoders.image(
-                encoded,
-                device="cpu" if self.device == "cpu" else "mixed",
-                output_type=types.RGB,
-                adjust_orientation=False,  # boxes are in stored coordinates
-                **on_gpu,
-            )
+            levels = self._decoded(encoded)
             for first in range(0, 6 * (2 if self.options.resample == "exact" else 1), 6):
                 size, start, end = (boxes[first + at : first + at + 2] for at in (0, 2, 4))
                 levels = fn.resize(levels, size=size, roi_start=start, roi_end=end, **how)
@@ -184,6 +166,24 @@ class DaliGraph:
                 )
             )
         return pipeline
+
+    def _decoded(self, encoded: Any) -> Any:
+        """RGB levels 0..255 of JPEGs, on the graph's device."""
+        on_gpu = {
+            "hw_decoder_load": self.options.hw_decoder_load,
+            "jpeg_fancy_upsampling": True,  # off by default on a GPU; every CPU decoder does it
+            "device_memory_padding": 3 * LARGE_PIXELS,
+            "host_memory_padding": LARGE_PIXELS,
+            "preallocate_width_hint": 4000,
+            "preallocate_height_hint": LARGE_PIXELS // 4000,
+        }
+        return self._dali.fn.decoders.image(
+            encoded,
+            device="cpu" if self.device == "cpu" else "mixed",
+            output_type=self._dali.types.RGB,
+            adjust_orientation=False,  # boxes are in stored coordinates
+            **({} if self.device == "cpu" else on_gpu),
+        )
 
     def _boxes(self, region: Region) -> NDArray[np.float32]:
         """Return size, start and end (y, x) of the region for each resize of the graph."""

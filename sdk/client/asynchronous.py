@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Sequence
 from functools import partial
 from ssl import SSLContext
 from typing import Unpack, cast, overload
@@ -225,35 +225,36 @@ class AsyncClient:
         """
         loop, http = asyncio.get_running_loop(), await self._http()
         deadline, tries, refused = loop.time() + seconds, 0, ""
+        ask = partial(http.request, method, self.url + path, params=params, content=body)
         while True:
             left = max(0.0, deadline - loop.time())
             deadline_header = {"X-Request-Timeout-Ms": str(int(min(max(1.0, left * 1e3), MOST_TIMEOUT_MS)))}
             try:
                 async with asyncio.timeout(left):
-                    response = await http.request(
-                        method,
-                        self.url + path,
-                        params=params,
-                        content=body,
-                        headers={**(headers or {}), **deadline_header},
-                    )
-                if response.status_code not in _REFUSED:
-                    return response
-                failure = read_error(response.content, response.headers, response.status_code)
+                    result = await self._try(path, ask(headers={**(headers or {}), **deadline_header}))
             except TimeoutError:
                 raise DeadlineExceeded("deadline", f"no answer within {seconds:g} s{refused}") from None
-            except _GONE as error:
-                failure = self._no_answer(path, error)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                raise self._no_answer(path, error) from error
+            if isinstance(result, httpx.Response):
+                return result
             wait = min(FIRST_WAIT_SECONDS * 2**tries, MOST_WAIT_SECONDS) * random.uniform(0.5, 1.0)
-            if failure.retry_after is None:
-                tries += 1
-            wait = (failure.retry_after or 0.0) + wait
+            tries += result.retry_after is None
+            wait = (result.retry_after or 0.0) + wait
             if tries > self.retries or loop.time() + wait >= deadline:
-                raise failure
-            refused = f"; the last time: {failure}"
+                raise result
+            refused = f"; the last time: {result}"
             await asyncio.sleep(wait)
+
+    async def _try(self, path: str, asking: Awaitable[httpx.Response]) -> httpx.Response | MilkweedError:
+        """One try: the response, or why there is none yet; raises MilkweedError where another try cannot help."""
+        try:
+            response = await asking
+        except _GONE as error:
+            return self._no_answer(path, error)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._no_answer(path, error) from error
+        if response.status_code in _REFUSED:
+            return read_error(response.content, response.headers, response.status_code)
+        return response
 
     async def _http(self) -> httpx.AsyncClient:
         """The connections of this process and event loop."""
