@@ -54,7 +54,7 @@ def server(options: ServerOptions) -> None:
     chosen("--arrivals", options.arrivals, ARRIVALS)
     files = Files(DEFAULT_OUT, draw, options.out, options.plot, options.json)
     try:
-        document = run(options, say=lambda row: note(line(row)))
+        document = run(options, on_row=lambda row: note(line(row)))
     except ConnectionFailed as error:
         where = f"--url {options.url}" if options.url else "the server"
         raise CommandError(f"{where}: no connection: {error.outcome}") from error

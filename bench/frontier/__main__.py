@@ -43,15 +43,15 @@ def measure(model: Path, images: Path, bundles: Sequence[Path], out: Path, *, ex
         ValueError: OpenVINO is not installed, or a bundle or photographs that cannot be used.
     """
     before = os.getloadavg()
-    subject = Baseline(SearchJob(source=model, out=out, images=images, batches=BATCHES), Progress(note=note))
+    baseline = Baseline(SearchJob(source=model, out=out, images=images, batches=BATCHES), Progress(note=note))
     if exchange:
-        subject.calibration, subject.held_out = subject.held_out, subject.calibration
-    fitted, judged = len(subject.calibration), len(subject.held_out)
-    photographs = {"files": digest(images, subject.samples), "fitted": fitted, "judged": judged}
+        baseline.calibration, baseline.held_out = baseline.held_out, baseline.calibration
+    fitted, judged = len(baseline.calibration), len(baseline.held_out)
+    photographs = {"files": digest(images, baseline.samples), "fitted": fitted, "judged": judged}
     document = {
         **about("frontier", before, TOOLS),
         "finished": False,
-        "model": {"arch": subject.config.arch, "version": subject.config.version},
+        "model": {"arch": baseline.config.arch, "version": baseline.config.version},
         "bundles": [read_config(bundle).version for bundle in bundles],
         "photographs": {**photographs, "exchanged": exchange},
         "batches": list(BATCHES),
@@ -63,7 +63,7 @@ def measure(model: Path, images: Path, bundles: Sequence[Path], out: Path, *, ex
         note(f"{row['name']}, {row.get('computed_by', row['asked'])}: {row.get('missing') or row['times_dense']}")
 
     with tempfile.TemporaryDirectory(prefix="milkweed-") as folder:
-        bench = Bench(subject, BATCHES, Path(folder), rows, keep)
+        bench = Bench(baseline, BATCHES, Path(folder), rows, keep)
         document["plan"] = str(bench.plan)
         bench.run(RIVALS, bundles)
     document |= {**about("frontier", before, TOOLS), "finished": True}

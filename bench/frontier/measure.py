@@ -47,10 +47,10 @@ class Bench:
     """
 
     def __init__(
-        self, subject: Baseline, batches: Sequence[int], folder: Path, rows: list[Row], keep: Callable[[Row], None]
+        self, baseline: Baseline, batches: Sequence[int], folder: Path, rows: list[Row], keep: Callable[[Row], None]
     ) -> None:
-        self.subject, self.batches, self.rows, self._folder, self._keep = subject, batches, rows, folder, keep
-        self.plan = plan_lanes(CPU, macs(subject.model, subject.size).total)
+        self.baseline, self.batches, self.rows, self._folder, self._keep = baseline, batches, rows, folder, keep
+        self.plan = plan_lanes(CPU, macs(baseline.model, baseline.size).total)
         self._candidates, self._refused = find_candidates("auto", "auto", CPU)
         if BASE not in self._candidates:
             raise BackendError(self._refused["openvino"])
@@ -89,9 +89,9 @@ class Bench:
 
     def _measured(self, forward: Forward, opened: ExitStack) -> Row:
         """Time a forward and judge its answers."""
-        judge = self.subject.held_out
+        judge = self.baseline.held_out
         answers = torch.cat([torch.as_tensor(forward.run(batch).probabilities) for batch in judge.batches]).double()
-        judged = quality(self.subject.dense, answers.clamp(min=FEWEST).log(), judge.targets)
+        judged = quality(self.baseline.dense, answers.clamp(min=FEWEST).log(), judge.targets)
         return {**self._timed(forward, opened), "quality": judged.to_dict()}
 
     def _timed(self, forward: Forward, opened: ExitStack) -> Row:
@@ -107,13 +107,13 @@ class Bench:
 
     def _made(self, rival: Rival, candidate: Candidate) -> Made:
         """Make a rival's forward in a backend."""
-        dtype, size = candidate.dtype, self.subject.size
+        dtype, size = candidate.dtype, self.baseline.size
         if candidate.backend != "torch":
             file = self._graph(rival)
             weights = file.stat().st_size
             graph = Graph(file, weights, "int8" if rival.quantise is not None else "float32")
             return graph_forward(graph, candidate, self.plan, size), str(candidate), weights
-        model, saved = rival.model(self.subject), io.BytesIO()
+        model, saved = rival.model(self.baseline), io.BytesIO()
         if rival.finish is not None:
             model = rival.finish(model.to(getattr(torch, dtype)))
         torch.save(model.state_dict(), saved)
@@ -133,16 +133,16 @@ class Bench:
         if not file.exists():
             partial_file = file.with_suffix(".partial")
             if rival.quantise is not None:
-                rival.quantise(self._graph(DENSE), self.subject.calibration, partial_file)
+                rival.quantise(self._graph(DENSE), self.baseline.calibration, partial_file)
             else:
-                write_verified(rival.model(self.subject), partial_file, self.subject.size)
+                write_verified(rival.model(self.baseline), partial_file, self.baseline.size)
             partial_file.replace(file)
         return file
 
     def _opened(self, bundle: Path) -> Made:
         """Open a bundle as a server would, in the backend and number type that are its fastest."""
         opened = open_model(bundle, InferenceOptions(device="cpu", backend="auto"))
-        if opened.config.preprocess != self.subject.config.preprocess:
+        if opened.config.preprocess != self.baseline.config.preprocess:
             opened.pipeline.close()
             raise ValueError(f"bundle {bundle.name}: prepares images otherwise than the dense model")
         forward = opened.pipeline.forward_stage

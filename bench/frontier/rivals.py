@@ -68,24 +68,24 @@ class PaperMerging(TokenMerging):
         return max(0, min(self.r, (patches - 1) // 2))
 
 
-def merge_tokens(subject: Baseline, r: int) -> nn.Module:
+def merge_tokens(baseline: Baseline, r: int) -> nn.Module:
     """Merge r tokens in every block."""
-    return apply_token_plan(subject.fresh_model(), TokenPlan(PaperMerging(r=r)))
+    return apply_token_plan(baseline.fresh_model(), TokenPlan(PaperMerging(r=r)))
 
 
-def whitened_svd(subject: Baseline, share: float) -> nn.Module:
+def whitened_svd(baseline: Baseline, share: float) -> nn.Module:
     """Make every linear layer of the blocks low rank, with this share of its weights.
 
     The error is least on the layer's own inputs in the dense model: a singular value decomposition of W L, where L L^T
     is their second moment about zero.
     """
-    model, moments = subject.fresh_model(), dict[str, Moments]()
+    model, moments = baseline.fresh_model(), dict[str, Moments]()
     names = select_linears(model, ("mlp", "qkv", "proj"))
     with (
         torch.inference_mode(),
         hooked(model, names, lambda name, seen, _: moments.setdefault(name, Moments()).add(seen[0])),
     ):
-        for batch in subject.calibration.batches:
+        for batch in baseline.calibration.batches:
             model(batch)
     requests = {}
     for name in names:
@@ -99,10 +99,10 @@ def whitened_svd(subject: Baseline, share: float) -> nn.Module:
     return model
 
 
-def remove_units(subject: Baseline, share: float) -> nn.Module:
+def remove_units(baseline: Baseline, share: float) -> nn.Module:
     """Keep this share of the hidden units of every MLP, and refit its second layer in closed form."""
-    model = subject.fresh_model()
-    return narrow_model(model, widths_for(model, mlp=share), subject.calibration.batches)
+    model = baseline.fresh_model()
+    return narrow_model(model, widths_for(model, mlp=share), baseline.calibration.batches)
 
 
 def nncf_default(source: Path, images: ImageSet, out: Path) -> None:

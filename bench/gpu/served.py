@@ -28,10 +28,10 @@ from ..load.connection import learned
 from ..load.plan import Shot
 from ..load.requests import shots
 from ..process import running_server
+from ..server.benched_server import BenchedServer
 from ..server.bundles import random_bundle, tiny_bundle
 from ..server.request import Request
 from ..server.sections import capacity, no_row_failed
-from ..server.subject import Subject
 from ..turns import in_turns, medians
 from .device import device_for, memory_used
 from .forward import monarch_model
@@ -96,8 +96,8 @@ def started(task: Task) -> "Service":
     process, url = opened.enter_context(running_server(bundle, settings))
     request = Request(seconds=scale.seconds, clients=scale.clients, concurrency=scale.connections)
     plan = learned(request.plan(url, tuple(shot for shot in shots("raw", bodies) if shot.good)))
-    subject = Subject("milkweed", plan, request, process.pid)
-    return Service(scale, task, bodies, pipeline, subject)
+    benched = BenchedServer("milkweed", plan, request, process.pid)
+    return Service(scale, task, bodies, pipeline, benched)
 
 
 @dataclass
@@ -108,12 +108,12 @@ class Service:
     task: Task
     bodies: list[bytes]
     pipeline: Pipeline
-    subject: Subject
+    benched: BenchedServer
 
     def latency(self) -> Iterator[Record]:
         """One connection that posts one JPEG after the other: from the first byte sent to the last of the answer."""
-        alone = replace(self.subject, request=replace(self.subject.request, clients=1))  # each has one
-        row = alone.row("latency", "1 connection", replace(self.subject.plan, connections=1))
+        alone = replace(self.benched, request=replace(self.benched.request, clients=1))  # each has one
+        row = alone.row("latency", "1 connection", replace(self.benched.plan, connections=1))
         names = ("p50", "p99")
         figures = {f"{name}_ms": value for name, value in (row["latency_ms"] or {}).items() if name in names}
         yield self._row("one JPEG", figures, batch=1)
@@ -121,7 +121,7 @@ class Service:
     def throughput(self) -> Iterator[Record]:
         """Images a second from JPEG to answer, and of decoding, forward and HTTP alone; the slowest is the limit."""
         parts = {**self._stages(), "ingest": self._ingest()}
-        whole = capacity(self.subject)
+        whole = capacity(self.benched)
         limit = min(parts, key=lambda name: parts[name])
         for name, rate in parts.items():
             yield self._row(name, {"images_per_second": round(rate, 1)})
@@ -133,10 +133,10 @@ class Service:
         weights, dense = self.pipeline.forward_stage.resident_bytes, self.pipeline.dense_bytes
         yield self._row("weights", {"weights_mb": round(weights / 1e6, 2), "of_dense": round(weights / dense, 4)})
         seconds = self.scale.max_seconds
-        plan = replace(self.subject.plan, connections=4 * self.scale.connections, seconds=seconds)
-        self.subject.row("memory", "before", replace(plan, requests=self.scale.images // 20))
+        plan = replace(self.benched.plan, connections=4 * self.scale.connections, seconds=seconds)
+        self.benched.row("memory", "before", replace(plan, requests=self.scale.images // 20))
         before = self._held()
-        row = self.subject.row("memory", "after", replace(plan, requests=self.scale.images))
+        row = self.benched.row("memory", "after", replace(plan, requests=self.scale.images))
         gpu, host = (after - held for after, held in zip(self._held(), before, strict=True))
         answered = row["statuses"].get("200", 0)
         figures = {"images": answered, "gpu_growth_mb": round(gpu / 1e6, 2), "host_growth_mb": round(host / 1e6, 2)}
@@ -160,21 +160,21 @@ class Service:
     def _ingest(self) -> float:
         """Requests a second whose bodies, as long as the JPEGs, are read whole and refused by their first bytes."""
         noise = random.Random(0).randbytes(sum(map(len, self.bodies)) // len(self.bodies))
-        plan = self.subject.plan
+        plan = self.benched.plan
         refused = Shot(noise, "image/jpeg", good=False)
         plan = replace(plan, shots=(*plan.shots, refused), malformed_share=1.0, connections=2 * plan.connections)
-        row = self.subject.row("ingest", "refused by the first bytes", plan)
+        row = self.benched.row("ingest", "refused by the first bytes", plan)
         return float(row["answered"] / row["seconds"])
 
     def _held(self) -> tuple[int, int]:
         """Bytes of the GPU in use by everybody, and resident bytes of the server."""
         gpu = 0 if self.task.dry_run else memory_used(device_for(self.task))
-        return gpu, round(self.subject.rss_mb() * 1e6)
+        return gpu, round(self.benched.rss_mb() * 1e6)
 
     def _row(self, candidate: str, figures: dict[str, float], note: str = "", batch: int | None = None) -> Record:
         """Make a row; it is a failed check where the server did what it must never do since the last one."""
-        complaints = no_row_failed(self.subject.rows)
-        self.subject.rows.clear()
+        complaints = no_row_failed(self.benched.rows)
+        self.benched.rows.clear()
         where = {"what": self.scale.arch or "tiny ViT", "batch": batch or self.scale.batch, "candidate": candidate}
         said = "; ".join([*complaints, *filter(None, [note])])
         return {**where, "figures": figures, "passed": not complaints, "note": said}

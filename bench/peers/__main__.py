@@ -26,9 +26,9 @@ from ..load.requests import shots
 from ..machine import about, save
 from ..process import running_server, slow_device
 from ..server import sections
+from ..server.benched_server import BenchedServer
 from ..server.bundles import TINY_SIZE, tiny_bundle
 from ..server.request import Request
-from ..server.subject import Subject
 from ..server.tables import line
 from .catalogue import PEERS, running_peer
 
@@ -59,13 +59,13 @@ def measure(name: str, request: Request, venvs: Path, bundle: Path, weights: Pat
     try:
         if server["version"] is None:
             raise RuntimeError(f"not installed: python -m milkweed.bench.peers setup {name}")
-        with _started(name, request, venvs, bundle, weights, 0.0, rows) as subject:
-            most = sections.capacity(subject)
-            sections.load(subject, most)
-            sections.malformed(subject, most)
-        with _started(name, request, venvs, bundle, weights, DEVICE_MS, rows) as subject:
-            most = sections.capacity(subject, "slow device,", section="slow")
-            sections.overload(subject, most, tells=name == OURS)
+        with _started(name, request, venvs, bundle, weights, 0.0, rows) as benched:
+            most = sections.capacity(benched)
+            sections.load(benched, most)
+            sections.malformed(benched, most)
+        with _started(name, request, venvs, bundle, weights, DEVICE_MS, rows) as benched:
+            most = sections.capacity(benched, "slow device,", section="slow")
+            sections.overload(benched, most, tells=name == OURS)
     except RuntimeError as error:
         server["skipped"] = str(error)
     return server
@@ -74,7 +74,7 @@ def measure(name: str, request: Request, venvs: Path, bundle: Path, weights: Pat
 @contextmanager
 def _started(
     name: str, request: Request, venvs: Path, bundle: Path, weights: Path, device_ms: float, rows: list[dict[str, Any]]
-) -> Iterator[Subject]:
+) -> Iterator[BenchedServer]:
     """Yield the server, running and warm."""
     images = pictures(TINY_SIZE)
     with ExitStack() as stack:
@@ -86,9 +86,9 @@ def _started(
             peer = PEERS[name]
             pid, url = stack.enter_context(running_peer(peer, venvs, weights, device_ms))
             plan = request.plan(url, peer.shots(images), peer.path, peer.answer)
-        subject = Subject(name, learned(plan), request, pid, _say, rows)
-        subject.warm_up()
-        yield subject
+        benched = BenchedServer(name, learned(plan), request, pid, _say, rows)
+        benched.warm_up()
+        yield benched
 
 
 def _say(row: Mapping[str, Any]) -> None:

@@ -11,9 +11,9 @@ from ..load.plan import Plan, Shot, target_of
 from ..load.processes import run_plan
 from ..machine import about
 from ..process import running_server, stage_cpu_seconds
+from .benched_server import BenchedServer
 from .request import Request
 from .sections import FOREVER_SECONDS
-from .subject import Subject
 
 DEFAULT_OUT = Path("bench/results/http_overhead.json")
 TIMEOUT_SECONDS = 60.0
@@ -30,8 +30,8 @@ def run(bundle: Path, *, requests: int = 2000, concurrency: int = 32, body_bytes
         plan = Plan((target_of(url),), "/classify", shots, FOREVER_SECONDS, timeout_seconds=TIMEOUT_SECONDS)
         plan = replace(plan, connections=concurrency, requests=requests)
         run_plan(replace(plan, requests=4 * concurrency))  # a warm-up
-        subject = Subject("raw", plan, Request(), server.pid, stages=partial(stage_cpu_seconds, url))
-        row = subject.row("http", f"{concurrency} connections", plan)
+        benched = BenchedServer("raw", plan, Request(), server.pid, stages=partial(stage_cpu_seconds, url))
+        row = benched.row("http", f"{concurrency} connections", plan)
     total_ms, part_ms, latency = row["cpu_ms_per_request"], row["stage_cpu_ms_per_request"], row["latency_ms"]
     return {
         **about("http_overhead", load_before),

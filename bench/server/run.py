@@ -13,9 +13,9 @@ from ..load.requests import shots
 from ..machine import about
 from ..process import running_server, stage_cpu_seconds
 from . import sections
+from .benched_server import BenchedServer, OnRow
 from .bundles import random_bundle, tiny_bundle
 from .request import OWN, Request
-from .subject import Say, Subject
 
 DEFAULT_OUT = Path("bench/results/server.json")
 
@@ -26,11 +26,11 @@ UNKNOWN_SIZE = 224  # pixels a side of arrays for a server that was not started 
 ROLLING_LOAD = 0.3  # of the capacity: a start takes a core, as a model does that is loaded; all is answered meanwhile
 
 
-def run(request: Request, say: Say = lambda row: None) -> dict[str, Any]:
+def run(request: Request, on_row: OnRow = lambda row: None) -> dict[str, Any]:
     """Measure one server, started here or at a URL.
 
     Args:
-        say: called with each row that is done.
+        on_row: called with each row that is done.
 
     Raises:
         ValueError: a request that cannot be.
@@ -42,53 +42,55 @@ def run(request: Request, say: Say = lambda row: None) -> dict[str, Any]:
     load_before = os.getloadavg()
     with tempfile.TemporaryDirectory() as scratch:
         if request.url:
-            subjects = _subjects(request, request.url, None, UNKNOWN_SIZE, say)
-            most = _measure(subjects)
+            servers = _benched(request, request.url, None, UNKNOWN_SIZE, on_row)
+            most = _measure(servers)
         else:
             bundle = _bundle(request, Path(scratch, "bundle"))
             size = read_config(bundle).preprocess["size"]
             with running_server(bundle, request.server_settings) as (process, url):
-                subjects = _subjects(request, url, process.pid, size, say)
-                most = _measure(subjects)
+                servers = _benched(request, url, process.pid, size, on_row)
+                most = _measure(servers)
             rate = min(request.rates or (ROLLING_LOAD * most,))
             if "reload" in request.measured:
-                sections.reloading(subjects[0], bundle, Path(scratch, "repository"), rate)
+                sections.reloading(servers[0], bundle, Path(scratch, "repository"), rate)
             if "rolling" in request.measured:
-                sections.rolling(subjects[0], bundle, rate)
-    subject = subjects[0]
+                sections.rolling(servers[0], bundle, rate)
+    server = servers[0]
     return {
         **about("server", load_before),
         "settings": request.document(),
-        "body": {"kind": subject.name, "bytes": len(subject.plan.shots[0].body), "images": request.images},
+        "body": {"kind": server.name, "bytes": len(server.plan.shots[0].body), "images": request.images},
         "capacity": round(most, 1),
-        "rows": subject.rows,
-        "complaints": sections.no_row_failed(subject.rows),
+        "rows": server.rows,
+        "complaints": sections.no_row_failed(server.rows),
     }
 
 
-def _measure(subjects: list[Subject]) -> float:
+def _measure(servers: list[BenchedServer]) -> float:
     """The sections on the one server; its capacity."""
-    subject, *others = subjects
-    chosen = subject.request.measured
-    subject.warm_up()
-    most = sections.capacity(subject, subject.name)
+    server, *others = servers
+    chosen = server.request.measured
+    server.warm_up()
+    most = sections.capacity(server, server.name)
     for other in others if "capacity" in chosen else ():
         other.warm_up()
         sections.capacity(other, other.name)
     for section in (sections.load, sections.overload, sections.malformed, sections.soak):
         if section.__name__ in chosen:
-            section(subject, most)
+            section(server, most)
     return most
 
 
-def _subjects(request: Request, url: str, pid: int | None, size: int, say: Say) -> list[Subject]:
+def _benched(request: Request, url: str, pid: int | None, size: int, on_row: OnRow) -> list[BenchedServer]:
     """One for each kind of body, on the same server and with the same rows."""
     rows: list[dict[str, Any]] = []
-    subjects = []
+    servers = []
     for kind in request.body or (("npy",) if size < 64 else ("raw",)):
         plan = learned(request.plan(url, shots(kind, _encoded(request, kind, size), request.images)))
-        subjects.append(Subject(kind, plan, request, pid, say, rows, partial(stage_cpu_seconds, url) if pid else dict))
-    return subjects
+        servers.append(
+            BenchedServer(kind, plan, request, pid, on_row, rows, partial(stage_cpu_seconds, url) if pid else dict)
+        )
+    return servers
 
 
 def _encoded(request: Request, kind: str, size: int) -> list[bytes]:

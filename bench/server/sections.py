@@ -14,7 +14,7 @@ from typing import Any
 from ..load.plan import Plan, Target, target_of
 from ..ports import free_port
 from ..process import running_server
-from .subject import Memory, Subject
+from .benched_server import BenchedServer, Memory
 
 MOST_CONNECTIONS = 256
 ENOUGH_GAIN = 1.05  # twice the connections must bring this much more, or capacity is found
@@ -27,12 +27,12 @@ NAME = "bench"
 DEADLINE = "X-Request-Timeout-Ms"
 
 
-def capacity(subject: Subject, what: str = "", section: str = "capacity") -> float:
+def capacity(server: BenchedServer, what: str = "", section: str = "capacity") -> float:
     """Answers with 200 a second in a closed loop: connections doubled until that brings little more."""
-    best, connections = 0.0, subject.plan.connections
+    best, connections = 0.0, server.plan.connections
     while True:
-        plan = replace(subject.plan, connections=connections)
-        row = subject.row(section, f"{what} {connections} connections".strip(), plan)
+        plan = replace(server.plan, connections=connections)
+        row = server.row(section, f"{what} {connections} connections".strip(), plan)
         if best and row["good_failed"]:
             return best  # it refuses so many at once: what refusals cost is no part of its capacity
         enough = row["goodput"] < best * ENOUGH_GAIN
@@ -42,45 +42,45 @@ def capacity(subject: Subject, what: str = "", section: str = "capacity") -> flo
             return best
 
 
-def load(subject: Subject, most: float) -> None:
+def load(server: BenchedServer, most: float) -> None:
     """Latencies below capacity, requests arriving as they like."""
-    for rate in subject.request.rates or [share * most for share in subject.request.loads]:
-        subject.row("load", _share(rate, most), _open(subject, rate))
+    for rate in server.request.rates or [share * most for share in server.request.loads]:
+        server.row("load", _share(rate, most), _open(server, rate))
 
 
-def overload(subject: Subject, most: float, *, tells: bool = True) -> None:
+def overload(server: BenchedServer, most: float, *, tells: bool = True) -> None:
     """More than the server can do, clients that give up: what still gets an answer in time.
 
     Args:
         tells: also with requests that say how long they wait.
     """
-    request = subject.request
+    request = server.request
     what, timeout_ms = f"{request.overload:g} x capacity", request.overload_timeout_ms
-    plan = _open(subject, request.overload * most, timeout_seconds=timeout_ms / 1e3)
-    subject.recover(subject.row("overload", what, plan))
+    plan = _open(server, request.overload * most, timeout_seconds=timeout_ms / 1e3)
+    server.recover(server.row("overload", what, plan))
     if tells:
         told = replace(plan, headers=(*plan.headers, (DEADLINE, f"{timeout_ms}")))
-        subject.recover(subject.row("overload", f"{what}, deadline told", told))
+        server.recover(server.row("overload", f"{what}, deadline told", told))
 
 
-def malformed(subject: Subject, most: float) -> None:
+def malformed(server: BenchedServer, most: float) -> None:
     """Good requests alone, then the same with malformed ones among them."""
-    plan, share = _open(subject, MALFORMED_LOAD * most), subject.request.malformed
-    subject.row("malformed", "none malformed", plan)
-    subject.row("malformed", f"{share:.0%} malformed", replace(plan, malformed_share=share))
+    plan, share = _open(server, MALFORMED_LOAD * most), server.request.malformed
+    server.row("malformed", "none malformed", plan)
+    server.row("malformed", f"{share:.0%} malformed", replace(plan, malformed_share=share))
 
 
-def soak(subject: Subject, most: float) -> None:
+def soak(server: BenchedServer, most: float) -> None:
     """Long, below capacity, a few malformed requests among the good ones: errors, and memory that grows."""
-    request = subject.request
+    request = server.request
     rate = request.rates[0] if request.rates else SOAK_LOAD * most
-    plan = _open(subject, rate, seconds=request.minutes * 60, malformed_share=request.malformed / 10)
-    with subject.watched() as memory:
-        row = subject.row("soak", f"{request.minutes:g} min at {_share(rate, most)}", plan)
+    plan = _open(server, rate, seconds=request.minutes * 60, malformed_share=request.malformed / 10)
+    with server.watched() as memory:
+        row = server.row("soak", f"{request.minutes:g} min at {_share(rate, most)}", plan)
     row["growth_mb_per_10000_requests"] = growth(memory, row["sent"] / row["seconds"])
-    if subject.pid is not None:
+    if server.pid is not None:
         time.sleep(IDLE_SECONDS)
-        row["rss_idle_mb"] = subject.rss_mb()
+        row["rss_idle_mb"] = server.rss_mb()
 
 
 def growth(memory: Memory, rate: float) -> float | None:
@@ -100,18 +100,18 @@ def _share(rate: float, most: float) -> str:
     return f"{rate / most:.0%} of capacity" if most else f"{rate:g}/s"
 
 
-def _open(subject: Subject, rate: float, **changes: Any) -> Plan:
-    return replace(subject.plan, rate=rate, connections=OPEN_CONNECTIONS, **changes)
+def _open(server: BenchedServer, rate: float, **changes: Any) -> Plan:
+    return replace(server.plan, rate=rate, connections=OPEN_CONNECTIONS, **changes)
 
 
-def rolling(subject: Subject, bundle: Path, rate: float) -> None:
+def rolling(server: BenchedServer, bundle: Path, rate: float) -> None:
     """Book one row: requests lost over restarts of two servers, which take turns.
 
     The client is a load balancer that hears of a server's readiness late: it sends to all servers in turn whose
     absence has become known, over kept connections; it never sends again what a connection lost; a 503 goes to the
     other server. As in Kubernetes, where a pod is told to end at the moment its endpoint begins to be removed.
     """
-    request, watch, exit_codes = subject.request, subject.request.watch, set[int]()
+    request, watch, exit_codes = server.request, server.request.watch, set[int]()
 
     @contextmanager
     def serving(port: int) -> Iterator[Target]:
@@ -133,13 +133,13 @@ def rolling(subject: Subject, bundle: Path, rate: float) -> None:
                 # It gets requests again before the next one is told to end.
                 time.sleep(watch.every_seconds + watch.delay_seconds + SETTLE_SECONDS)
 
-        plan = _open(subject, rate, seconds=FOREVER_SECONDS, targets=targets, watch=watch)
+        plan = _open(server, rate, seconds=FOREVER_SECONDS, targets=targets, watch=watch)
         what = f"{request.restarts} restarts of 2 servers"
-        row = replace(subject, pid=None, stages=dict).row("rolling", what, plan, during=restart_all)
+        row = replace(server, pid=None, stages=dict).row("rolling", what, plan, during=restart_all)
     row |= {"restarts": request.restarts, "watch": vars(watch), "exit_codes": sorted(exit_codes)}
 
 
-def reloading(subject: Subject, bundle: Path, folder: Path, rate: float) -> None:
+def reloading(server: BenchedServer, bundle: Path, folder: Path, rate: float) -> None:
     """Book one row: requests lost over so many reloads, and the memory before and after each.
 
     Args:
@@ -147,7 +147,7 @@ def reloading(subject: Subject, bundle: Path, folder: Path, rate: float) -> None
     """
     for number in ("1", "2"):
         shutil.copytree(bundle, folder / NAME / number)
-    port, reloads, seconds = free_port(), subject.request.reloads, []
+    port, reloads, seconds = free_port(), server.request.reloads, []
 
     def reload_all() -> None:
         time.sleep(SETTLE_SECONDS)
@@ -157,10 +157,10 @@ def reloading(subject: Subject, bundle: Path, folder: Path, rate: float) -> None
             seconds.append(time.perf_counter() - began)
             time.sleep(SETTLE_SECONDS)
 
-    settings = {**subject.request.server_settings, "repository": str(folder), "admin_port": port}
+    settings = {**server.request.server_settings, "repository": str(folder), "admin_port": port}
     with running_server(None, settings) as (process, url):
-        plan = _open(subject, rate, seconds=FOREVER_SECONDS, targets=(target_of(url),))
-        reloaded = replace(subject, pid=process.pid, stages=dict)
+        plan = _open(server, rate, seconds=FOREVER_SECONDS, targets=(target_of(url),))
+        reloaded = replace(server, pid=process.pid, stages=dict)
         with reloaded.watched() as memory:
             row = reloaded.row("reload", f"{reloads} reloads", plan, during=reload_all)
     row |= {"reloads": reloads, "reload_seconds": round(median(seconds), 3), "rss_growth": growth_share(memory)}
@@ -185,7 +185,7 @@ def growth_share(memory: Memory) -> float | None:
 
 
 def no_row_failed(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Say in words what a server of ours did that it must never do."""
+    """OnRow in words what a server of ours did that it must never do."""
     complaints = []
     for row in rows:
         where = f"{row['section']} ({row['what']}): "

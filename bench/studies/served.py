@@ -33,8 +33,8 @@ from ..load.processes import run_plan
 from ..machine import about, save
 from ..peers.catalogue import PEERS, running_peer
 from ..process import START_SECONDS, running_server, usage
+from ..server.benched_server import BenchedServer
 from ..server.request import ANSWER, Request
-from ..server.subject import Subject
 
 Row = dict[str, Any]
 CLIENTS, ASK_EVERY_SECONDS = (1, 32), 0.01
@@ -193,7 +193,7 @@ def under_load(plan: Plan, pid: int) -> Row:
         RuntimeError: none was answered.
     """
     run_plan(replace(plan, requests=2 * plan.connections))  # a warm-up
-    row = Subject("", plan, REQUEST, pid).row("closed loop", "", plan)
+    row = BenchedServer("", plan, REQUEST, pid).row("closed loop", "", plan)
     latency = row["latency_ms"]
     if latency is None:
         raise RuntimeError(f"no answer under load: {row['statuses']}")

@@ -16,7 +16,7 @@ from ..headers.jpeg import first_scan
 
 MAX_JUNK_BYTES, MAX_INTERVALS, MAX_PIXELS = 32, 2048, 8_300_000
 """What is looked at, since an interval with junk is decoded up to twelve times. A frame of 4K has so many pixels."""
-EIGHTH: Any = {"colorspace": "GRAY", "fastdct": True, "fastupsample": True, "min_height": 1, "min_width": 1}
+SMALLEST: Any = {"colorspace": "GRAY", "fastdct": True, "fastupsample": True, "min_height": 1, "min_width": 1}
 """The options of a trial: the decoder reads all coded data and makes a picture of an eighth of the size."""
 
 _END = b"\xff\xd9"
@@ -65,9 +65,9 @@ def _mcu_size(components: bytes) -> tuple[int, int]:
 def _exact(header: bytes, coded: bytes) -> bytes:
     """Return an interval up to the end of its last MCU; as it is where it is damaged, or more than junk follows."""
     end = len(coded)
-    if extraneous := _EXTRANEOUS.search(str(_decoded(header, coded, EIGHTH))):
+    if extraneous := _EXTRANEOUS.search(str(_decoded(header, coded, SMALLEST))):
         end -= int(extraneous[1])
-    while not isinstance(_decoded(header, coded[: end - 1], EIGHTH), str):  # libjpeg reads ahead, and does not tell
+    while not isinstance(_decoded(header, coded[: end - 1], SMALLEST), str):  # libjpeg reads ahead, and does not tell
         end -= 1
     return coded[:end] if len(coded) - end <= MAX_JUNK_BYTES else coded
 

@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from ..errors import undecodable
 from ..headers.info import ImageInfo
-from .jpeg_junk import EIGHTH, without_junk
+from .jpeg_junk import SMALLEST, without_junk
 from .pillow_decode import decoding_errors
 
 
 def sound_jpeg(data: bytes, info: ImageInfo) -> bytes:
     """Return the JPEG without junk, or refuse what `decode_jpeg` would, in half its time."""
-    return _strictly(data, info, **EIGHTH)[1]
+    return _strictly(data, info, **SMALLEST)[1]
 
 
 def decode_jpeg(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:

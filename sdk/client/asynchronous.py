@@ -260,14 +260,14 @@ class AsyncClient:
         """The connections of this process and event loop."""
         if self._closed:
             raise RuntimeError(CLOSED)
-        loop, of_loops = asyncio.get_running_loop(), self._open.setdefault(os.getpid(), {})
-        if loop not in of_loops:
-            for ended in [other for other in list(of_loops) if other.is_closed()]:
-                of_loops.pop(ended, None)
+        loop, by_loop = asyncio.get_running_loop(), self._open.setdefault(os.getpid(), {})
+        if loop not in by_loop:
+            for ended in [other for other in list(by_loop) if other.is_closed()]:
+                by_loop.pop(ended, None)
             http = self._connect()
-            of_loops[loop] = http, until_end(http)
-            await anext(of_loops[loop][1])
-        return of_loops[loop][0]
+            by_loop[loop] = http, until_end(http)
+            await anext(by_loop[loop][1])
+        return by_loop[loop][0]
 
     def _no_answer(self, path: str, error: Exception) -> MilkweedError:
         no_answer = NoAnswer("no_answer", f"no answer from {self.url}{path}: {str(error) or type(error).__name__}")

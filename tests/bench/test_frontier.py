@@ -63,13 +63,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def subject(place: Path) -> Baseline:
+def baseline(place: Path) -> Baseline:
     return Baseline(SearchJob(source=place / "dense", out=place / "out", images=place / "photos"), SILENT)
 
 
 @pytest.fixture(scope="module")
-def exported(place: Path, subject: Baseline) -> Path:
-    write_verified(subject.fresh_model(), place / "dense.onnx", 32)
+def exported(place: Path, baseline: Baseline) -> Path:
+    write_verified(baseline.fresh_model(), place / "dense.onnx", 32)
     return place / "dense.onnx"
 
 
@@ -93,9 +93,9 @@ def run(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str,
     return measured
 
 
-def divergence(subject: Baseline, model: nn.Module) -> float:
+def divergence(baseline: Baseline, model: nn.Module) -> float:
     with torch.inference_mode():
-        p, q = (m(subject.held_out.pixels).double().softmax(-1) for m in (subject.model, model))
+        p, q = (m(baseline.held_out.pixels).double().softmax(-1) for m in (baseline.model, model))
     return float((p * (p / q).log()).sum(-1).mean())
 
 
@@ -107,7 +107,7 @@ def answers(model: nn.Module, images: Tensor) -> Tensor:
 @pytest.mark.slow
 def test_rows_say_what_the_models_do(
     place: Path,
-    subject: Baseline,
+    baseline: Baseline,
     run: Callable[..., dict[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -130,12 +130,12 @@ def test_rows_say_what_the_models_do(
             assert ms * row["times_dense"][batch] == pytest.approx(base["ms"][batch])
     kl = {name: row["quality"]["kl"]["value"] for name, row in found.items()}
     wanted = {
-        "ToMe r 13": merge_tokens(subject, 13),
-        "SVD-LLM 50 %": whitened_svd(subject, 0.5),
-        "CORP 50 % of units": remove_units(subject, 0.5),
+        "ToMe r 13": merge_tokens(baseline, 13),
+        "SVD-LLM 50 %": whitened_svd(baseline, 0.5),
+        "CORP 50 % of units": remove_units(baseline, 0.5),
     }
     for name, model in wanted.items():
-        assert kl[name] == pytest.approx(divergence(subject, model), rel=0.1, abs=1e-4)
+        assert kl[name] == pytest.approx(divergence(baseline, model), rel=0.1, abs=1e-4)
         assert kl[name] > 1e-3
     assert kl["ours"] < 1e-3  # the class token alone in the last block is exact
     for name in ("NNCF default int8", "ONNX Runtime static int8", "ONNX Runtime dynamic int8"):
@@ -153,9 +153,9 @@ def test_rows_say_what_the_models_do(
 @pytest.mark.usefixtures("dense_alone")
 @pytest.mark.slow
 def test_every_second_photograph_judges_or_the_others_do(
-    subject: Baseline, run: Callable[..., dict[str, Any]], place: Path, tmp_path: Path
+    baseline: Baseline, run: Callable[..., dict[str, Any]], place: Path, tmp_path: Path
 ) -> None:
-    for exchange, images in ((False, subject.held_out), (True, subject.calibration)):
+    for exchange, images in ((False, baseline.held_out), (True, baseline.calibration)):
         document = run([], tmp_path / f"{exchange}.json", exchange=exchange)
         found = document["rows"][0]["quality"]
         assert images.targets is not None
@@ -190,21 +190,21 @@ def test_an_interrupted_run_goes_on(run: Callable[..., dict[str, Any]], tmp_path
     assert run([], out)["rows"] != kept["rows"]  # what is finished is measured again
 
 
-def test_merging_of_the_paper_takes_as_many_tokens_in_every_block(subject: Baseline) -> None:
-    model, seen = merge_tokens(subject, 3), list[int]()
+def test_merging_of_the_paper_takes_as_many_tokens_in_every_block(baseline: Baseline) -> None:
+    model, seen = merge_tokens(baseline, 3), list[int]()
     for block in model.get_submodule("blocks"):
         block.register_forward_hook(lambda _, __, out: seen.append(out[0].shape[1]))
-    answers(model, subject.held_out.pixels[:2])
+    answers(model, baseline.held_out.pixels[:2])
     assert seen == [14, 11, 8]  # of 16 patches and the class token
 
 
-def test_low_rank_layers_are_nearest_on_the_dense_models_inputs(subject: Baseline) -> None:
+def test_low_rank_layers_are_nearest_on_the_dense_models_inputs(baseline: Baseline) -> None:
     seen: list[Tensor] = []
-    dense = subject.fresh_model()
+    dense = baseline.fresh_model()
     dense.get_submodule("blocks.2.mlp.fc1").register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
-    answers(dense, subject.calibration.pixels)
+    answers(dense, baseline.calibration.pixels)
     x, weight = seen[0].flatten(0, 1).double(), dense.state_dict()["blocks.2.mlp.fc1.weight"].double()
-    layer: Any = whitened_svd(subject, 0.5).get_submodule("blocks.2.mlp.fc1")
+    layer: Any = whitened_svd(baseline, 0.5).get_submodule("blocks.2.mlp.fc1")
     assert layer.rank == 32 * 128 // 2 // (32 + 128)
     outputs = x @ weight.T
     u, s, v = torch.linalg.svd(outputs, full_matrices=False)

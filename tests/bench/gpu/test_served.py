@@ -13,8 +13,8 @@ from milkweed.bench.gpu.journal import read, rows
 from milkweed.bench.gpu.plan import Task
 from milkweed.bench.gpu.served import DRY, Scale, Service
 from milkweed.bench.load.plan import Plan
+from milkweed.bench.server.benched_server import BenchedServer
 from milkweed.bench.server.request import Request
-from milkweed.bench.server.subject import Subject
 
 PARTS = ("decode", "forward", "ingest")
 
@@ -85,12 +85,12 @@ def judged(row: dict[str, Any]) -> dict[str, Any]:
 def test_one_image_alone_is_sent_by_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
 
-    def row(self: Subject, section: str, what: str, plan: Plan) -> dict[str, Any]:
+    def row(self: BenchedServer, section: str, what: str, plan: Plan) -> dict[str, Any]:
         asked.append((self.request.clients, plan.connections))
         return {"latency_ms": {"p50": 1.0, "p90": 2.0, "p99": 3.0}}
 
-    monkeypatch.setattr(Subject, "row", row)
-    (found,) = service(Subject("x", Load.plan, Request(clients=4)), Scale()).latency()
+    monkeypatch.setattr(BenchedServer, "row", row)
+    (found,) = service(BenchedServer("x", Load.plan, Request(clients=4)), Scale()).latency()
     assert asked == [(1, 1)]  # each client has a connection of its own
     assert found["figures"] == {"p50_ms": 1.0, "p99_ms": 3.0}
 

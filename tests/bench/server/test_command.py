@@ -19,10 +19,10 @@ import pytest
 from milkweed.bench import process
 from milkweed.bench.load.plan import Plan, Shot
 from milkweed.bench.process import usage
+from milkweed.bench.server.benched_server import BenchedServer
 from milkweed.bench.server.request import ANSWER, Request
 from milkweed.bench.server.run import run
 from milkweed.bench.server.sections import growth_share, reloading, rolling
-from milkweed.bench.server.subject import Subject
 from milkweed.cli import main
 
 from ...support.fake_server import Answering, fake_server
@@ -38,7 +38,7 @@ def test_the_command_measures_a_server(
     out, picture = tmp_path / "results" / "server.json", tmp_path / "server.svg"
     arguments = ["bench", "server", *SMALL, "--rates", "60", "--body", "npy", "--images", "2"]
     arguments += ["--sections", "load,malformed", "--malformed", "0.3", "--set", "drain-grace-seconds=0"]
-    monkeypatch.setattr("milkweed.bench.server.subject.WARM_UP_SECONDS", 0.2)
+    monkeypatch.setattr("milkweed.bench.server.benched_server.WARM_UP_SECONDS", 0.2)
     monkeypatch.setattr("sys.argv", ["milkweed", *arguments, "--api-key", "secret"])
     code = main([*arguments, "--api-key", "secret", "--out", str(out), "--plot", str(picture)])
     printed, err = capfd.readouterr()
@@ -105,9 +105,9 @@ def test_against_a_url_there_is_no_cpu() -> None:
         assert (row["cpu_ms_per_request"], row["rss_mb"], row["wrong_answers"]) == (None, None, 0)
 
 
-def idle_subject(request: Request) -> Subject:
+def idle_server(request: Request) -> BenchedServer:
     plan = Plan((("127.0.0.1", 1),), "/classify", (Shot(b"1234", ""),), seconds=1.0, answer=ANSWER)
-    return Subject("fake", plan, request)
+    return BenchedServer("fake", plan, request)
 
 
 KNOWN = 5
@@ -135,9 +135,9 @@ def test_rolling_restarts_count_what_is_lost(monkeypatch: pytest.MonkeyPatch, st
 
     monkeypatch.setattr("milkweed.bench.server.sections.running_server", running)
     monkeypatch.setattr("milkweed.bench.server.sections.SETTLE_SECONDS", 0.3)
-    subject = idle_subject(Request(restarts=2, endpoint_delay_ms=100))
-    rolling(subject, Path(), rate=200)
-    (row,) = subject.rows
+    benched = idle_server(Request(restarts=2, endpoint_delay_ms=100))
+    rolling(benched, Path(), rate=200)
+    (row,) = benched.rows
     assert (row["restarts"], row["exit_codes"], row["wrong_answers"]) == (2, [0], 0)
     assert row["statuses"]["200"] > 100
     assert (row["lost"] == 0) is stays
@@ -157,10 +157,10 @@ def test_reloads_take_turns_and_memory_is_watched(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("milkweed.bench.server.sections.running_server", running)
     monkeypatch.setattr("milkweed.bench.server.sections.load_version", lambda port, number: loaded.append(number))
     monkeypatch.setattr("milkweed.bench.server.sections.SETTLE_SECONDS", 0.2)
-    monkeypatch.setattr("milkweed.bench.server.subject.SAMPLE_SECONDS", 0.01)
-    subject = idle_subject(Request(reloads=3))
-    reloading(subject, tmp_path / "bundle", tmp_path / "repository", rate=200)
-    (row,) = subject.rows
+    monkeypatch.setattr("milkweed.bench.server.benched_server.SAMPLE_SECONDS", 0.01)
+    benched = idle_server(Request(reloads=3))
+    reloading(benched, tmp_path / "bundle", tmp_path / "repository", rate=200)
+    (row,) = benched.rows
     assert loaded == ["1", "2", "1"]
     assert (row["reloads"], row["lost"], row["good_failed"]) == (3, 0, 0)
     assert abs(row["rss_growth"]) < 1

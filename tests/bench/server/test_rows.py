@@ -18,7 +18,7 @@ from milkweed.bench.server.tables import COLUMNS, line, others, print_rows
 
 
 def row(section: str = "load", **changes: Any) -> dict[str, Any]:
-    """Make a row as `Subject.row` does."""
+    """Make a row as `BenchedServer.row` does."""
     plan = Plan((("127.0.0.1", 1),), "/", (), seconds=1.0, rate=100.0)
     seen = Samples()
     for number in range(100):

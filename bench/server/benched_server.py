@@ -17,20 +17,20 @@ SAMPLE_SECONDS = 1.0
 BIN_SECONDS = 0.5
 RECOVERED_ANSWERS, RECOVERY_SECONDS = 5, 60.0
 
-Say = Callable[[dict[str, Any]], None]
+OnRow = Callable[[dict[str, Any]], None]
 Memory = list[tuple[float, float]]
 """Seconds from the beginning of a row, resident MB."""
 
 
 @dataclass
-class Subject:
+class BenchedServer:
     """A server and the requests it gets.
 
     Args:
         name: in the rows.
         plan: a request of each kind, targets, timeout, headers; each row changes what it needs.
         pid: the server's first process, whose CPU and memory are booked with its children's; None = it is elsewhere.
-        say: called with each row that is done.
+        on_row: called with each row that is done.
         stages: CPU seconds by stage since the server's start, where it tells.
     """
 
@@ -38,7 +38,7 @@ class Subject:
     plan: Plan
     request: Request
     pid: int | None = None
-    say: Say = lambda row: None
+    on_row: OnRow = lambda row: None
     rows: list[dict[str, Any]] = field(default_factory=list)
     stages: Callable[[], dict[str, float]] = dict
 
@@ -93,7 +93,7 @@ class Subject:
         if section in ("load", "malformed"):
             row["curve"] = curve(samples)
         self.rows.append(row)
-        self.say(row)
+        self.on_row(row)
         return row
 
     def _cost(self, answered: int, before: Usage, after: Usage) -> dict[str, Any]:
