@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import PIL
 import psutil
@@ -142,6 +144,13 @@ def test_the_kernel_holds_the_limits_of_a_real_one(sandbox: Sandbox) -> None:
     assert os.readlink(f"/proc/{pid}/cwd") == "/"
     assert os.getpgid(pid) == pid  # Ctrl-C ends the parent alone
     assert os.getsid(pid) == os.getsid(0)  # its niceness counts: autogroups weigh sessions, not processes
+
+
+@pytest.mark.parametrize("change", [{"size": (9, 9)}, {"mode": "L"}])
+def test_a_picture_that_is_not_as_its_header_says_is_refused(change: dict[str, Any]) -> None:
+    image = SimpleNamespace(mode="RGB", size=(8, 8), load=lambda: vars(image).update(change))
+    answer = child_module._made(image, child_module.WHOLE, child_module.Crop(1))  # type: ignore[arg-type]
+    assert list(answer) == [child_module.MADE.pack(False, 0)]
 
 
 def test_it_ends_with_its_stdin() -> None:

@@ -178,12 +178,13 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     ("parts", "reason"),
     [
         ([SOUND, MADE.pack(True, len(PIXELS) + 1) + PIXELS + b"0"], "nonsense"),
+        ([SOUND, MADE.pack(True, len(PIXELS) - 3) + PIXELS[3:]], "nonsense"),
         ([FOUND.pack(True, b"R\nB", 90, 70, 1, 1)], "nonsense"),
         ([FOUND.pack(True, b"RGB", 90, 70, 9, 1)], "nonsense"),
         ([SOUND, MADE.pack(True, len(PIXELS)) + PIXELS[:100]], "crash"),
         ([], "crash"),
     ],
-    ids=["another size than asked for", "no mode", "no orientation", "less than announced", "nothing"],
+    ids=["a larger picture", "a smaller picture", "no mode", "no orientation", "less than announced", "nothing"],
 )
 def test_answers_that_are_none_are_a_death(
     parts: list[bytes],

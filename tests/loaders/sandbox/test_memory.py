@@ -21,6 +21,15 @@ def test_tiles_as_they_are_written_may_be_larger_than_a_small_picture(side: int,
     assert crop(sandbox, tile(side, 40)) == crop(sandbox, encoded(Image.new("L", (40, 40)), "TIFF"))
 
 
+@pytest.mark.parametrize(("format", "size"), [("AVIF", (3000, 2400)), ("JPEG2000", (2000, 1500))])
+def test_large_pictures_have_the_memory_that_their_format_takes(
+    format: str, size: tuple[int, int], sandbox: Sandbox
+) -> None:
+    """Larger ones, and other formats, are slow cases of `test_bombs`."""
+    options = {"speed": 10, "subsampling": "4:4:4"} if format == "AVIF" else {}
+    assert crop(sandbox, encoded(Image.new("RGBA", size, (9, 9, 9, 100)), format, **options))
+
+
 def test_a_child_gets_the_same_memory_after_a_large_picture(sandbox: Sandbox, body: bytes) -> None:
     first = crop(sandbox, body)
     child = idle_child(sandbox)
