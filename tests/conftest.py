@@ -103,7 +103,7 @@ def openvino_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")  # so that fixtures of a module may be async too
 def anyio_backend() -> str:
     return "asyncio"
 

@@ -17,7 +17,7 @@ from milkweed.server.telemetry.metrics import Metrics
 from ..support.server_parts import Running, Start, encoded, entered
 from ..support.waiting import HANG_SECONDS
 from .http.transport.test_pipelining import listening
-from .oip.grpc_client import Client, calling, grpc, settings
+from .oip.grpc_client import Client, calling, grpc
 
 TIMES = 3
 POST = b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
@@ -122,7 +122,7 @@ async def cancel(client: Client) -> None:
 
 @pytest.mark.parametrize("ask", [infer, refuse, cancel])
 async def test_grpc(running: Start, ask: Callable[[Client], Awaitable[None]]) -> None:
-    async with running(settings=settings()) as app, calling(app) as client:
+    async with running() as app, calling(app) as client:
         for first in (True, False):
             with contextlib.nullcontext(Counter[str]()) if first else counted_cycles() as left:
                 for _ in range(TIMES):

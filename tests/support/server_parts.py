@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,10 @@ class Held:
 
     def __init__(self) -> None:
         self.gate = threading.Event()
+        self.reset()
+
+    def reset(self) -> None:
+        """Let pass whatever comes, and forget what came."""
         self.gate.set()
         self.entered = threading.Semaphore(0)
         self.sizes: list[int] = []
@@ -131,6 +135,8 @@ class Running:
     client: httpx.AsyncClient
     models: dict[str, HeldModel]
     opening: "Opening"
+    counted: dict[tuple[str, frozenset[tuple[str, str]]], float] = field(default_factory=dict)
+    """Counters as they were when the test began, where it shares the app with others."""
 
     @property
     def service(self) -> Service:
@@ -141,9 +147,21 @@ class Running:
     def model(self) -> HeldModel:
         return next(iter(self.models.values()))
 
+    def begin_test(self) -> None:
+        """Forget what other tests sent and counted."""
+        for model in self.models.values():
+            model.reset()
+        self.counted = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in self.service.metrics.registry.collect()
+            if family.type in ("counter", "histogram")
+            for sample in family.samples
+        }
+
     def value(self, name: str, **labels: str) -> float:
-        """A sample of the app's metrics; 0 where it was never touched."""
-        return self.service.metrics.registry.get_sample_value(f"milkweed_{name}", labels) or 0.0
+        """A sample of the app's metrics, without what was counted before the test; 0 where it was never touched."""
+        value = self.service.metrics.registry.get_sample_value(f"milkweed_{name}", labels) or 0.0
+        return value - self.counted.get((f"milkweed_{name}", frozenset(labels.items())), 0.0)
 
     async def classify(self, image: Any = None, **options: Any) -> httpx.Response:
         """POST /classify, a small image unless told otherwise."""

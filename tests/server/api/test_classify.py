@@ -13,6 +13,7 @@ from ...support.server_parts import (
     CLASSES,
     SIZE,
     HeldModel,
+    Running,
     Start,
     broken,
     check_error,
@@ -26,17 +27,16 @@ JPEG = {"content-type": "image/jpeg"}
 NPY = {"content-type": "application/x-npy"}
 
 
-async def test_three_forms_give_the_same_answer(running: Start) -> None:
+async def test_three_forms_give_the_same_answer(app: Running) -> None:
     image = encoded("JPEG")
-    async with running() as app:
-        answers = [
-            await app.classify(image, headers=JPEG),
-            await app.classify(image, headers={"content-type": "application/octet-stream"}),
-            await app.classify(image),
-            await app.classify(files=files(image)),
-            await app.classify(json=as_json(image)),
-        ]
-        [expected] = app.service.models["held"].pipeline.classify([image])
+    answers = [
+        await app.classify(image, headers=JPEG),
+        await app.classify(image, headers={"content-type": "application/octet-stream"}),
+        await app.classify(image),
+        await app.classify(files=files(image)),
+        await app.classify(json=as_json(image)),
+    ]
+    [expected] = app.service.models["held"].pipeline.classify([image])
     for answer in answers:
         assert answer.status_code == 200
         assert answer.headers["content-type"] == "application/json"
@@ -57,18 +57,17 @@ async def test_three_forms_give_the_same_answer(running: Start) -> None:
     }
 
 
-async def test_arrays_of_pictures_answer_as_the_pictures_do(running: Start) -> None:
+async def test_arrays_of_pictures_answer_as_the_pictures_do(app: Running) -> None:
     images = [encoded(seed=seed) for seed in range(4)]
     pixels = np.stack([np.asarray(Image.open(io.BytesIO(image))) for image in images])
-    async with running() as app:
-        expected = (await app.classify(files=files(*images))).json()["results"]
-        answers = [
-            await app.classify(npy(pixels), headers=NPY),
-            await app.classify(npy(pixels)),
-            await app.classify(files=files(npy(pixels[:3]), npy(pixels[3]))),
-            await app.classify(json=as_json(npy(pixels[:1]), images[1], npy(pixels[2:]))),
-        ]
-        one = await app.classify(npy(pixels[2]), headers=NPY)
+    expected = (await app.classify(files=files(*images))).json()["results"]
+    answers = [
+        await app.classify(npy(pixels), headers=NPY),
+        await app.classify(npy(pixels)),
+        await app.classify(files=files(npy(pixels[:3]), npy(pixels[3]))),
+        await app.classify(json=as_json(npy(pixels[:1]), images[1], npy(pixels[2:]))),
+    ]
+    one = await app.classify(npy(pixels[2]), headers=NPY)
     assert [len(result["predictions"]) for result in expected] == [5] * 4
     for answer in answers:
         assert answer.status_code == 200
@@ -76,20 +75,19 @@ async def test_arrays_of_pictures_answer_as_the_pictures_do(running: Start) -> N
     assert one.json()["results"] == expected[2:3]
 
 
-async def test_arrays_of_inputs_go_in_as_they_are(running: Start) -> None:
+async def test_arrays_of_inputs_go_in_as_they_are(app: Running) -> None:
     image = encoded(seed=3)
     good = np.random.default_rng(0).normal(size=(2, 3, SIZE, SIZE)).astype("f4")
-    async with running() as app:
-        pipeline = app.service.models["held"].pipeline
-        good[0] = pipeline.loader.load([image]).pixels[0].copy()
-        expected = (await app.classify(image)).json()["results"]
-        bad = good.copy()
-        bad[1, 0, 0, 0] = np.nan
-        mixed = await app.classify(npy(bad), headers=NPY)
-        half = await app.classify(npy(good.astype(">f2")), headers=NPY)
-        wrong = await app.classify(npy(good[..., :4, :4].copy()), headers=NPY)
-        many = await app.classify(npy(np.zeros((257, 4, 4, 3), "u1")), headers=NPY)
-        other = await app.classify(npy(good.astype("f8")), headers=NPY)
+    pipeline = app.service.models["held"].pipeline
+    good[0] = pipeline.loader.load([image]).pixels[0].copy()
+    expected = (await app.classify(image)).json()["results"]
+    bad = good.copy()
+    bad[1, 0, 0, 0] = np.nan
+    mixed = await app.classify(npy(bad), headers=NPY)
+    half = await app.classify(npy(good.astype(">f2")), headers=NPY)
+    wrong = await app.classify(npy(good[..., :4, :4].copy()), headers=NPY)
+    many = await app.classify(npy(np.zeros((257, 4, 4, 3), "u1")), headers=NPY)
+    other = await app.classify(npy(good.astype("f8")), headers=NPY)
     assert mixed.status_code == 200
     assert mixed.json()["results"][0] == expected[0]
     assert mixed.json()["results"][1]["error"]["code"] == "undecodable"
@@ -135,10 +133,9 @@ async def test_bad_neighbours_change_no_byte_of_good_answers(running: Start) -> 
     assert results[1]["error"]["message"].startswith("image 1: ")
 
 
-async def test_json_with_one_bad_string_keeps_the_others(running: Start) -> None:
+async def test_json_with_one_bad_string_keeps_the_others(app: Running) -> None:
     body: dict[str, list[Any]] = {"images": [as_json(encoded())["images"][0], "not base64!", 7]}
-    async with running() as app:
-        answer = await app.classify(json=body)
+    answer = await app.classify(json=body)
     assert answer.status_code == 200
     good, text, number = answer.json()["results"]
     assert len(good["predictions"]) == 5

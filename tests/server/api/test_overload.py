@@ -8,7 +8,7 @@ import pytest
 
 from milkweed.inference.results import SCORE_BYTES
 
-from ...support.server_parts import RawCall, Start, calm, check_error, encoded, entered, one_reason, until
+from ...support.server_parts import RawCall, Running, Start, calm, check_error, encoded, entered, one_reason, until
 from ..oip.rest_client import infer
 
 JSON = {"content-type": "application/json"}
@@ -87,53 +87,50 @@ async def test_deadline_is_504_and_frees_the_queue(running: Start) -> None:
 
 
 @pytest.mark.parametrize("path", ["/classify", "/v2/models/held/infer"])
-async def test_client_that_leaves_is_dropped_before_the_device(running: Start, path: str) -> None:
-    async with running() as app:
-        first = await app.hold()
-        gone = RawCall(app, encoded(), path=path, headers={"inference-header-content-length": "0"})
-        await until(lambda: app.service.scheduler.depth == 1)
-        gone.leave.set()
-        await gone.task
-        assert gone.sent.empty()
-        assert app.service.scheduler.depth == 0
-        assert app.value("requests_cancelled_total", stage="wait") == 1
-        assert app.value("images_total", model="held", outcome="cancelled") == 1
-        app.model.gate.set()
-        await first
-        assert app.model.sizes == [1]
+async def test_client_that_leaves_is_dropped_before_the_device(app: Running, path: str) -> None:
+    first = await app.hold()
+    gone = RawCall(app, encoded(), path=path, headers={"inference-header-content-length": "0"})
+    await until(lambda: app.service.scheduler.depth == 1)
+    gone.leave.set()
+    await gone.task
+    assert gone.sent.empty()
+    assert app.service.scheduler.depth == 0
+    assert app.value("requests_cancelled_total", stage="wait") == 1
+    assert app.value("images_total", model="held", outcome="cancelled") == 1
+    app.model.gate.set()
+    await first
+    assert app.model.sizes == [1]
 
 
-async def test_client_that_leaves_in_its_body_is_counted(running: Start) -> None:
-    async with running() as app:
-        gone = RawCall(app, b"begin", whole=False)
-        gone.leave.set()
-        await gone.task
-        assert gone.sent.empty()
-        assert app.value("requests_cancelled_total", stage="receive") == 1
-        assert app.service.body_budget.total == 0
+async def test_client_that_leaves_in_its_body_is_counted(app: Running) -> None:
+    gone = RawCall(app, b"begin", whole=False)
+    gone.leave.set()
+    await gone.task
+    assert gone.sent.empty()
+    assert app.value("requests_cancelled_total", stage="receive") == 1
+    assert app.service.body_budget.total == 0
 
 
-async def test_failed_forward_is_500_without_detail_and_the_next_works(running: Start) -> None:
-    async with running() as app:
-        app.model.failure = RuntimeError("secret detail")
-        async with one_reason(app, "internal"):
-            failed = await app.classify()
-        app.model.failure = None
-        after = await app.classify()
-        assert app.value("images_total", model="held", outcome="error") == 1
+async def test_failed_forward_is_500_without_detail_and_the_next_works(app: Running) -> None:
+    app.model.failure = RuntimeError("secret detail")
+    async with one_reason(app, "internal"):
+        failed = await app.classify()
+    app.model.failure = None
+    after = await app.classify()
+    assert app.value("images_total", model="held", outcome="error") == 1
     check_error(failed, 500, "internal")
     assert "secret" not in failed.text
     assert after.status_code == 200
 
 
 async def test_unknown_exception_is_500_with_the_request_id_alone(
-    running: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    app: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise KeyError("secret detail")
 
     monkeypatch.setattr("milkweed.server.api.classify.read_payload", fail)
-    async with running() as app, one_reason(app, "internal"):
+    async with one_reason(app, "internal"):
         answer = await app.classify(headers={"X-Request-ID": "me-1"})
     check_error(answer, 500, "internal")
     assert "secret" not in answer.text
@@ -168,18 +165,16 @@ async def test_end_of_the_drain_answers_requests_that_are_left(running: Start) -
         assert app.service.scheduler.depth == 0
 
 
-async def test_late_request_is_refused_before_its_body_is_read(running: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running() as app:
-        monkeypatch.setattr(app.service.lag, "seconds", lambda: 0.25)
-        async with one_reason(app, "overloaded"):
-            refused = await app.classify(headers={"X-Request-Timeout-Ms": "400"})
-        check_error(refused, 503, "overloaded", "takes 500 ms", "may take 400 ms")
-        assert int(refused.headers["retry-after"]) >= 1
-        assert (await app.classify()).status_code == 200
+async def test_late_request_is_refused_before_its_body_is_read(app: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app.service.lag, "seconds", lambda: 0.25)
+    async with one_reason(app, "overloaded"):
+        refused = await app.classify(headers={"X-Request-Timeout-Ms": "400"})
+    check_error(refused, 503, "overloaded", "takes 500 ms", "may take 400 ms")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert (await app.classify()).status_code == 200
 
 
-async def test_lag_of_the_event_loop_is_seen_while_it_lasts(running: Start) -> None:
-    async with running() as app:
-        time.sleep(0.3)  # the loop stands still
-        assert app.service.lag.seconds() >= 0.15
-        await until(lambda: app.service.lag.seconds() < 0.15)
+async def test_lag_of_the_event_loop_is_seen_while_it_lasts(app: Running) -> None:
+    time.sleep(0.3)  # the loop stands still
+    assert app.service.lag.seconds() >= 0.15
+    await until(lambda: app.service.lag.seconds() < 0.15)

@@ -10,7 +10,7 @@ import httpx
 
 from milkweed.server.security.keys import key_block
 
-from ...support.server_parts import Start, check_error
+from ...support.server_parts import Running, Start, check_error
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "server" / "api" / "static"
@@ -25,43 +25,41 @@ def address(name: str) -> str:
     return "/" if name == "index.html" else f"/page/{name}"
 
 
-async def test_each_file_is_served_as_what_it_is(running: Start) -> None:
+async def test_each_file_is_served_as_what_it_is(app: Running) -> None:
     """Nothing but this origin may be loaded, as the documentation says; and all of it is small."""
     policy = (ROOT / "docs" / "page.md").read_text().partition("    default-src")[2].partition("\n\n")[0]
     sent = 0
-    async with running(wait=False) as app:
-        for name in FILES:
-            plain = await app.client.get(address(name), headers=PLAIN)
-            async with app.client.stream("GET", address(name), headers={"accept-encoding": "br, gzip"}) as packed:
-                raw = b"".join([chunk async for chunk in packed.aiter_raw()])
-            head = await app.client.head(address(name), headers=PLAIN)
-            assert plain.status_code == packed.status_code == head.status_code == 200
-            assert plain.content == gzip.decompress(raw) == (FOLDER / name).read_bytes()
-            assert packed.headers["content-encoding"] == "gzip"
-            assert "content-encoding" not in plain.headers
-            assert plain.headers["content-type"].partition(";")[0] == KINDS[Path(name).suffix]
-            assert plain.headers["x-content-type-options"] == "nosniff"
-            assert plain.headers["vary"] == "accept-encoding"
-            assert plain.headers["referrer-policy"] == "no-referrer"
-            assert plain.headers["content-security-policy"] == " ".join(f"default-src{policy}".split())
-            assert (head.content, head.headers["content-length"]) == (b"", plain.headers["content-length"])
-            sent += len(raw) + sum(len(name) + len(value) + 4 for name, value in packed.headers.raw)
+    for name in FILES:
+        plain = await app.client.get(address(name), headers=PLAIN)
+        async with app.client.stream("GET", address(name), headers={"accept-encoding": "br, gzip"}) as packed:
+            raw = b"".join([chunk async for chunk in packed.aiter_raw()])
+        head = await app.client.head(address(name), headers=PLAIN)
+        assert plain.status_code == packed.status_code == head.status_code == 200
+        assert plain.content == gzip.decompress(raw) == (FOLDER / name).read_bytes()
+        assert packed.headers["content-encoding"] == "gzip"
+        assert "content-encoding" not in plain.headers
+        assert plain.headers["content-type"].partition(";")[0] == KINDS[Path(name).suffix]
+        assert plain.headers["x-content-type-options"] == "nosniff"
+        assert plain.headers["vary"] == "accept-encoding"
+        assert plain.headers["referrer-policy"] == "no-referrer"
+        assert plain.headers["content-security-policy"] == " ".join(f"default-src{policy}".split())
+        assert (head.content, head.headers["content-length"]) == (b"", plain.headers["content-length"])
+        sent += len(raw) + sum(len(name) + len(value) + 4 for name, value in packed.headers.raw)
     assert sent < MAX_BYTES
 
 
-async def test_browser_that_has_a_file_gets_304(running: Start) -> None:
-    async with running(wait=False) as app:
-        get = app.client.get
-        first = await get("/")
-        etag = first.headers["etag"]
-        assert first.headers["cache-control"] == "no-cache"
-        for known in (etag, etag.removeprefix("W/"), f'"other", {etag}'):
-            again = await get("/", headers={"if-none-match": known})
-            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
-            assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
-        for known in ('"other"', "W/", etag[:-2], ""):
-            assert (await get("/", headers={"if-none-match": known})).status_code == 200
-        assert len({(await get(address(name))).headers["etag"] for name in FILES}) == len(FILES)
+async def test_browser_that_has_a_file_gets_304(app: Running) -> None:
+    get = app.client.get
+    first = await get("/")
+    etag = first.headers["etag"]
+    assert first.headers["cache-control"] == "no-cache"
+    for known in (etag, etag.removeprefix("W/"), f'"other", {etag}'):
+        again = await get("/", headers={"if-none-match": known})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+        assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
+    for known in ('"other"', "W/", etag[:-2], ""):
+        assert (await get("/", headers={"if-none-match": known})).status_code == 200
+    assert len({(await get(address(name))).headers["etag"] for name in FILES}) == len(FILES)
 
 
 async def test_page_is_off_by_a_setting(running: Start) -> None:
@@ -81,14 +79,13 @@ async def test_unknown_files_are_404(running: Start, tmp_path: Path) -> None:
             check_error(await app.client.get(path), 401, "unauthorized")
 
 
-async def test_page_works_below_a_path(running: Start) -> None:
+async def test_page_works_below_a_path(app: Running) -> None:
     """A proxy may serve the page under a path, and tell the server which."""
-    async with running(wait=False) as app:
-        transport = httpx.ASGITransport(app=app.app, root_path="/some/where")
-        async with httpx.AsyncClient(transport=transport, base_url="http://server/some/where/") as client:
-            page = await client.get("")
-            found = re.findall(r'(?:href|src)="([^"]+)"', page.text)
-            statuses = {(await client.get(link)).status_code for link in found}
+    transport = httpx.ASGITransport(app=app.app, root_path="/some/where")
+    async with httpx.AsyncClient(transport=transport, base_url="http://server/some/where/") as client:
+        page = await client.get("")
+        found = re.findall(r'(?:href|src)="([^"]+)"', page.text)
+        statuses = {(await client.get(link)).status_code for link in found}
     assert statuses == {200}
     assert {"page/style.css", "page/main.js", "page/icon.svg", "docs", "v1/models", "metrics"} <= set(found)
 

@@ -5,15 +5,14 @@ import gc
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 
 from milkweed.server.http.payload import Payload
 
-from ...support.bodies import as_json, files, npy
-from ...support.server_parts import Start, check_error, encoded, entered, one_reason
+from ...support.bodies import as_json, files
+from ...support.server_parts import Running, Start, check_error, encoded, entered, one_reason
 
-TWO = ("first", "second")
+NAMES = ("first", "second")
 
 
 def sent(place: str, **parameters: Any) -> dict[str, Any]:
@@ -26,11 +25,10 @@ def sent(place: str, **parameters: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("place", ["url", "form", "json"])
-async def test_model_and_top_k_count_alike(running: Start, place: str) -> None:
-    async with running(names=TWO) as app:
-        plain = await app.client.post(**sent(place))
-        asked = await app.client.post(**sent(place, model="second", top_k=2))
-        lines = await app.client.post(**sent(place, model="second"), headers={"accept": "application/x-ndjson"})
+async def test_model_and_top_k_count_alike(app: Running, place: str) -> None:
+    plain = await app.client.post(**sent(place))
+    asked = await app.client.post(**sent(place, model="second", top_k=2))
+    lines = await app.client.post(**sent(place, model="second"), headers={"accept": "application/x-ndjson"})
     assert (plain.json()["model"], len(plain.json()["results"][0]["predictions"])) == ("first", 5)
     assert (asked.json()["model"], len(asked.json()["results"][0]["predictions"])) == ("second", 2)
     assert json.loads(lines.text.splitlines()[-1])["model"] == "second"
@@ -50,16 +48,16 @@ async def test_model_and_top_k_count_alike(running: Start, place: str) -> None:
     ],
 )
 async def test_what_cannot_be_is_refused_by_name(
-    running: Start, place: str, parameters: dict[str, Any], status: int, code: str, words: tuple[str, ...]
+    app: Running, place: str, parameters: dict[str, Any], status: int, code: str, words: tuple[str, ...]
 ) -> None:
-    async with running(names=TWO) as app, one_reason(app, code):
+    async with one_reason(app, code):
         check_error(await app.client.post(**sent(place, **parameters)), status, code, *words)
-        assert app.model.sizes == []
+    assert app.model.sizes == []
 
 
 @pytest.mark.parametrize("place", ["form", "json"])
-async def test_a_body_may_repeat_the_url_but_not_contradict_it(running: Start, place: str) -> None:
-    async with running(names=TWO) as app, one_reason(app, "bad_request"):
+async def test_a_body_may_repeat_the_url_but_not_contradict_it(app: Running, place: str) -> None:
+    async with one_reason(app, "bad_request"):
         again = await app.client.post(**{**sent(place, model="second", top_k=2), "params": {"model": "second"}})
         assert (again.json()["model"], len(again.json()["results"][0]["predictions"])) == ("second", 2)
         other = await app.client.post(**{**sent(place, model="second"), "params": {"model": "first"}})
@@ -75,9 +73,8 @@ async def test_a_body_may_repeat_the_url_but_not_contradict_it(running: Start, p
         (b'{"images": ["AA=="], "parameters": {"top_k": 2}}', "no member 'parameters'; there are: images, model"),
     ],
 )
-async def test_json_that_readers_may_differ_on_is_refused(running: Start, body: bytes, words: str) -> None:
-    async with running() as app:
-        answer = await app.classify(body, headers={"content-type": "application/json"})
+async def test_json_that_readers_may_differ_on_is_refused(app: Running, body: bytes, words: str) -> None:
+    answer = await app.classify(body, headers={"content-type": "application/json"})
     check_error(answer, 400, "bad_request", words)
 
 
@@ -90,10 +87,9 @@ async def test_json_that_readers_may_differ_on_is_refused(running: Start, body: 
         ('name="model"; filename="model"\r\n\r\nsecond', "'model' is a file"),
     ],
 )
-async def test_parts_that_say_something_else_are_refused(running: Start, part: str, words: str) -> None:
+async def test_parts_that_say_something_else_are_refused(app: Running, part: str, words: str) -> None:
     body = f"--x\r\nContent-Disposition: form-data; {part}\r\n--x--".encode()
-    async with running(names=TWO) as app:
-        answer = await app.classify(body, headers={"content-type": "multipart/form-data; boundary=x"})
+    answer = await app.classify(body, headers={"content-type": "multipart/form-data; boundary=x"})
     check_error(answer, 400, "bad_request", words)
 
 
@@ -103,35 +99,26 @@ async def test_limits_are_those_of_the_model_that_the_body_names(running: Start,
     body = {"files": files(encoded(), encoded())} if place == "form" else {"json": as_json(encoded(), encoded())}
     named = "data" if place == "form" else "json"
     body[named] = {**body.get(named, {}), "model": "second"}  # type: ignore[dict-item]
-    async with running(names=TWO, settings={"model_limits": limits}) as app:
+    async with running(names=NAMES, settings={"model_limits": limits}) as app:
         check_error(await app.client.post("/classify", **body), 413, "too_many_images", "limit", "1")  # type: ignore[arg-type]
         app.models["second"].gate.clear()
         check_error(await app.client.post(**sent(place, model="second")), 504, "deadline", "no answer within 1 ms")
 
 
-async def test_a_version_is_that_of_the_model_that_the_body_names(running: Start) -> None:
-    async with running(names=TWO) as app:
-        versions = {name: app.service.models[name].version for name in TWO}
-        named = {"headers": {"x-model-version": versions["second"]}}
-        answer = await app.client.post(**sent("form", model="second"), **named)
-        other = await app.client.post(**sent("form", model="second"), headers={"x-model-version": "nosuch"})
+async def test_a_version_is_that_of_the_model_that_the_body_names(app: Running) -> None:
+    versions = {name: app.service.models[name].version for name in NAMES}
+    named = {"headers": {"x-model-version": versions["second"]}}
+    answer = await app.client.post(**sent("form", model="second"), **named)
+    other = await app.client.post(**sent("form", model="second"), headers={"x-model-version": "nosuch"})
     assert answer.json()["version"] == versions["second"]
     check_error(other, 404, "unknown_model", "no version 'nosuch' of second")
 
 
-async def test_arrays_in_a_form_count_as_before(running: Start) -> None:
-    array = npy(np.zeros((3, 5, 4, 3), np.uint8))
-    async with running() as app:
-        answer = await app.client.post("/classify", files=files(array), data={"top_k": "1"})
-    assert [len(result["predictions"]) for result in answer.json()["results"]] == [1, 1, 1]
-
-
 @pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
-async def test_a_body_whose_images_are_copies_is_freed_before_they_wait(running: Start, accept: str) -> None:
-    async with running() as app:
-        app.model.gate.clear()
-        waiting = asyncio.create_task(app.classify(files=files(encoded()), headers={"accept": accept}))
-        await entered(app.model)
-        assert not [each for each in gc.get_objects() if type(each) is Payload]
-        app.model.gate.set()
-        assert (await waiting).status_code == 200
+async def test_a_body_whose_images_are_copies_is_freed_before_they_wait(app: Running, accept: str) -> None:
+    app.model.gate.clear()
+    waiting = asyncio.create_task(app.classify(files=files(encoded()), headers={"accept": accept}))
+    await entered(app.model)
+    assert not [each for each in gc.get_objects() if type(each) is Payload]
+    app.model.gate.set()
+    assert (await waiting).status_code == 200

@@ -9,7 +9,18 @@ import pytest
 
 from milkweed.server.http.parser_threads import ParserThreads
 
-from ...support.server_parts import RawCall, Start, broken, calm, check_error, encoded, entered, one_reason, until
+from ...support.server_parts import (
+    RawCall,
+    Running,
+    Start,
+    broken,
+    calm,
+    check_error,
+    encoded,
+    entered,
+    one_reason,
+    until,
+)
 
 LINES = {"accept": "application/x-ndjson"}
 
@@ -72,15 +83,14 @@ async def test_a_line_comes_as_soon_as_its_image_is_done(running: Start) -> None
         await call.task
 
 
-async def test_image_that_is_refused_at_once_is_a_line_too(running: Start) -> None:
-    async with running() as app:
-        mixed = [("i", ("a", b"no image", "image/png")), *files(1)]
-        *found, last = lines((await app.classify(files=mixed, headers=LINES)).text)
-        assert [line["image"] for line in found] == [0, 1]
-        assert found[0]["error"]["code"] == "unsupported_format"
-        assert last["succeeded"] == 1
-        none = lines((await app.classify(b"no image", headers=LINES)).text)
-        assert none[-1]["succeeded"] == 0
+async def test_image_that_is_refused_at_once_is_a_line_too(app: Running) -> None:
+    mixed = [("i", ("a", b"no image", "image/png")), *files(1)]
+    *found, last = lines((await app.classify(files=mixed, headers=LINES)).text)
+    assert [line["image"] for line in found] == [0, 1]
+    assert found[0]["error"]["code"] == "unsupported_format"
+    assert last["succeeded"] == 1
+    none = lines((await app.classify(b"no image", headers=LINES)).text)
+    assert none[-1]["succeeded"] == 0
 
 
 async def test_a_request_that_is_refused_whole_has_its_status(running: Start) -> None:
@@ -161,11 +171,10 @@ async def test_a_reader_that_leaves_is_noticed(running: Start, monkeypatch: Any)
         app.model.gate.set()
 
 
-async def test_priority_is_checked(running: Start) -> None:
-    async with running() as app:
-        for priority in ("bulk", "interactive", "Bulk"):
-            answer = await app.classify(headers={"X-Priority": priority})
-            assert answer.status_code == 200
-        async with one_reason(app, "bad_request"):
-            wrong = await app.classify(headers={"X-Priority": "high"})
-        check_error(wrong, 400, "bad_request", "X-Priority", "'high'", "interactive or bulk")
+async def test_priority_is_checked(app: Running) -> None:
+    for priority in ("bulk", "interactive", "Bulk"):
+        answer = await app.classify(headers={"X-Priority": priority})
+        assert answer.status_code == 200
+    async with one_reason(app, "bad_request"):
+        wrong = await app.classify(headers={"X-Priority": "high"})
+    check_error(wrong, 400, "bad_request", "X-Priority", "'high'", "interactive or bulk")

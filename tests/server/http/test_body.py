@@ -24,7 +24,7 @@ from milkweed.server.http.body_budget import (
 from milkweed.server.service.caller import check_image
 
 from ...support.bodies import as_json, as_tensor, files, most_held, npy
-from ...support.server_parts import ERROR_CODES, Start, check_error, encoded, entered, one_reason
+from ...support.server_parts import ERROR_CODES, Running, Start, check_error, encoded, entered, one_reason
 from ...support.waiting import HANG_SECONDS
 
 INFER = "/v2/models/held/infer"
@@ -69,24 +69,21 @@ async def test_an_answer_is_not_thrown_away_for_want_of_room(running: Start) -> 
         assert app.service.body_budget.total == limit
 
 
-async def test_metrics_answer_while_all_parsers_are_busy(running: Start) -> None:
+async def test_metrics_answer_while_all_parsers_are_busy(app: Running) -> None:
     """Six bodies of 24 MiB took all threads that there were, and /metrics 20 s."""
     busy = threading.Event()
-    async with running() as app:
-        work = [
-            asyncio.create_task(app.service.parsers.run(lambda: busy.wait(HANG_SECONDS), 1 << 30)) for _ in range(20)
-        ]
-        try:
-            assert (await app.client.get("/metrics")).status_code == 200
-            assert (await app.client.get("/v2/models/held/stats")).status_code == 200
-            assert (await app.classify()).status_code == 200
-            assert not any(each.done() for each in work)
-        finally:
-            busy.set()
-            await asyncio.wait(work)
+    work = [asyncio.create_task(app.service.parsers.run(lambda: busy.wait(HANG_SECONDS), 1 << 30)) for _ in range(20)]
+    try:
+        assert (await app.client.get("/metrics")).status_code == 200
+        assert (await app.client.get("/v2/models/held/stats")).status_code == 200
+        assert (await app.classify()).status_code == 200
+        assert not any(each.done() for each in work)
+    finally:
+        busy.set()
+        await asyncio.wait(work)
 
 
-async def test_a_raw_body_of_any_size_leaves_the_loop_free(running: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_raw_body_of_any_size_leaves_the_loop_free(app: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The headers of a photograph of 20 MiB took 0.4 s of it."""
     monkeypatch.setattr("milkweed.server.http.parser_threads.INLINE_BYTES", 100)
     seen: list[str] = []
@@ -96,8 +93,7 @@ async def test_a_raw_body_of_any_size_leaves_the_loop_free(running: Start, monke
         return check_image(*given)
 
     monkeypatch.setattr("milkweed.server.api.classify.check_image", watched)
-    async with running() as app:
-        assert (await app.classify()).status_code == 200
+    assert (await app.classify()).status_code == 200
     assert [name.startswith("milkweed-parse") for name in seen] == [True]
 
 
@@ -116,10 +112,10 @@ async def test_a_raw_body_of_any_size_leaves_the_loop_free(running: Start, monke
     ],
 )
 async def test_json_that_would_grow_makes_no_objects(
-    running: Start, url: str, body: bytes, code: str, words: str
+    app: Running, url: str, body: bytes, code: str, words: str
 ) -> None:
     """Three bytes of it may become an object of sixty-four."""
-    async with running() as app, one_reason(app, code):
+    async with one_reason(app, code):
         tracemalloc.start()
         answer = await app.client.post(url, content=body, headers={"content-type": "application/json"})
         peak = tracemalloc.get_traced_memory()[1]
@@ -131,20 +127,19 @@ async def test_json_that_would_grow_makes_no_objects(
 
 @pytest.mark.parametrize(("images", "top_k", "status"), [(2, 5, 200), (3, 4, 400), (2, 6, 400)])
 async def test_scores_of_one_answer_have_a_limit(
-    running: Start, monkeypatch: pytest.MonkeyPatch, images: int, top_k: int, status: int
+    app: Running, monkeypatch: pytest.MonkeyPatch, images: int, top_k: int, status: int
 ) -> None:
     """A request of 31 KB to a model of 21,000 classes made 404 MiB, in 11 s of the event loop."""
     monkeypatch.setattr("milkweed.server.service.params.MAX_SCORES", 10)
     bodies = [encoded(seed=seed) for seed in range(images)]
     url, accept = f"/classify?top_k={top_k}", {"accept": "application/x-ndjson"}
-    async with running() as app:
-        answer = await app.client.post(url, files=files(*bodies))
-        lines = await app.client.post(url, files=files(*bodies), headers=accept)
-        inferred = await app.client.post(INFER, json={**as_tensor(*bodies), "parameters": {"top_k": top_k}})
-        assert {each.status_code for each in (answer, lines, inferred)} == {status}
-        if status == 400:
-            check_error(answer, 400, "bad_request", f"{images} images", f"{top_k} classes", "limit is 10")
-            assert app.model.sizes == []
+    answer = await app.client.post(url, files=files(*bodies))
+    lines = await app.client.post(url, files=files(*bodies), headers=accept)
+    inferred = await app.client.post(INFER, json={**as_tensor(*bodies), "parameters": {"top_k": top_k}})
+    assert {each.status_code for each in (answer, lines, inferred)} == {status}
+    if status == 400:
+        check_error(answer, 400, "bad_request", f"{images} images", f"{top_k} classes", "limit is 10")
+        assert app.model.sizes == []
 
 
 @pytest.mark.parametrize(("pieces", "turns"), [(1, 0), (4, 3)])

@@ -1,6 +1,5 @@
 """A client of the gRPC service, with the generated messages."""
 
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -87,9 +86,3 @@ async def refused(status: str, *words: str) -> AsyncIterator[SimpleNamespace]:
     for word in words:
         assert word in failure.details()
     assert "\n" not in failure.details()
-
-
-def settings(**more: Any) -> dict[str, Any]:
-    """The settings of an app, with a gRPC port that is free."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return {"grpc_port": listener.getsockname()[1], **more}

@@ -13,8 +13,8 @@ from milkweed.server.oip.grpc_server import GrpcServer
 from milkweed.server.oip.grpc_service import HEALTH, REFLECTION
 from milkweed.server.security.keys import key_block
 
-from ...support.server_parts import Start, until
-from .grpc_client import Client, calling, grpc, refused, settings
+from ...support.server_parts import Running, Start, until
+from .grpc_client import Client, calling, grpc, refused
 
 health: Any = pytest.importorskip("grpc_health.v1.health_pb2")
 reflection: Any = pytest.importorskip("grpc_reflection.v1alpha.reflection_pb2")
@@ -38,7 +38,7 @@ def watch(client: Client, service: str) -> Any:
 async def test_health_is_that_of_the_probes_and_needs_no_key(running: Start, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(key_block("ann", "k" * 40))
-    async with running(settings=settings(api_keys=str(file))) as app, calling(app) as client:
+    async with running(settings={"api_keys": str(file)}) as app, calling(app) as client:
         for name in ("", "readyz", "livez", "inference.GRPCInferenceService", HEALTH):
             assert await check(client, name) == "SERVING"
         async with refused("NOT_FOUND", "no service 'cat'", "livez"):
@@ -54,7 +54,7 @@ async def test_a_watch_tells_each_change_and_ends_with_the_server(
 ) -> None:
     monkeypatch.setattr(grpc_service, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(grpc_service, "MAX_WATCHES", 2)
-    async with running(settings=settings()) as app, calling(app) as client:
+    async with running() as app, calling(app) as client:
         ready, unknown = watch(client, ""), watch(client, "cat")
         assert (await ready.read()).status == health.HealthCheckResponse.SERVING
         assert (await unknown.read()).status == health.HealthCheckResponse.SERVICE_UNKNOWN
@@ -92,22 +92,21 @@ async def test_a_stream_that_ends_while_it_writes_ends_no_other_call_of_its_conn
     assert all(task.cancelled() for task in waiting)
 
 
-async def test_reflection_describes_what_is_served(running: Start) -> None:
-    async with running(settings=settings()) as app, calling(app) as client:
-        call = client.channel.stream_stream(
-            f"/{REFLECTION}/ServerReflectionInfo",
-            request_serializer=reflection.ServerReflectionRequest.SerializeToString,
-            response_deserializer=reflection.ServerReflectionResponse.FromString,
-        )()
-        await call.write(reflection.ServerReflectionRequest(list_services="*"))
-        names = {each.name for each in (await call.read()).list_services_response.service}
-        assert names == {"inference.GRPCInferenceService", HEALTH, REFLECTION}
-        for name in names:
-            await call.write(reflection.ServerReflectionRequest(file_containing_symbol=name))
-            assert (await call.read()).file_descriptor_response.file_descriptor_proto
-        await call.write(reflection.ServerReflectionRequest(file_containing_symbol="cat"))
-        assert (await call.read()).error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
-        await call.done_writing()
-        assert await call.read() is grpc.aio.EOF
-        assert await call.code() is grpc.StatusCode.OK
-        await until(lambda: app.service.body_budget.total == 0)
+async def test_reflection_describes_what_is_served(app: Running, client: Client) -> None:
+    call = client.channel.stream_stream(
+        f"/{REFLECTION}/ServerReflectionInfo",
+        request_serializer=reflection.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection.ServerReflectionResponse.FromString,
+    )()
+    await call.write(reflection.ServerReflectionRequest(list_services="*"))
+    names = {each.name for each in (await call.read()).list_services_response.service}
+    assert names == {"inference.GRPCInferenceService", HEALTH, REFLECTION}
+    for name in names:
+        await call.write(reflection.ServerReflectionRequest(file_containing_symbol=name))
+        assert (await call.read()).file_descriptor_response.file_descriptor_proto
+    await call.write(reflection.ServerReflectionRequest(file_containing_symbol="cat"))
+    assert (await call.read()).error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
+    await until(lambda: app.service.body_budget.total == 0)

@@ -14,9 +14,9 @@ from milkweed.server.oip import grpc_reading, grpc_server
 from milkweed.server.oip.grpc_reading import MessageReading
 from milkweed.server.security.keys import key_block
 
-from ...support.server_parts import Start, encoded, entered, one_reason, until
+from ...support.server_parts import Running, Start, encoded, entered, one_reason, until
 from ...support.waiting import HANG_SECONDS
-from .grpc_client import SERVICE, Client, calling, grpc, refused, settings
+from .grpc_client import SERVICE, Client, calling, grpc, refused
 
 END = object()
 
@@ -43,7 +43,7 @@ def silent(channel: Any, count: int) -> list[Any]:
 
 async def test_calls_that_send_no_message_do_not_close_the_port(running: Start) -> None:
     """1,024 of them did: each had one of the slots, for ever."""
-    async with running(settings=settings(body_timeout_ms=60_000)) as app, calling(app) as client:
+    async with running(settings={"body_timeout_ms": 60_000}) as app, calling(app) as client:
         channels = [
             grpc.aio.insecure_channel(client.address, options=[("grpc.use_local_subchannel_pool", 1)])
             for _ in range(10)
@@ -76,7 +76,7 @@ async def test_beside_a_crowd_without_messages_calls_but_probes_begin_slowly_and
     monkeypatch.setattr(grpc_reading, "CROWD", 2)
     monkeypatch.setattr(grpc_server, "SECONDS_BETWEEN", 3600)
     monkeypatch.setattr(grpc_server, "MAX_WAITING", 1)
-    async with running(settings=settings(body_timeout_ms=60_000)) as app, calling(app) as client:
+    async with running(settings={"body_timeout_ms": 60_000}) as app, calling(app) as client:
         crowd = silent(client.channel, 2)
         await until(lambda: app.service.body_budget.total == 2 * grpc_server.CALL_BYTES)
         metadata, ready = client.messages.ServerMetadataRequest(), client.messages.ServerReadyRequest()
@@ -95,7 +95,7 @@ async def test_beside_a_crowd_without_messages_calls_but_probes_begin_slowly_and
 
 
 async def test_a_message_that_never_comes_ends_its_call(running: Start) -> None:
-    async with running(settings=settings(body_timeout_ms=1000)) as app, calling(app) as client:
+    async with running(settings={"body_timeout_ms": 1000}) as app, calling(app) as client:
         async with one_reason(app, "request_timeout"), refused("DEADLINE_EXCEEDED", "1 s"):
             await silent(client.channel, 1)[0]
         (call,) = silent(client.channel, 1)
@@ -113,23 +113,22 @@ async def test_no_message_is_asked_for_without_a_key(
     monkeypatch.setattr(MessageReading, "message", message)
     file = tmp_path / "keys.toml"
     file.write_text(key_block("ann", "k" * 40))
-    with_keys = settings(api_keys=str(file))
+    with_keys = {"api_keys": str(file)}
     async with running(settings=with_keys) as app, calling(app) as client, refused("UNAUTHENTICATED"):
         await client.ask("ModelInfer", client.infer(bytes(1 << 20)))
 
 
 @pytest.mark.parametrize("where", ["inputs", "outputs", "id"])
-async def test_names_and_parameters_have_a_limit(running: Start, where: str) -> None:
-    async with running(settings=settings()) as app, calling(app) as client:
-        request = client.infer(encoded())
-        if where == "id":
-            request.id = "x" * (1 << 20)
-        else:
-            tensor = request.inputs[0] if where == "inputs" else request.outputs.add(name="label")
-            for number in range(100 if where == "inputs" else 10_000):
-                tensor.parameters[f"{number:01000}"].bool_param = True
-        async with one_reason(app, "bad_request"), refused("INVALID_ARGUMENT", "65536"):
-            await client.ask("ModelInfer", request)
+async def test_names_and_parameters_have_a_limit(app: Running, client: Client, where: str) -> None:
+    request = client.infer(encoded())
+    if where == "id":
+        request.id = "x" * (1 << 20)
+    else:
+        tensor = request.inputs[0] if where == "inputs" else request.outputs.add(name="label")
+        for number in range(100 if where == "inputs" else 10_000):
+            tensor.parameters[f"{number:01000}"].bool_param = True
+    async with one_reason(app, "bad_request"), refused("INVALID_ARGUMENT", "65536"):
+        await client.ask("ModelInfer", request)
 
 
 async def test_one_slow_message_too_many_ends_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +176,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 
 async def test_connections_count_and_make_room(running: Start) -> None:
     """Ports each with a limit took the files of all, and idle connections kept others out."""
-    async with running(settings=settings(max_connections=4)) as app, calling(app) as client:
+    async with running(settings={"max_connections": 4}) as app, calling(app) as client:
         host, _, port = client.address.partition(":")
         idle = []
         for count in range(1, 11):
@@ -197,7 +196,7 @@ async def test_connections_count_and_make_room(running: Start) -> None:
 
 
 async def test_probes_are_answered_when_all_connections_wait_for_us(running: Start) -> None:
-    async with running(settings=settings(max_connections=1)) as app, calling(app) as client:
+    async with running(settings={"max_connections": 1}) as app, calling(app) as client:
         app.model.gate.clear()
         held = client.start("ModelInfer", client.infer(encoded()))
         await entered(app.model)
@@ -214,7 +213,7 @@ async def test_probes_are_answered_when_all_connections_wait_for_us(running: Sta
 async def test_an_answer_that_nobody_reads_counts_and_is_ended(running: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """80 of them held 524 MB beside a limit of 64 MiB, for as long as their callers stayed."""
     monkeypatch.setattr(relay, "NOT_READING_SECONDS", 0.5)
-    async with running(settings=settings()) as app, calling(app) as client:
+    async with running() as app, calling(app) as client:
         request = client.infer(*[encoded()] * 200)
         for name in ("score", "probabilities"):
             request.outputs.add(name=name).parameters["classification"].int64_param = 7

@@ -9,7 +9,7 @@ from milkweed.server.telemetry.metrics import STAGES
 from milkweed.server.telemetry.tracer import Tracer
 
 from ...support.server_parts import Start, encoded
-from .grpc_client import SERVICE, calling, refused, settings
+from .grpc_client import SERVICE, calling, refused
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -27,7 +27,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 async def test_a_call_is_a_span_with_its_stages(running: Start, spans: InMemorySpanExporter) -> None:
-    async with running(settings=settings()) as app, calling(app) as client:
+    async with running() as app, calling(app) as client:
         call = client.start("ModelInfer", client.infer(encoded()), metadata=(("traceparent", f"00-{TRACE}-{SPAN}-01"),))
         await call
         trailing = dict(tuple(await call.trailing_metadata()))
@@ -57,7 +57,7 @@ async def test_a_call_is_a_span_with_its_stages(running: Start, spans: InMemoryS
 
 
 async def test_failures_have_their_code(running: Start, spans: InMemorySpanExporter) -> None:
-    async with running(settings=settings()) as app, calling(app) as client:
+    async with running() as app, calling(app) as client:
         async with refused("NOT_FOUND"):
             await client.ask("ModelInfer", client.infer(encoded(), model="none"))
         app.service.check_accepting = lambda: 1 / 0

@@ -13,11 +13,11 @@ from milkweed.loaders.headers.validate import validate
 from milkweed.server.config.settings import Settings, image_limits
 
 from ...support.bodies import files
-from ...support.server_parts import CLASSES, Start, broken, encoded, make_config
+from ...support.server_parts import CLASSES, Running, broken, encoded, make_config
 from . import rest_client as oip
 
 
-async def test_every_form_of_an_image_answers_as_classify_does(running: Start) -> None:
+async def test_every_form_of_an_image_answers_as_classify_does(app: Running) -> None:
     images = [encoded("JPEG", seed=1), encoded("PNG", seed=2), encoded("PNG", seed=3)]
     texts = [base64.b64encode(image).decode() for image in images]
     body, headers = oip.binary(*images)
@@ -26,21 +26,18 @@ async def test_every_form_of_an_image_answers_as_classify_does(running: Start) -
     said["inputs"][0]["parameters"]["content_encoding"] = "base64"
     head = json.dumps(said).encode()
     as_text = head + as_text[int(text_headers["inference-header-content-length"]) :]
-    async with running() as app:
-        post = app.client.post
-        classified = await post("/classify", files=files(*images))
-        answers = [
-            await post(oip.URL, json={"inputs": [oip.tensor("image", "BYTES", [3], data=texts)]}),
-            await post(
-                oip.URL,
-                json={"inputs": [oip.tensor("image", "BYTES", [3], data=texts, parameters={"encoding": "base64"})]},
-            ),
-            await post(
-                oip.URL, json={"inputs": [oip.tensor("image", "BYTES", [3, 1], data=[[text] for text in texts])]}
-            ),
-            await post(oip.URL, content=body, headers=headers),
-            await post(oip.URL, content=as_text, headers={"inference-header-content-length": str(len(head))}),
-        ]
+    post = app.client.post
+    classified = await post("/classify", files=files(*images))
+    answers = [
+        await post(oip.URL, json={"inputs": [oip.tensor("image", "BYTES", [3], data=texts)]}),
+        await post(
+            oip.URL,
+            json={"inputs": [oip.tensor("image", "BYTES", [3], data=texts, parameters={"encoding": "base64"})]},
+        ),
+        await post(oip.URL, json={"inputs": [oip.tensor("image", "BYTES", [3, 1], data=[[text] for text in texts])]}),
+        await post(oip.URL, content=body, headers=headers),
+        await post(oip.URL, content=as_text, headers={"inference-header-content-length": str(len(head))}),
+    ]
     for answer in answers:
         assert answer.headers["content-type"] == "application/json"
         oip.check_answer(oip.arrays(answer), classified)
@@ -55,68 +52,62 @@ async def test_every_form_of_an_image_answers_as_classify_does(running: Start) -
         ]
 
 
-async def test_pixels_answer_as_the_pictures_do(running: Start) -> None:
+async def test_pixels_answer_as_the_pictures_do(app: Running) -> None:
     images = [encoded(seed=seed) for seed in range(3)]
     pixels = np.stack([np.asarray(Image.open(io.BytesIO(image))) for image in images])
     shape = list(pixels.shape)
     body, headers = oip.binary_tensor("pixels", "UINT8", shape, pixels.tobytes())
-    async with running() as app:
-        classified = await app.classify(files=files(*images))
-        answers = [
-            await app.client.post(oip.URL, content=body, headers=headers),
-            *[
-                await app.client.post(oip.URL, json={"inputs": [oip.tensor("pixels", "UINT8", shape, data=data)]})
-                for data in (pixels.tolist(), pixels.ravel().tolist())
-            ],
-        ]
+    classified = await app.classify(files=files(*images))
+    answers = [
+        await app.client.post(oip.URL, content=body, headers=headers),
+        *[
+            await app.client.post(oip.URL, json={"inputs": [oip.tensor("pixels", "UINT8", shape, data=data)]})
+            for data in (pixels.tolist(), pixels.ravel().tolist())
+        ],
+    ]
     for answer in answers:
         oip.check_answer(oip.arrays(answer), classified)
 
 
-async def test_inputs_of_the_model_go_in_as_they_are(running: Start) -> None:
+async def test_inputs_of_the_model_go_in_as_they_are(app: Running) -> None:
     images = [encoded(seed=seed) for seed in range(2)]
-    async with running() as app:
-        pipeline = app.service.models["held"].pipeline
-        inputs = np.stack([pipeline.loader.load([image]).pixels[0] for image in images])
-        classified = await app.classify(files=files(*images))
-        shape = list(inputs.shape)
-        wide, wide_headers = oip.binary_tensor("pixels", "FP32", shape, inputs.astype("<f4").tobytes())
-        half, half_headers = oip.binary_tensor("pixels", "FP16", shape, inputs.astype("<f2").tobytes())
-        npy = io.BytesIO()
-        np.save(npy, inputs.astype("<f2"))
-        half_classified = await app.classify(npy.getvalue())
-        exact = await app.client.post(oip.URL, content=wide, headers=wide_headers)
-        rounded = await app.client.post(oip.URL, content=half, headers=half_headers)
-        text = await app.client.post(
-            oip.URL, json={"inputs": [oip.tensor("pixels", "FP32", shape, data=inputs.tolist())]}
-        )
+    pipeline = app.service.models["held"].pipeline
+    inputs = np.stack([pipeline.loader.load([image]).pixels[0] for image in images])
+    classified = await app.classify(files=files(*images))
+    shape = list(inputs.shape)
+    wide, wide_headers = oip.binary_tensor("pixels", "FP32", shape, inputs.astype("<f4").tobytes())
+    half, half_headers = oip.binary_tensor("pixels", "FP16", shape, inputs.astype("<f2").tobytes())
+    npy = io.BytesIO()
+    np.save(npy, inputs.astype("<f2"))
+    half_classified = await app.classify(npy.getvalue())
+    exact = await app.client.post(oip.URL, content=wide, headers=wide_headers)
+    rounded = await app.client.post(oip.URL, content=half, headers=half_headers)
+    text = await app.client.post(oip.URL, json={"inputs": [oip.tensor("pixels", "FP32", shape, data=inputs.tolist())]})
     oip.check_answer(oip.arrays(exact), classified)
     oip.check_answer(oip.arrays(text), classified)
     oip.check_answer(oip.arrays(rounded), half_classified)
 
 
-async def test_raw_body_is_one_image_and_its_answer_binary(running: Start) -> None:
+async def test_raw_body_is_one_image_and_its_answer_binary(app: Running) -> None:
     image = encoded("JPEG")
     headers = {"inference-header-content-length": "0", "content-type": "image/jpeg"}
-    async with running() as app:
-        classified = await app.classify(image)
-        answer = await app.client.post(oip.URL, content=image, headers=headers)
+    classified = await app.classify(image)
+    answer = await app.client.post(oip.URL, content=image, headers=headers)
     assert answer.headers["content-type"] == "application/octet-stream"
     assert "inference-header-content-length" in answer.headers
     oip.check_answer(oip.arrays(answer), classified)
 
 
-async def test_binary_outputs_to_the_byte(running: Start) -> None:
+async def test_binary_outputs_to_the_byte(app: Running) -> None:
     outputs = [
         {"name": "score", "parameters": {"binary_data": True}},
         {"name": "label"},
         {"name": "index", "parameters": {"binary_data": True}},
     ]
-    async with running() as app:
-        [expected] = app.service.models["held"].pipeline.classify([encoded()], 2)
-        answer = await oip.infer(app, encoded(), outputs=outputs, top_k=2)
-        whole, whole_headers = oip.binary(encoded(), top_k=1, binary_data_output=True)
-        all_binary = await app.client.post(oip.URL, content=whole, headers=whole_headers)
+    [expected] = app.service.models["held"].pipeline.classify([encoded()], 2)
+    answer = await oip.infer(app, encoded(), outputs=outputs, top_k=2)
+    whole, whole_headers = oip.binary(encoded(), top_k=1, binary_data_output=True)
+    all_binary = await app.client.post(oip.URL, content=whole, headers=whole_headers)
     length = int(answer.headers["inference-header-content-length"])
     assert int(answer.headers["content-length"]) == len(answer.content)
     assert [output["name"] for output in json.loads(answer.content[:length])["outputs"]] == ["score", "label", "index"]
@@ -132,11 +123,10 @@ async def test_binary_outputs_to_the_byte(running: Start) -> None:
     )
 
 
-async def test_probabilities_list_every_class_in_order(running: Start) -> None:
+async def test_probabilities_list_every_class_in_order(app: Running) -> None:
     images = [encoded(seed=seed) for seed in range(3)]
-    async with running() as app:
-        answer = await oip.infer(app, *images, outputs=[{"name": "probabilities"}, {"name": "index"}], top_k=2)
-        expected = app.service.models["held"].pipeline.classify(images, CLASSES)
+    answer = await oip.infer(app, *images, outputs=[{"name": "probabilities"}, {"name": "index"}], top_k=2)
+    expected = app.service.models["held"].pipeline.classify(images, CLASSES)
     found = oip.arrays(answer)
     assert list(found) == ["probabilities", "index"]
     assert found["index"].shape == (3, 2)
@@ -146,12 +136,11 @@ async def test_probabilities_list_every_class_in_order(running: Start) -> None:
         assert row.sum() == pytest.approx(1, abs=1e-6)
 
 
-async def test_classification_has_the_form_of_triton(running: Start) -> None:
-    async with running() as app:
-        answer = await oip.infer(
-            app, encoded(), outputs=[{"name": "probabilities", "parameters": {"classification": 3}}], top_k=1
-        )
-        [expected] = app.service.models["held"].pipeline.classify([encoded()], 3)
+async def test_classification_has_the_form_of_triton(app: Running) -> None:
+    answer = await oip.infer(
+        app, encoded(), outputs=[{"name": "probabilities", "parameters": {"classification": 3}}], top_k=1
+    )
+    [expected] = app.service.models["held"].pipeline.classify([encoded()], 3)
     [output] = answer.json()["outputs"]
     assert (output["datatype"], output["shape"]) == ("BYTES", [1, 3])
     for text, index, score in zip(output["data"], expected.index, expected.score, strict=True):
@@ -160,28 +149,26 @@ async def test_classification_has_the_form_of_triton(running: Start) -> None:
 
 
 @pytest.mark.parametrize("classes", [8, 1000, 2**31])
-async def test_more_classes_than_there_are_is_all_of_them(running: Start, classes: int) -> None:
+async def test_more_classes_than_there_are_is_all_of_them(app: Running, classes: int) -> None:
     """Triton gives all classes to a client that asks for more, such as its image_client with `-c 20`."""
     outputs = [{"name": "score", "parameters": {"classification": classes}}]
-    async with running() as app:
-        answer = await oip.infer(app, encoded(), outputs=outputs)
-        every = await oip.infer(app, encoded(), outputs=[{"name": "score", "parameters": {"classification": CLASSES}}])
-        assert (await oip.infer(app, encoded(), timeout=10**12)).status_code == 200  # likewise, the most that there is
+    answer = await oip.infer(app, encoded(), outputs=outputs)
+    every = await oip.infer(app, encoded(), outputs=[{"name": "score", "parameters": {"classification": CLASSES}}])
+    assert (await oip.infer(app, encoded(), timeout=10**12)).status_code == 200  # likewise, the most that there is
     assert answer.json()["outputs"] == every.json()["outputs"]
     assert answer.json()["outputs"][0]["shape"] == [1, CLASSES]
 
 
-async def test_partial_answers_keep_good_rows_and_name_the_errors_of_bad_ones(running: Start) -> None:
+async def test_partial_answers_keep_good_rows_and_name_the_errors_of_bad_ones(app: Running) -> None:
     images = [encoded(seed=1), broken(), b"text", encoded(seed=2)]
     outputs = [{"name": name} for name in ("label", "index", "score", "probabilities", "error")]
-    async with running() as app:
-        good = await app.classify(files=files(images[0], images[3]))
-        body, headers = oip.binary(*images, partial=True)
-        answer = await app.client.post(oip.URL, content=body, headers=headers)
-        body, headers = oip.binary(*images, outputs=outputs, partial=True, binary_data_output=True)
-        full = await app.client.post(oip.URL, content=body, headers=headers)
-        assert app.value("images_total", model="held", outcome="ok") == 6
-        assert app.value("images_total", model="held", outcome="invalid") == 4
+    good = await app.classify(files=files(images[0], images[3]))
+    body, headers = oip.binary(*images, partial=True)
+    answer = await app.client.post(oip.URL, content=body, headers=headers)
+    body, headers = oip.binary(*images, outputs=outputs, partial=True, binary_data_output=True)
+    full = await app.client.post(oip.URL, content=body, headers=headers)
+    assert app.value("images_total", model="held", outcome="ok") == 6
+    assert app.value("images_total", model="held", outcome="invalid") == 4
     assert list(oip.arrays(answer)) == ["label", "index", "score", "error"]
     for found in (oip.arrays(answer), oip.arrays(full)):
         oip.check_answer({name: values[[0, 3]] for name, values in found.items() if name != "error"}, good)
@@ -196,40 +183,34 @@ async def test_partial_answers_keep_good_rows_and_name_the_errors_of_bad_ones(ru
     assert b"NaN" not in answer.content
 
 
-async def test_requested_error_of_good_images_is_empty(running: Start) -> None:
-    async with running() as app:
-        answer = await oip.infer(app, encoded(), outputs=[{"name": "error"}])
+async def test_requested_error_of_good_images_is_empty(app: Running) -> None:
+    answer = await oip.infer(app, encoded(), outputs=[{"name": "error"}])
     assert oip.arrays(answer)["error"].tolist() == [""]
 
 
-async def test_id_comes_back_and_version_may_be_named(running: Start) -> None:
+async def test_id_comes_back_and_version_may_be_named(app: Running) -> None:
     data = [base64.b64encode(encoded()).decode()]
     document = {"id": 'seven "7" ü', "inputs": [oip.tensor("image", "BYTES", [1], data=data)]}
     version = make_config().version
-    async with running() as app:
-        answer = await app.client.post(f"/v2/models/held/versions/{version}/infer", json=document)
+    answer = await app.client.post(f"/v2/models/held/versions/{version}/infer", json=document)
     assert answer.json()["id"] == 'seven "7" ü'
     assert answer.headers["x-request-id"]
 
 
-async def test_parameters_of_triton_alone_change_nothing(running: Start) -> None:
+async def test_parameters_of_triton_alone_change_nothing(app: Running) -> None:
     plain, headers = oip.binary(encoded())
     said, said_headers = oip.binary(encoded(), priority=1, sequence_id=7, sequence_start=True, sequence_end=False)
-    async with running() as app:
-        first = await app.client.post(oip.URL, content=plain, headers=headers)
-        second = await app.client.post(oip.URL, content=said, headers=said_headers)
+    first = await app.client.post(oip.URL, content=plain, headers=headers)
+    second = await app.client.post(oip.URL, content=said, headers=said_headers)
     assert first.content == second.content
 
 
-async def test_large_bodies_and_answers_leave_the_loop_free(running: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_bodies_and_answers_leave_the_loop_free(app: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("milkweed.server.http.parser_threads.INLINE_BYTES", 500)
     large = encoded(size=(700, 600))  # 1.2 MB
     text = base64.b64encode(large).decode()
-    async with running() as app:
-        classified = await app.classify(files=files(large, large))
-        binary = await oip.infer(app, large, large)
-        as_json = await app.client.post(
-            oip.URL, json={"inputs": [oip.tensor("image", "BYTES", [2], data=[text, text])]}
-        )
+    classified = await app.classify(files=files(large, large))
+    binary = await oip.infer(app, large, large)
+    as_json = await app.client.post(oip.URL, json={"inputs": [oip.tensor("image", "BYTES", [2], data=[text, text])]})
     oip.check_answer(oip.arrays(binary), classified)
     oip.check_answer(oip.arrays(as_json), classified)

@@ -9,7 +9,7 @@ import pytest
 
 from milkweed.server.security.keys import key_block
 
-from ...support.server_parts import Start, calm, encoded, entered, one_reason
+from ...support.server_parts import Running, Start, calm, encoded, entered, one_reason
 from . import rest_client as oip
 
 # A deadline that passes while the model is held, and that a busy machine does not make hopeless from the start.
@@ -17,15 +17,14 @@ HELD_MS = 500
 
 
 @pytest.mark.parametrize(("element", "words"), [("1", "too_many"), ('"' + "x" * 8_000_000 + '"', "regular")])
-async def test_pixels_of_json_are_counted_before_they_are_read(running: Start, element: str, words: str) -> None:
+async def test_pixels_of_json_are_counted_before_they_are_read(app: Running, element: str, words: str) -> None:
     """One long text among numbers had numpy make an array of texts, as long as that one each."""
     numbers = ",".join(["1"] * (8 * 8 * 3 - 1) + [element])
     body = f'{{"inputs": [{{"name": "pixels", "datatype": "UINT8", "shape": [1, 8, 8, 3], "data": [{numbers}]}}]}}'
-    async with running() as app:
-        tracemalloc.start()
-        answer = await app.client.post(oip.URL, content=body.encode())
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+    tracemalloc.start()
+    answer = await app.client.post(oip.URL, content=body.encode())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
     assert answer.status_code == (200 if element == "1" else 400), words
     assert peak < 6 * len(body) + (1 << 20)
 
@@ -69,18 +68,16 @@ async def test_the_shorter_of_the_deadlines_that_are_named_counts(
         assert (await patient).status_code == 200
 
 
-async def test_repository_index_refuses_a_strange_body(running: Start) -> None:
-    async with running() as app:
-        for body in (b"[]", b"{", b'{"ready": 1}'):
-            async with one_reason(app, "bad_request"):
-                oip.check_refusal(await app.client.post("/v2/repository/index", content=body), 400)
+async def test_repository_index_refuses_a_strange_body(app: Running) -> None:
+    for body in (b"[]", b"{", b'{"ready": 1}'):
+        async with one_reason(app, "bad_request"):
+            oip.check_refusal(await app.client.post("/v2/repository/index", content=body), 400)
 
 
-async def test_bad_base64_fails_its_own_image_only(running: Start) -> None:
+async def test_bad_base64_fails_its_own_image_only(app: Running) -> None:
     data = [base64.b64encode(encoded()).decode(), "not base64!", 7]
     document = {"inputs": [oip.tensor("image", "BYTES", [3], data=data)], "parameters": {"partial": True}}
-    async with running() as app:
-        found = oip.arrays(await app.client.post(oip.URL, json=document))
+    found = oip.arrays(await app.client.post(oip.URL, json=document))
     assert [bool(text) for text in found["error"]] == [False, True, True]
     assert found["index"][0].tolist() != [-1] * 5
 

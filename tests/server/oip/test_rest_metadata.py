@@ -1,6 +1,6 @@
 """What clients ask under /v2 beside inference: metadata, configuration, statistics, the index."""
 
-from ...support.server_parts import Start, encoded, make_config, one_reason, until
+from ...support.server_parts import Running, Start, encoded, make_config, one_reason, until
 from . import rest_client as oip
 
 
@@ -34,21 +34,20 @@ async def test_server_and_model_describe_themselves(running: Start) -> None:
     assert [(entry["name"], entry["state"]) for entry in index] == [("held", "READY"), ("other", "READY")]
 
 
-async def test_unknown_names_and_versions_are_404(running: Start) -> None:
-    async with running() as app:
-        for path, words in (
-            ("/v2/models/cat", "no model 'cat'"),
-            ("/v2/models/held/versions/1", "no version '1'"),
-            ("/v2/models/held/versions/1/config", "no version '1'"),
-            ("/v2/models/cat/stats", "no model 'cat'"),
-        ):
-            async with one_reason(app, "unknown_model"):
-                answer = await app.client.get(path)
-            assert answer.status_code == 404
-            assert list(answer.json()) == ["error"]
-            assert words in answer.json()["error"]
-        ready = await app.client.get("/v2/models/cat/ready")
-        assert (ready.status_code, list(ready.json())) == (404, ["error"])
+async def test_unknown_names_and_versions_are_404(app: Running) -> None:
+    for path, words in (
+        ("/v2/models/cat", "no model 'cat'"),
+        ("/v2/models/held/versions/1", "no version '1'"),
+        ("/v2/models/held/versions/1/config", "no version '1'"),
+        ("/v2/models/cat/stats", "no model 'cat'"),
+    ):
+        async with one_reason(app, "unknown_model"):
+            answer = await app.client.get(path)
+        assert answer.status_code == 404
+        assert list(answer.json()) == ["error"]
+        assert words in answer.json()["error"]
+    ready = await app.client.get("/v2/models/cat/ready")
+    assert (ready.status_code, list(ready.json())) == (404, ["error"])
 
 
 async def test_statistics_count_images_batches_and_time(running: Start) -> None:

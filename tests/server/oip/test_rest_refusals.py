@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ...support.server_parts import ERROR_CODES, SIZE, Start, broken, encoded, one_reason
+from ...support.server_parts import ERROR_CODES, SIZE, Running, broken, encoded, one_reason
 from . import rest_client as oip
 
+SETTINGS = {"max_images_per_request": 3}
 GOOD = {"name": "image", "datatype": "BYTES", "shape": [1], "data": ["AAAA"]}
 PIXELS = {"name": "pixels", "datatype": "UINT8", "shape": [1, 1, 1, 3], "data": [1, 2, 3]}
 
@@ -68,7 +69,6 @@ def document(tensor: dict[str, Any] = GOOD, **changes: Any) -> dict[str, Any]:
         (document(PIXELS, parameters={"encoding": "base64"}), "bad_request", ("has no parameters",)),
         ({**document(), "parameters": {"top_k": 8}}, "bad_request", ("top_k is '8'", "1..7")),
         ({**document(), "parameters": {"top_k": True}}, "bad_request", ("top_k",)),
-        ({**document(), "parameters": {"topk": 1}}, "bad_request", ("'topk'", "top_k")),
         ({**document(), "parameters": {"partial": 1}}, "bad_request", ("partial",)),
         ({**document(), "parameters": {"timeout": -1}}, "bad_request", ("timeout",)),
         ({**document(), "parameters": {"timeout": 1 << 63}}, "bad_request", (f"0..{(1 << 63) - 1}",)),
@@ -95,8 +95,8 @@ def document(tensor: dict[str, Any] = GOOD, **changes: Any) -> dict[str, Any]:
         ({**document(), "id": "x" * 1025}, "bad_request", ("1024",)),
     ],
 )
-async def test_refusal_of_json(running: Start, body: Any, code: str, words: tuple[str, ...]) -> None:
-    async with running(settings={"max_images_per_request": 3}) as app, one_reason(app, code):
+async def test_refusal_of_json(app: Running, body: Any, code: str, words: tuple[str, ...]) -> None:
+    async with one_reason(app, code):
         answer = await app.client.post(oip.URL, json=body)
         oip.check_refusal(answer, ERROR_CODES[code].status, *words)
         assert app.model.sizes == []
@@ -127,105 +127,90 @@ async def test_refusal_of_json(running: Start, body: Any, code: str, words: tupl
     ],
 )
 async def test_refusal_of_headers(
-    running: Start, body: bytes, headers: dict[str, str], code: str, words: tuple[str, ...]
+    app: Running, body: bytes, headers: dict[str, str], code: str, words: tuple[str, ...]
 ) -> None:
-    async with running() as app, one_reason(app, code):
-        oip.check_refusal(
-            await app.client.post(oip.URL, content=body, headers=headers), ERROR_CODES[code].status, *words
-        )
+    async with one_reason(app, code):
+        answer = await app.client.post(oip.URL, content=body, headers=headers)
+    oip.check_refusal(answer, ERROR_CODES[code].status, *words)
 
 
 @pytest.mark.parametrize(
-    ("data", "shape", "words"),
+    ("tensor", "words"),
     [
-        (b"\1\0", [1], ("element 0 is cut off in its length",)),
-        (struct.pack("<I", 5) + b"abc", [1], ("element 0 has 5 bytes, of which 3",)),
-        (struct.pack("<I", 2**32 - 1) + b"abc", [1], ("4294967295 bytes",)),
-        (struct.pack("<I", 1) + b"ab", [1], ("not 1 elements",)),
-        (struct.pack("<I", 1) + b"a", [2], ("not 2 elements",)),
-        (b"", [1], ("not 1 elements",)),
+        (("image", "BYTES", [1], b"\1\0"), ("element 0 is cut off in its length",)),
+        (("image", "BYTES", [1], struct.pack("<I", 5) + b"abc"), ("element 0 has 5 bytes, of which 3",)),
+        (("image", "BYTES", [1], struct.pack("<I", 2**32 - 1) + b"abc"), ("4294967295 bytes",)),
+        (("image", "BYTES", [1], struct.pack("<I", 1) + b"ab"), ("not 1 elements",)),
+        (("image", "BYTES", [2], struct.pack("<I", 1) + b"a"), ("not 2 elements",)),
+        (("image", "BYTES", [1], b""), ("not 1 elements",)),
+        (("pixels", "UINT8", [1, 2, 2, 3], bytes(11)), ("11 bytes", "has 12")),
     ],
 )
 async def test_broken_bytes_name_the_element(
-    running: Start, data: bytes, shape: list[int], words: tuple[str, ...]
+    app: Running, tensor: tuple[str, str, list[int], bytes], words: tuple[str, ...]
 ) -> None:
-    body, headers = oip.binary_tensor("image", "BYTES", shape, data)
-    async with running() as app, one_reason(app, "bad_request"):
+    body, headers = oip.binary_tensor(*tensor)
+    async with one_reason(app, "bad_request"):
         oip.check_refusal(await app.client.post(oip.URL, content=body, headers=headers), 400, *words)
 
 
-async def test_binary_pixels_of_another_length(running: Start) -> None:
-    body, headers = oip.binary_tensor("pixels", "UINT8", [1, 2, 2, 3], bytes(11))
-    async with running() as app, one_reason(app, "bad_request"):
-        oip.check_refusal(await app.client.post(oip.URL, content=body, headers=headers), 400, "11 bytes", "has 12")
-
-
-async def test_not_a_number_fails_its_own_image_only(running: Start) -> None:
+@pytest.mark.parametrize("text", [False, True])
+async def test_not_a_number_fails_its_own_image_only(app: Running, text: bool) -> None:
     pixels = np.zeros((2, 3, SIZE, SIZE), "<f4")
     pixels[1, 0, 0, 0] = 1e30
-    for text in (False, True):
-        async with running() as app, one_reason(app, "undecodable"):
-            if text:
-                data = oip.tensor("pixels", "FP16", list(pixels.shape), data=pixels.tolist())
-                answer = await app.client.post(oip.URL, json={"inputs": [data]})
-            else:
-                body, headers = oip.binary_tensor("pixels", "FP32", list(pixels.shape), pixels.tobytes())
-                answer = await app.client.post(oip.URL, content=body, headers=headers)
-            oip.check_refusal(answer, 422, "image 1: ")
+    async with one_reason(app, "undecodable"):
+        if text:
+            data = oip.tensor("pixels", "FP16", list(pixels.shape), data=pixels.tolist())
+            answer = await app.client.post(oip.URL, json={"inputs": [data]})
+        else:
+            body, headers = oip.binary_tensor("pixels", "FP32", list(pixels.shape), pixels.tobytes())
+            answer = await app.client.post(oip.URL, content=body, headers=headers)
+    oip.check_refusal(answer, 422, "image 1: ")
 
 
-async def test_bad_image_fails_the_request_by_its_own_status(running: Start) -> None:
-    late, late_headers = oip.binary(encoded(), encoded(), broken())
-    early, early_headers = oip.binary(encoded(), b"text", encoded())
-    alone, alone_headers = oip.binary(broken())
-    async with running() as app:
-        async with one_reason(app, "unsupported_format"):
-            oip.check_refusal(await app.client.post(oip.URL, content=early, headers=early_headers), 415, "image 1: ")
-        assert app.model.sizes == []  # nothing is computed for a request that has failed already
-        assert app.value("images_total", model="held", outcome="rejected") == 2
-        async with one_reason(app, "undecodable"):
-            oip.check_refusal(await app.client.post(oip.URL, content=late, headers=late_headers), 422, "image 2: ")
-        async with one_reason(app, "undecodable"):
-            answer = await app.client.post(oip.URL, content=alone, headers=alone_headers)
-        oip.check_refusal(answer, 422)
-        assert "image 0" not in answer.text
-
-
-async def test_partial_request_without_a_good_image_fails(running: Start) -> None:
-    async with running() as app, one_reason(app, "unsupported_format"):
+async def test_bad_image_fails_the_request_by_its_own_status(app: Running) -> None:
+    rejected = app.value("images_total", model="held", outcome="rejected")
+    async with one_reason(app, "unsupported_format"):
+        oip.check_refusal(await oip.infer(app, encoded(), b"text", encoded()), 415, "image 1: ")
+    assert app.model.sizes == []  # nothing is computed for a request that has failed already
+    assert app.value("images_total", model="held", outcome="rejected") == rejected + 2
+    async with one_reason(app, "undecodable"):
+        oip.check_refusal(await oip.infer(app, encoded(), encoded(), broken()), 422, "image 2: ")
+    async with one_reason(app, "undecodable"):
+        answer = await oip.infer(app, broken())
+    oip.check_refusal(answer, 422)
+    assert "image 0" not in answer.text
+    async with one_reason(app, "unsupported_format"):  # none is good: to take a part is of no help
         oip.check_refusal(await oip.infer(app, b"text", broken(), partial=True), 415, "image 0: ")
 
 
 async def test_errors_of_router_and_service_have_the_form_of_the_protocol(
-    running: Start, monkeypatch: pytest.MonkeyPatch
+    app: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body, headers = oip.binary(encoded())
-    async with running() as app:
-        async with one_reason(app, "not_found"):
-            oip.check_refusal(await app.client.get("/v2/nowhere"), 404, "/v2/nowhere")
-        async with one_reason(app, "method_not_allowed"):
-            wrong = await app.client.get(oip.URL)
-        oip.check_refusal(wrong, 405)
-        assert wrong.headers["allow"] == "OPTIONS, POST"
-        other = await app.client.get("/v2x")
-        assert other.json()["error"]["code"] == "not_found"  # not ours: the service's own form
-        app.model.failure = RuntimeError("secret detail")
+    async with one_reason(app, "not_found"):
+        oip.check_refusal(await app.client.get("/v2/nowhere"), 404, "/v2/nowhere")
+    async with one_reason(app, "method_not_allowed"):
+        wrong = await app.client.get(oip.URL)
+    oip.check_refusal(wrong, 405)
+    assert wrong.headers["allow"] == "OPTIONS, POST"
+    other = await app.client.get("/v2x")
+    assert other.json()["error"]["code"] == "not_found"  # not ours: the service's own form
+    with monkeypatch.context() as patch:
+        patch.setattr(app.model, "failure", RuntimeError("secret detail"))
         async with one_reason(app, "internal"):
             failed = await app.client.post(oip.URL, content=body, headers={**headers, "x-request-id": "me-1"})
-        oip.check_refusal(failed, 500, "me-1")
-        app.model.failure = None
-        monkeypatch.setattr("milkweed.server.oip.infer.images_of", lambda *_: 1 / 0)
-        async with one_reason(app, "internal"):
-            oip.check_refusal(
-                await app.client.post(oip.URL, content=body, headers={**headers, "x-request-id": "me-2"}), 500, "me-2"
-            )
+    oip.check_refusal(failed, 500, "me-1")
     assert "secret" not in failed.text
+    monkeypatch.setattr("milkweed.server.oip.infer.images_of", lambda *_: 1 / 0)
+    async with one_reason(app, "internal"):
+        failed = await app.client.post(oip.URL, content=body, headers={**headers, "x-request-id": "me-2"})
+    oip.check_refusal(failed, 500, "me-2")
 
 
-async def test_a_query_of_infer_is_refused_and_a_repeated_name_is_not(running: Start) -> None:
-    async with running() as app:
-        oip.check_refusal(await app.client.post(oip.URL + "?top_k=2", json=document()), 400, "no query", "parameters")
-        version = app.service.models["held"].version
-        image = base64.b64encode(encoded()).decode()
-        again = {**document(data=[image]), "model_name": "held", "model_version": version}
-        assert (await app.client.post(oip.URL, json=again)).status_code == 200
+async def test_a_query_of_infer_is_refused_and_a_repeated_name_is_not(app: Running) -> None:
+    oip.check_refusal(await app.client.post(oip.URL + "?top_k=2", json=document()), 400, "no query", "parameters")
+    version = app.service.models["held"].version
+    image = base64.b64encode(encoded()).decode()
+    again = {**document(data=[image]), "model_name": "held", "model_version": version}
+    assert (await app.client.post(oip.URL, json=again)).status_code == 200

@@ -5,7 +5,6 @@ import errno
 import gc
 import os
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ import pytest
 from milkweed.server.config.settings import Settings
 from milkweed.server.process.service_app import create_app
 from milkweed.server.repository.store import RepositoryError, newest, scan
-from milkweed.server.service import poller
 
 from ...support.repositories import Put, break_golden, clients_of, serving
-from ...support.waiting import HANG_SECONDS
 
 
 def test_scan_finds_bundles_and_numbers(tmp_path: Path, put: Put) -> None:
@@ -97,23 +94,6 @@ async def test_metrics_that_json_cannot_say_fail_their_bundle_alone(tmp_path: Pa
         assert [each["name"] for each in listed.json()["models"]] == ["a"]
 
 
-async def test_newest_versions_serve_and_a_look_takes_changes_over(tmp_path: Path, put: Put) -> None:
-    put("a/1")
-    a2, b = put("a/2", seed=1), put("b", seed=2)
-    async with serving(tmp_path) as app:
-        assert (await app.version("a"), await app.version("b")) == (a2, b)
-        assert await app.service.poller.poll() == []
-        a3, changed, c = put("a/3", seed=3), put("b", seed=4), put("c", seed=5)
-        done = await app.service.poller.poll()
-        assert sorted(done) == [f"serves a/3 ({a3})", f"serves b ({changed})", f"serves c ({c})"]
-        assert [await app.version(name) for name in "abc"] == [a3, changed, c]
-        shutil.rmtree(tmp_path / "c")
-        assert await app.service.poller.poll() == ["serves c no more"]
-        assert await app.version("c") is None
-        await app.service.lifecycle.settled()
-        assert len(app.service.engines.engines[0].models) == 2
-
-
 async def test_a_new_number_that_fails_leaves_the_old_ones_until_it_is_mended(tmp_path: Path, put: Put) -> None:
     put("a/1")
     put("a/2", seed=1)
@@ -158,21 +138,6 @@ async def test_all_series_of_a_name_go_with_its_last_version(tmp_path: Path, put
         assert 'model="a"' not in text
         assert 'model="never"' not in text
         assert text.count('model="b"') > 200
-
-
-async def test_a_scan_that_hangs_takes_one_thread_and_no_scrape_waits_for_it(
-    tmp_path: Path, put: Put, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put("a")
-    async with serving(tmp_path) as app:
-        gate = threading.Event()
-        monkeypatch.setattr(poller, "scan", lambda root: gate.wait(HANG_SECONDS) and scan(root))
-        asked = [asyncio.create_task(app.admin.get("/v1/repository")) for _ in range(40)]
-        await asyncio.sleep(0)
-        assert (await app.client.get("/metrics")).status_code == 200
-        assert not any(each.done() for each in asked)
-        gate.set()
-        assert {each.status_code for each in await asyncio.gather(*asked)} == {200}
 
 
 async def test_the_admin_api_loads_unloads_and_says_what_there_is(tmp_path: Path, put: Put) -> None:

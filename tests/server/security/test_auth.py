@@ -1,5 +1,6 @@
 """Tests who is let in: keys over HTTP, limits, open paths, and what the answers say."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from unittest.mock import patch
 from urllib.parse import unquote
@@ -10,20 +11,26 @@ from fastapi import FastAPI
 
 from milkweed.server.security.keys import key_block, new_key
 
-from ...support.server_parts import RawCall, Start, check_error, encoded, one_reason
+from ...support.server_parts import RawCall, Running, Start, check_error, encoded, one_reason, running_app
 
 KEY = new_key()
 
 
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    path = tmp_path / "keys.toml"
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "keys.toml"
     path.write_text(
         key_block("camera", KEY)
         + key_block("slow", "slow-key")
         + "requests_per_second = 0.1\nrequest_burst = 2\nimages_per_second = 1.0\n"
     )
     return path
+
+
+@pytest.fixture(scope="module")
+async def module_app(keys: Path, anyio_backend: str) -> AsyncIterator[Running]:
+    async with running_app(settings={"api_keys": str(keys)}) as app:
+        yield app
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -33,11 +40,10 @@ def bearer(key: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "headers", [bearer(KEY), {"authorization": f"bearer  {KEY} "}, {"x-api-key": KEY}, {"X-API-Key": KEY}]
 )
-async def test_a_key_in_any_accepted_header_admits(running: Start, keys: Path, headers: dict[str, str]) -> None:
-    async with running(settings={"api_keys": str(keys)}) as app:
-        answer = await app.classify(headers=headers)
-        assert answer.status_code == 200
-        assert app.value("caller_requests_total", caller="camera") == 1
+async def test_a_key_in_any_accepted_header_admits(app: Running, headers: dict[str, str]) -> None:
+    before = app.value("caller_requests_total", caller="camera")
+    assert (await app.classify(headers=headers)).status_code == 200
+    assert app.value("caller_requests_total", caller="camera") == before + 1
 
 
 @pytest.mark.parametrize(
@@ -55,85 +61,81 @@ async def test_a_key_in_any_accepted_header_admits(running: Start, keys: Path, h
     ],
 )
 @pytest.mark.parametrize("path", ["/classify", "/v1/models", "/metrics", "/nowhere", "/livez/x"])
-@pytest.mark.slow_beyond(20)
-async def test_a_missing_or_wrong_key_is_401(
-    running: Start, keys: Path, headers: dict[str, str], words: str, path: str
-) -> None:
-    async with running(settings={"api_keys": str(keys)}, wait=False) as app, one_reason(app, "unauthorized"):
+async def test_a_missing_or_wrong_key_is_401(app: Running, headers: dict[str, str], words: str, path: str) -> None:
+    async with one_reason(app, "unauthorized"):
         answer = await app.client.post(path, content=encoded(), headers=headers)
     check_error(answer, 401, "unauthorized", words)
     assert answer.headers["www-authenticate"] == 'Bearer realm="milkweed"'
     assert KEY[:-1] not in answer.text
 
 
-async def test_probes_and_pages_need_no_key(running: Start, keys: Path) -> None:
-    async with running(settings={"api_keys": str(keys)}) as app:
-        for path in ("/livez", "/readyz", "/startupz", "/", "/page/main.js", "/docs", "/openapi.json"):
-            assert (await app.client.get(path)).status_code == 200
-    async with running(settings={"api_keys": str(keys), "metrics_without_key": True}) as app:
-        assert (await app.client.get("/metrics")).status_code == 200
-    async with running() as app:
-        assert (await app.client.get("/v1/models")).status_code == 200
+async def test_probes_and_pages_need_no_key(running: Start, app: Running, keys: Path) -> None:
+    for path in ("/livez", "/readyz", "/startupz", "/", "/page/main.js", "/docs", "/openapi.json"):
+        assert (await app.client.get(path)).status_code == 200
+    async with running(settings={"api_keys": str(keys), "metrics_without_key": True}) as open_metrics:
+        assert (await open_metrics.client.get("/metrics")).status_code == 200
+    async with running() as without_keys:
+        assert (await without_keys.client.get("/v1/models")).status_code == 200
 
 
-async def test_requests_beyond_the_rate_are_429_with_retry_after(running: Start, keys: Path) -> None:
-    async with running(settings={"api_keys": str(keys)}) as app:
-        for _ in range(2):
-            assert (await app.client.get("/v1/models", headers=bearer("slow-key"))).status_code == 200
-        async with one_reason(app, "rate_limited"):
-            answer = await app.client.get("/v1/models", headers=bearer("slow-key"))
-        check_error(answer, 429, "rate_limited", "0.1 requests a second", "2 at once")
-        assert answer.headers["retry-after"] == "10"
-        assert app.value("caller_requests_total", caller="slow") == 3
-        assert app.value("caller_refusals_total", caller="slow", limit="requests") == 1
-        assert (await app.client.get("/v1/models", headers=bearer(KEY))).status_code == 200
+async def test_requests_beyond_the_rate_are_429_with_retry_after(app: Running) -> None:
+    for _ in range(2):
+        assert (await app.client.get("/v1/models", headers=bearer("slow-key"))).status_code == 200
+    async with one_reason(app, "rate_limited"):
+        answer = await app.client.get("/v1/models", headers=bearer("slow-key"))
+    check_error(answer, 429, "rate_limited", "0.1 requests a second", "2 at once")
+    assert answer.headers["retry-after"] == "10"
+    assert app.value("caller_requests_total", caller="slow") == 3
+    assert app.value("caller_refusals_total", caller="slow", limit="requests") == 1
+    assert (await app.client.get("/v1/models", headers=bearer(KEY))).status_code == 200
 
 
-async def test_the_queue_learns_the_caller_or_the_address(running: Start, keys: Path) -> None:
-    seen = []
-    for settings, headers in (({"api_keys": str(keys)}, bearer(KEY)), ({}, {})):
-        async with running(settings=settings) as app:
-            queue = app.service.scheduler
-            with patch.object(queue, "submit", wraps=queue.submit) as submit:
-                await app.classify(headers=headers)
-        seen.append(submit.call_args.args[0].caller)
-    assert seen == ["camera", "127.0.0.1"]
+async def test_the_queue_learns_the_caller_or_the_address(running: Start, app: Running) -> None:
+    async def caller(asked: Running, headers: dict[str, str]) -> str:
+        queue = asked.service.scheduler
+        with patch.object(queue, "submit", wraps=queue.submit) as submit:
+            await asked.classify(headers=headers)
+        return str(submit.call_args.args[0].caller)
+
+    async with running() as without_keys:
+        assert [await caller(app, bearer(KEY)), await caller(without_keys, {})] == ["camera", "127.0.0.1"]
 
 
-async def test_every_answer_forbids_sniffing(running: Start) -> None:
-    async with running() as app:
-        for answer in (
-            await app.classify(),
-            await app.classify(b"<script>alert(1)</script>"),
-            await app.client.get("/nowhere"),
-            await app.client.get("/docs"),
-        ):
-            assert answer.headers["x-content-type-options"] == "nosniff"
+async def test_every_answer_forbids_sniffing(app: Running) -> None:
+    for answer in (
+        await app.classify(headers=bearer(KEY)),
+        await app.classify(b"<script>alert(1)</script>", headers=bearer(KEY)),
+        await app.client.get("/nowhere", headers=bearer(KEY)),
+        await app.client.get("/docs"),
+    ):
+        assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_the_api_page_loads_nothing(running: Start) -> None:
-    async with running() as app:
-        page = await app.client.get("/docs")
-    assert page.headers["content-security-policy"].startswith("default-src 'none'; ")
-    for words in ("<script", "src=", "http://", "https://"):
-        assert words not in page.text
-    for words in ("/classify", "/v1/models", "multipart/form-data", "ClassifyAnswer", "top_k", "503"):
-        assert words in page.text
-
-
-async def test_the_document_says_where_a_key_is_needed(running: Start, keys: Path) -> None:
-    async with running(settings={"api_keys": str(keys)}, wait=False) as app:
-        document = (await app.client.get("/openapi.json")).json()
-        page = (await app.client.get("/docs")).text
+async def test_document_and_page_of_the_api_say_where_a_key_is_needed_and_load_nothing(
+    running: Start, app: Running
+) -> None:
+    document, page = (await app.client.get("/openapi.json")).json(), await app.client.get("/docs")
     classify = document["paths"]["/classify"]["post"]
     assert classify["security"] == [{"bearer": []}, {"header": []}]
     assert {"401", "408", "429", "431"} <= set(classify["responses"])
     assert "security" not in document["paths"]["/livez"]["get"]
     assert set(document["components"]["securitySchemes"]) == {"bearer", "header"}
-    assert "Needs an API key" in page
-    async with running(wait=False) as app:
-        document = (await app.client.get("/openapi.json")).json()
+    async with running(wait=False) as without_keys:
+        document = (await without_keys.client.get("/openapi.json")).json()
     assert "401" not in document["paths"]["/classify"]["post"]["responses"]
+    assert page.headers["content-security-policy"].startswith("default-src 'none'; ")
+    for words in ("<script", "src=", "http://", "https://"):
+        assert words not in page.text
+    for words in (
+        "/classify",
+        "/v1/models",
+        "multipart/form-data",
+        "ClassifyAnswer",
+        "top_k",
+        "503",
+        "Needs an API key",
+    ):
+        assert words in page.text
 
 
 SPELLINGS = r"""
@@ -145,12 +147,11 @@ SPELLINGS = r"""
 
 
 @pytest.mark.parametrize("target", SPELLINGS.split())
-async def test_no_other_spelling_opens_what_needs_a_key(running: Start, keys: Path, target: str) -> None:
+async def test_no_other_spelling_opens_what_needs_a_key(app: Running, target: str) -> None:
     """Each of these is refused, unless it is a path that is open to everybody."""
     path = unquote(target.partition("?")[0])
-    async with running(settings={"api_keys": str(keys)}) as app:
-        call = RawCall(app, method="GET", path=path)
-        await call.task
+    call = RawCall(app, method="GET", path=path)
+    await call.task
     sent = [call.sent.get_nowait() for _ in range(call.sent.qsize())]
     body = b"".join(message.get("body", b"") for message in sent)
     assert (sent[0]["status"] == 200) == (path == "/livez"), body
@@ -159,22 +160,24 @@ async def test_no_other_spelling_opens_what_needs_a_key(running: Start, keys: Pa
 
 
 @pytest.mark.parametrize("prefix", ["/models", "/page", "/livez", "/page/x", "/v1"])
-async def test_a_prefix_changes_nothing_about_which_paths_need_a_key(running: Start, keys: Path, prefix: str) -> None:
+async def test_a_prefix_changes_nothing_about_which_paths_need_a_key(app: Running, prefix: str) -> None:
     """A path that needs a key must not look like an open one behind `outer.mount(prefix, app)`."""
-    async with running(settings={"api_keys": str(keys)}) as app:
-        outer = FastAPI()
-        outer.mount(prefix, app.app)
-        transport = httpx.ASGITransport(app=outer)
-        async with httpx.AsyncClient(transport=transport, base_url="http://outer") as client:
-            for path in ("/livez", "/readyz", "/v2/health/ready", "/", "/page/main.js", "/docs"):
-                assert (await client.get(prefix + path)).status_code == 200, path
-            for path in ("/v1/models", "/metrics", "/v2/models/x", "/nowhere", "/livez/x"):
-                assert (await client.get(prefix + path)).status_code == 401, path
-                assert (await client.get(prefix + path, headers=bearer(KEY))).status_code in (200, 404), path
-            answer = await client.post(prefix + "/classify", content=b"no image", headers=bearer(KEY))
-            assert answer.json()["error"]["code"] == "unsupported_format"
-            assert (await client.post(prefix + "/classify", content=b"no image")).status_code == 401
-            missing = await client.get(prefix + "/v2/models/x", headers=bearer(KEY))
-            assert isinstance(missing.json()["error"], str)  # in the protocol's form
-        assert app.value("http_request_duration_seconds_count", route="/livez", method="GET", code="200") == 1
-        assert app.value("http_request_duration_seconds_count", route="/classify", method="POST", code="415") == 1
+
+    def count(route: str, method: str, code: str) -> float:
+        return app.value("http_request_duration_seconds_count", route=route, method=method, code=code)
+
+    before = count("/livez", "GET", "200"), count("/classify", "POST", "415")
+    outer = FastAPI()
+    outer.mount(prefix, app.app)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=outer), base_url="http://outer") as client:
+        for path in ("/livez", "/readyz", "/v2/health/ready", "/", "/page/main.js", "/docs"):
+            assert (await client.get(prefix + path)).status_code == 200, path
+        for path in ("/v1/models", "/metrics", "/v2/models/x", "/nowhere", "/livez/x"):
+            assert (await client.get(prefix + path)).status_code == 401, path
+            assert (await client.get(prefix + path, headers=bearer(KEY))).status_code in (200, 404), path
+        answer = await client.post(prefix + "/classify", content=b"no image", headers=bearer(KEY))
+        assert answer.json()["error"]["code"] == "unsupported_format"
+        assert (await client.post(prefix + "/classify", content=b"no image")).status_code == 401
+        missing = await client.get(prefix + "/v2/models/x", headers=bearer(KEY))
+        assert isinstance(missing.json()["error"], str)  # in the protocol's form
+    assert (count("/livez", "GET", "200"), count("/classify", "POST", "415")) == (before[0] + 1, before[1] + 1)

@@ -254,18 +254,6 @@ async def test_a_version_that_failed_is_not_held_in_memory_while_the_one_before_
     assert left == [None]
 
 
-async def test_the_admin_api_reads_the_repository_beside_the_event_loop(
-    tmp_path: Path, put: Put, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put("a")
-    readers: list[int] = []
-    async with serving(tmp_path) as app:
-        monkeypatch.setattr(poller, "scan", lambda root: readers.append(threading.get_ident()) or scan(root))
-        assert len((await app.admin.get("/v1/repository")).json()["models"]) == 1
-    assert readers
-    assert threading.get_ident() not in readers
-
-
 async def test_a_mount_that_hangs_keeps_one_thread_and_nobody_else(
     tmp_path: Path, put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,9 +7,9 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from milkweed.inference.results import SCORE_BYTES
-from milkweed.server.telemetry.metrics import STAGES, Metrics
+from milkweed.server.telemetry.metrics import STAGES
 
-from ...support.server_parts import Start, broken, encoded, make_config, until
+from ...support.server_parts import Running, Start, broken, encoded, make_config, until
 
 
 async def scrape(app: Any) -> dict[str, Any]:
@@ -18,24 +18,22 @@ async def scrape(app: Any) -> dict[str, Any]:
     return {family.name: family for family in text_string_to_metric_families(answer.text)}
 
 
-async def test_a_scrape_has_the_process_too(running: Start) -> None:
-    async with running() as app:
-        await app.classify()
-        families = await scrape(app)
+async def test_a_scrape_has_the_process_too(app: Running) -> None:
+    await app.classify()
+    families = await scrape(app)
     assert {"process_cpu_seconds", "process_resident_memory_bytes", "python_info"} <= set(families)
 
 
-async def test_stages_add_up_to_the_request(running: Start) -> None:
-    async with running() as app:
-        for seed in range(20):
-            await app.classify(encoded(seed=seed))
-        await app.classify(files=[("i", ("a", encoded(seed=s), "image/png")) for s in range(20)])
-        name = "request_stage_duration_seconds"
-        stages = {stage: app.value(f"{name}_sum", model="held", stage=stage) for stage in STAGES}
-        counts = {app.value(f"{name}_count", model="held", stage=stage) for stage in STAGES}
-        labels = {"route": "/classify", "method": "POST", "code": "200"}
-        total = app.value("http_request_duration_seconds_sum", **labels)
-        assert counts == {21} == {app.value("http_request_duration_seconds_count", **labels)}
+async def test_stages_add_up_to_the_request(app: Running) -> None:
+    for seed in range(20):
+        await app.classify(encoded(seed=seed))
+    await app.classify(files=[("i", ("a", encoded(seed=s), "image/png")) for s in range(20)])
+    name = "request_stage_duration_seconds"
+    stages = {stage: app.value(f"{name}_sum", model="held", stage=stage) for stage in STAGES}
+    counts = {app.value(f"{name}_count", model="held", stage=stage) for stage in STAGES}
+    labels = {"route": "/classify", "method": "POST", "code": "200"}
+    total = app.value("http_request_duration_seconds_sum", **labels)
+    assert counts == {21} == {app.value("http_request_duration_seconds_count", **labels)}
     assert sum(stages.values()) == pytest.approx(total, rel=1e-6)
     assert all(seconds > 0 for seconds in stages.values())
 
@@ -58,24 +56,23 @@ async def test_batches_and_images_are_counted(running: Start) -> None:
         assert app.value("http_request_body_bytes_count", route="/classify", format="multipart") == 1
 
 
-async def test_labels_stay_closed_whatever_clients_send(running: Start) -> None:
-    async with running() as app:
-        await scrape(app)
+async def test_labels_stay_closed_whatever_clients_send(app: Running) -> None:
+    await scrape(app)
 
-        async def series() -> set[tuple[str, ...]]:
-            return {
-                (sample.name, *sorted(sample.labels.values()))
-                for family in (await scrape(app)).values()
-                for sample in family.samples
-            }
+    async def series() -> set[tuple[str, ...]]:
+        return {
+            (sample.name, *sorted(sample.labels.values()))
+            for family in (await scrape(app)).values()
+            for sample in family.samples
+        }
 
-        for method, path in (("BREW", "/a"), ("POST", "/classify?model=x")):
-            await app.client.request(method, path)
-        before = await series()
-        for number in range(5):
-            await app.client.request(f"BREW{number}", f"/path{number}")
-            await app.client.post(f"/classify?model=x{number}", headers={"x-request-id": f"id{number}"})
-        assert await series() == before
+    for method, path in (("BREW", "/a"), ("POST", "/classify?model=x")):
+        await app.client.request(method, path)
+    before = await series()
+    for number in range(5):
+        await app.client.request(f"BREW{number}", f"/path{number}")
+        await app.client.post(f"/classify?model=x{number}", headers={"x-request-id": f"id{number}"})
+    assert await series() == before
 
 
 async def test_model_bytes_and_identity_are_exported(running: Start) -> None:
@@ -103,50 +100,41 @@ async def test_model_bytes_and_identity_are_exported(running: Start) -> None:
     }
 
 
-async def test_metrics_are_compressed_for_clients_that_accept_gzip(running: Start) -> None:
-    async with running() as app:
-        for accept in ("text/plain", "application/openmetrics-text"):
-            headers = {"accept": accept, "accept-encoding": "identity"}
-            plain = await app.client.get("/metrics", headers=headers)
-            packed = await app.client.get("/metrics", headers={**headers, "accept-encoding": "gzip"})
-            assert "content-encoding" not in plain.headers
-            assert packed.headers["content-encoding"] == "gzip"
-            assert packed.headers["content-type"] == plain.headers["content-type"]
-            assert int(packed.headers["content-length"]) < len(plain.content) / 4
-            assert packed.text.splitlines()[:2] == plain.text.splitlines()[:2]
+async def test_metrics_are_compressed_for_clients_that_accept_gzip(app: Running) -> None:
+    for accept in ("text/plain", "application/openmetrics-text"):
+        headers = {"accept": accept, "accept-encoding": "identity"}
+        plain = await app.client.get("/metrics", headers=headers)
+        packed = await app.client.get("/metrics", headers={**headers, "accept-encoding": "gzip"})
+        assert "content-encoding" not in plain.headers
+        assert packed.headers["content-encoding"] == "gzip"
+        assert packed.headers["content-type"] == plain.headers["content-type"]
+        assert int(packed.headers["content-length"]) < len(plain.content) / 4
+        assert packed.text.splitlines()[:2] == plain.text.splitlines()[:2]
 
 
-async def test_in_flight_and_held_bytes_return_to_zero(running: Start) -> None:
-    async with running() as app:
-        request = await app.hold()
-        assert app.value("http_requests_in_flight", route="/classify") == 1
-        assert app.value("http_buffered_body_bytes") == len(encoded()) + 5 * SCORE_BYTES  # the body and its answer
-        app.model.gate.set()
-        await request
-        assert app.value("http_requests_in_flight", route="/classify") == 0
-        assert app.value("http_buffered_body_bytes") == 0
+async def test_in_flight_and_held_bytes_return_to_zero(app: Running) -> None:
+    request = await app.hold()
+    assert app.value("http_requests_in_flight", route="/classify") == 1
+    assert app.value("http_buffered_body_bytes") == len(encoded()) + 5 * SCORE_BYTES  # the body and its answer
+    app.model.gate.set()
+    await request
+    assert app.value("http_requests_in_flight", route="/classify") == 0
+    assert app.value("http_buffered_body_bytes") == 0
 
 
 async def test_a_collector_that_fails_costs_a_scrape_only_its_own_series(
-    running: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    app: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def lost(index: int) -> tuple[int, int]:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    async with running() as app:
-        for name, said in (("is_available", True), ("is_initialized", True), ("device_count", 1)):
-            monkeypatch.setattr(torch.cuda, name, lambda said=said: said)
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 1)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lost)
-        answer = await app.client.get("/metrics")
-        monkeypatch.undo()
+    for name, said in (("is_available", True), ("is_initialized", True), ("device_count", 1)):
+        monkeypatch.setattr(torch.cuda, name, lambda said=said: said)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lost)
+    answer = await app.client.get("/metrics")
+    monkeypatch.undo()
     assert answer.status_code == 200
     assert 'milkweed_engine_up{device="cpu"} 1.0' in answer.text
     assert "milkweed_gpu_memory_bytes{" not in answer.text
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
-
-
-async def test_each_app_has_its_own_registry() -> None:
-    first, second = Metrics(), Metrics()
-    first.held_bytes.set(5)
-    assert second.registry.get_sample_value("milkweed_http_buffered_body_bytes") == 0
