@@ -12,6 +12,7 @@ import pytest
 
 from milkweed.kernels.cpu.program import (
     Attention,
+    Branch,
     Embed,
     Grid,
     Head,
@@ -99,7 +100,41 @@ FAR = [*attention(), *pyramid(2, padding=4096), *pyramid(8194, padding=4096)]
 PERFORMED = [norm(), dense(normal(48, 16), None, name="kqv"), Performer(normal(8, 16), 1e-8)]
 PERFORMED.append(dense(normal(16, 16), None, adds=True, name="p"))
 
+
+def factor(**changed: Any) -> Program:
+    """An attention whose first factor is changed."""
+    first, qkv, *others = attention()
+    return program([first, replace(qkv, **changed), *others])  # type: ignore[type-var]
+
+
+def branch(prefix: int = 0, **changed: int) -> Program:
+    """A branch of one convolution that is changed."""
+    whole = convolution(normal(WIDTH, WIDTH, 1, 1), None, 2, adds=True, name="branch")
+    return program([Grid(), Branch([replace(whole, **changed)], prefix)])  # type: ignore[arg-type]
+
+
 REFUSED: dict[str, tuple[Program, str]] = {
+    "an input that is none": (factor(inputs=np.full((1, 16), 16)), "1 .Factor.: a place outside 0..15 or twice$"),
+    "an output below 0": (factor(outputs=np.arange(-1, 47)[None]), "1 .Factor.: a place outside 0..47 or twice$"),
+    "an input twice": (factor(inputs=np.zeros((1, 16), np.int64)), "1 .Factor.: a place outside 0..15 or twice$"),
+    "a weight without places": (factor(weight=normal(1, 48, 15)), "1 .Factor.: its places$"),
+    "more channels than outputs": (factor(width=10**6), "1 .Factor.: its bias$"),
+    "a bias that is no number": (factor(bias=np.full(48, np.nan)), "1 .Factor.: its bias is no number"),
+    "a sum of other channels": (factor(adds=True), "1 .Factor.: adds 48 channels to 16$"),
+    "an attention of other channels": (factor(width=24, bias=np.zeros(24)), "2 .Attention.: of 24 channels$"),
+    "a norm of other channels": (program([replace(norm(), weight=normal(17))]), "0 .Norm.: not 16 channels$"),
+    "no convolution": (program([Grid(), Pyramid([])]), r"1 .Pyramid.: of sides set\(\)$"),
+    "a performer of other channels": (
+        program([*PERFORMED[:2], Performer(normal(8, 20), 1e-8)]),
+        "2 .Performer.: of 48 channels$",
+    ),
+    "tokens that are no grid": (program([Grid(1)]), "0 .Grid.: 4 tokens are no grid$"),
+    "a grid's huge prefix": (program([Grid(10**9)]), "0 .Grid.: a prefix of 1000000000$"),
+    "a branch of other tokens": (branch(prefix=3), r"1 .Branch.: adds \(2, 16\) to 4 tokens$"),
+    **{
+        f"a convolution of another {name}": (branch(**{name: value}), "1 .Branch.: a convolution ")
+        for name, value in {"side": 3, "channels": 4, "kernel": 200, "stride": 0, "padding": -9}.items()
+    },
     "a merge behind a pyramid": (program([*attention(64), *GROWN, Merge(64, 16, 0, 1)]), "Merge.: keys are None"),
     "a merge behind a performer": (program([*attention(), *PERFORMED, Merge(1, 16, 0, 1)]), "Merge.: keys are None"),
     "two merges by the same keys": (program([*attention(), *[Merge(1, 16, 0, 1)] * 2], 16), "Merge.: keys are None"),

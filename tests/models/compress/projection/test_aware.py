@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkweed.kernels.reference import monarch_to_dense
 from milkweed.models.compress.projection.statistics import InputStatistics
-from milkweed.models.layers.shapes import monarch_shapes
 
 from .monarch_fit import fit_monarch
 
@@ -65,34 +63,6 @@ def test_more_sweeps_are_no_worse_and_all_better_than_blind(
             assert more.objective <= 1.01 * fewer.objective
 
 
-@shapes
-def test_the_factors_fit_their_layer_and_the_bias_takes_the_mean(
-    inputs: Inputs, shape: tuple[int, int, int, int | None]
-) -> None:
-    rows, columns, nblocks, rank = shape
-    W, seen = matrix(rows, columns), inputs(columns)
-    found = fit_monarch(W, seen, nblocks, rank)
-    assert (tuple(found.w1.shape), tuple(found.w2.shape)) == monarch_shapes(columns, rows, nblocks, rank)
-    E = W - found.dense(W)
-    torch.testing.assert_close(found.bias_shift, E @ seen.mean)
-    # E|(W x + b) - (M x + b')|^2 = tr(E C E^T) + |E mu + b - b'|^2: measured on the inputs' own moments
-    second = seen.covariance + seen.mean.outer(seen.mean)
-    error = ((E @ second) * E).sum() - 2 * (E @ seen.mean) @ found.bias_shift + found.bias_shift.square().sum()
-    whole = ((W @ seen.covariance) * W).sum()
-    assert found.objective == pytest.approx(float(error / whole), rel=1e-6)
-
-
-@pytest.mark.parametrize(("rows", "columns", "nblocks", "rank"), [(32, 48, 4, 2), (30, 31, 4, None), (9, 6, 3, 1)])
-def test_a_weight_in_the_class_is_kept(inputs: Inputs, rows: int, columns: int, nblocks: int, rank: int | None) -> None:
-    shape1, shape2 = monarch_shapes(columns, rows, nblocks, rank)
-    generator = torch.Generator().manual_seed(0)
-    w1, w2 = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in (shape1, shape2))
-    W = monarch_to_dense(w1, w2, rows, columns)
-    found = fit_monarch(W, inputs(columns), nblocks, rank)
-    assert found.objective < 1e-12
-    torch.testing.assert_close(found.dense(W), W, rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize(("rows", "columns"), [(12, 20), (20, 12)])
 def test_one_block_is_the_whitened_svd(inputs: Inputs, rows: int, columns: int) -> None:
     W, seen, ridge = matrix(rows, columns), inputs(columns), 1e-3
@@ -103,16 +73,6 @@ def test_one_block_is_the_whitened_svd(inputs: Inputs, rows: int, columns: int) 
     want = (U[:, :4] * S[:4]) @ Vh[:4] @ back
     found = fit_monarch(W, seen, 1, 4, ridge=ridge, sweeps=50)
     np.testing.assert_allclose(found.dense(W), want, atol=1e-9)
-
-
-def test_inputs_that_never_vary_leave_plain_projection() -> None:
-    W = matrix(12, 8)
-    mean = torch.arange(8.0, dtype=torch.float64)
-    found = fit_monarch(W, InputStatistics(mean, torch.zeros(8, 8, dtype=torch.float64), 5), 2, 1)
-    M = found.dense(W)
-    torch.testing.assert_close(M, fit_monarch(W, None, 2, 1).dense(W))
-    assert found.objective == 0.0
-    torch.testing.assert_close(M @ mean + found.bias_shift, W @ mean)  # the one input there is gets its answer
 
 
 def test_inputs_of_few_directions_are_kept_whole(inputs: Inputs) -> None:
@@ -126,7 +86,7 @@ def test_inputs_of_few_directions_are_kept_whole(inputs: Inputs) -> None:
     assert torch.isfinite(found.w2).all()
 
 
-@pytest.mark.parametrize("ratio", [1e-13, 1e-9, 1e9])
+@pytest.mark.parametrize("ratio", [1e-13, 1e9])
 def test_one_huge_or_tiny_input_is_no_trouble(inputs: Inputs, ratio: float) -> None:
     W = matrix(12, 16)
     scale = torch.ones(16, dtype=torch.float64)
@@ -160,19 +120,7 @@ def test_it_comes_in_the_weights_dtype(inputs: Inputs, dtype: torch.dtype) -> No
     assert 0.2 < float(norms[0] / norms[1]) < 5
 
 
-@pytest.mark.parametrize(
-    ("weight", "features", "options", "message"),
-    [
-        (torch.full((4, 4), torch.nan), 4, {}, "a weight with NaN or infinity cannot be projected"),
-        (torch.zeros(4, 5), 4, {}, "statistics of 4 inputs do not fit a weight with 5"),
-        (torch.zeros(4, 4), 4, {"ridge": 0.0}, "ridge 0.0 must be greater than 0"),
-        (torch.zeros(4, 4), 4, {"ridge": float("nan")}, "ridge nan must be greater than 0"),
-        (torch.zeros(4, 4), 4, {"nblocks": 5}, "nblocks 5 must be between 1 and 4"),
-        (torch.zeros(4, 4), 4, {"rank": 3}, "rank 3 must be between 1 and 2"),
-    ],
-)
-def test_what_cannot_be_projected_is_refused(
-    inputs: Inputs, weight: Tensor, features: int, options: dict[str, float], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        fit_monarch(weight, inputs(features), **{"nblocks": 2, **options})  # type: ignore[arg-type]
+@pytest.mark.parametrize("ridge", [0.0, float("nan")])
+def test_a_ridge_that_is_none_is_refused(inputs: Inputs, ridge: float) -> None:
+    with pytest.raises(ValueError, match=f"ridge {ridge} must be greater than 0"):
+        fit_monarch(torch.zeros(4, 4), inputs(4), 2, ridge=ridge)
