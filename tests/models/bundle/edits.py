@@ -16,10 +16,10 @@ from milkweed.models.errors import BundleError
 Change = Callable[[dict[str, Any]], object]
 
 
-def refuse(path: Path, *parts: str) -> None:
+def refuse(path: Path, *parts: str, load: Callable[[Path], object] = load_bundle) -> None:
     """Loading the bundle is refused by one line that names it and has these parts."""
     with pytest.raises(BundleError) as caught:
-        load_bundle(path)
+        load(path)
     message = str(caught.value)
     assert message.startswith(f"bundle {path}: ")
     assert "\n" not in message

@@ -7,16 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from milkweed.models import BundleConfig, create_model, load_bundle, read_config, save_bundle
+from milkweed.models import BundleConfig, load_bundle, read_config, save_bundle
 from milkweed.models.errors import BundleError
 
 FILES = {"report.html": b"<!doctype html>", "report.json": b"{}"}
-
-
-@pytest.fixture
-def model(tiny_config: BundleConfig) -> nn.Module:
-    torch.manual_seed(1)
-    return create_model(tiny_config.arch, layer_specs=tiny_config.structure, **tiny_config.arch_args)
 
 
 def test_extras_lie_beside_and_change_nothing(

@@ -25,7 +25,9 @@ def test_missing_folder_and_a_file_in_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "labels.json", "model.safetensors"])
-def test_missing_file(tiny_bundle: Path, name: str) -> None:
+def test_missing_file_or_a_pointer_in_its_place(tiny_bundle: Path, name: str) -> None:
+    (tiny_bundle / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d4d\nsize 22883204\n")
+    refuse(tiny_bundle, f"{name}: a Git LFS pointer, not the file: git lfs pull fetches it")
     (tiny_bundle / name).unlink()
     refuse(tiny_bundle, f"{name}: no such file")
     (tiny_bundle / name).mkdir()
@@ -112,18 +114,19 @@ def test_absurdly_large_config(tiny_bundle: Path) -> None:
     refuse(tiny_bundle, "config.json: ", "the limit is 16777216")
 
 
-@pytest.mark.parametrize("labels", [[], [{"id": "0", "label": "a"}] * 4, [{"id": "0", "label": "a"}] * 6])
-def test_label_count(tiny_bundle: Path, labels: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([], "at least one"),
+        ([{"id": "0", "label": "a"}] * 4, "4 labels, the model has 5 classes"),
+        ([{"id": "0", "label": "a"}] * 6, "6 labels, the model has 5 classes"),
+        *(([entry] * 5, "entry 0") for entry in (7, {"id": "0"}, {"id": 0, "label": "a"}, {"id": "0", "label": ""})),
+    ],
+)
+def test_bad_labels(tiny_bundle: Path, labels: list[Any], message: str) -> None:
     (tiny_bundle / "labels.json").write_text(json.dumps(labels))
     rehash(tiny_bundle)
-    refuse(tiny_bundle, "labels.json: ", f"{len(labels)} labels, the model has 5 classes" if labels else "at least one")
-
-
-@pytest.mark.parametrize("entry", [7, {"id": "0"}, {"id": 0, "label": "a"}, {"id": "0", "label": ""}])
-def test_bad_label(tiny_bundle: Path, entry: Any) -> None:
-    (tiny_bundle / "labels.json").write_text(json.dumps([entry] * 5))
-    rehash(tiny_bundle)
-    refuse(tiny_bundle, "labels.json: entry 0")
+    refuse(tiny_bundle, "labels.json: ", message)
 
 
 @pytest.mark.parametrize(
@@ -144,23 +147,6 @@ def test_files_must_have_hashes_and_be_there(tiny_bundle: Path) -> None:
     refuse(tiny_bundle, "notes.txt: no such file")
     (tiny_bundle / "notes.txt").write_text("x")
     refuse(tiny_bundle, "notes.txt: sha256 is ")
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"size": 0}, "size 0 must be between 1 and 4096 px"),
-        ({"crop_pct": 0}, "crop_pct 0 must be 0.05 to 1"),
-        ({"interpolation": "magic"}, "interpolation 'magic' must be one of nearest"),
-        ({"mean": [0.5, 0.5]}, "mean [0.5, 0.5] must be three numbers"),
-        ({"std": [0.5, 0.5, 0]}, "std [0.5, 0.5, 0] must be three numbers"),
-        ({"orientation": "sideways"}, "orientation 'sideways' must be apply or ignore"),
-        ({"more": 1}, "unknown member"),
-    ],
-)
-def test_bad_preprocess(tiny_bundle: Path, values: dict[str, Any], message: str) -> None:
-    edit_config(tiny_bundle, lambda document: document["preprocess"].update(values))
-    refuse(tiny_bundle, "config.json: preprocess: ", message)
 
 
 def leaves(value: Any, *where: Any) -> Iterator[tuple[Any, ...]]:
@@ -211,6 +197,30 @@ def test_no_value_of_a_config_is_anything_but_taken_or_refused(tiny_bundle: Path
         (lambda d: d["structure"]["layers.1.NC.0.mlp.fc1"].update(nblocks=10**9), "nblocks 1000000000 must be"),
         (lambda d: d["structure"]["layers.1.NC.0.mlp.fc1"].update(in_features=17), "the model has 16"),
         (lambda d: d.update(extra=1), "unknown member 'extra'"),
+        *(
+            (lambda d, values=values: d["preprocess"].update(values), f"config.json: preprocess: {message}")
+            for values, message in (
+                ({"size": 0}, "size 0 must be between 1 and 4096 px"),
+                ({"crop_pct": 0}, "crop_pct 0 must be 0.05 to 1"),
+                ({"interpolation": "magic"}, "interpolation 'magic' must be one of nearest"),
+                ({"mean": [0.5, 0.5]}, "mean [0.5, 0.5] must be three numbers"),
+                ({"std": [0.5, 0.5, 0]}, "std [0.5, 0.5, 0] must be three numbers"),
+                ({"orientation": "sideways"}, "orientation 'sideways' must be apply or ignore"),
+                ({"more": 1}, "unknown member"),
+            )
+        ),
+        *(
+            (lambda d, golden=golden: d.update(golden=golden), "config.json: golden")
+            for golden in (
+                {"index": [[1]]},
+                {"index": [[1]], "probability": [[0.5]]},
+                {"index": [[1], [99]], "probability": [[0.5], [0.5]]},
+                {"index": [[1], [2]], "probability": [[0.5], [1.5]]},
+                {"index": [[1], [2]], "probability": [[0.5], [None]]},
+                {"index": [[1], [2, 3]], "probability": [[0.5], [0.1]]},
+                {"index": "x", "probability": [[0.5], [0.1]]},
+            )
+        ),
         (lambda d: d["metrics"].update(x="x" * (1 << 20)), "metrics: 1048595 bytes of JSON, the limit is 1048576"),
         (lambda d: d.pop("provenance"), "member 'provenance' is missing"),
     ],
@@ -229,9 +239,3 @@ def test_a_symlinked_bundle_loads(tiny_bundle: Path, tmp_path: Path) -> None:
     assert load_bundle(linked)[1].version == read_config(tiny_bundle).version
     shutil.rmtree(tiny_bundle)
     refuse(linked, "config.json: no such file")
-
-
-@pytest.mark.parametrize("name", ["config.json", "labels.json", "model.safetensors"])
-def test_a_pointer_in_the_place_of_a_file_is_called_one(tiny_bundle: Path, name: str) -> None:
-    (tiny_bundle / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d4d\nsize 22883204\n")
-    refuse(tiny_bundle, f"{name}: a Git LFS pointer, not the file: git lfs pull fetches it")
