@@ -10,14 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from milkweed.models.accounting import (
     dense_equivalent_bytes,
     dense_equivalent_parameters,
-    layer_accounts,
     macs,
     parameter_count,
     resident_bytes,
 )
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
-from milkweed.models.serving.prepare import prepare_for_inference
 
 
 @pytest.mark.skipif(
@@ -34,17 +32,6 @@ def test_macs_agree_with_torchs_counter_layer_by_layer(tiny_vitae: dict[str, Any
     by_module = counter.get_flop_counts()
     for name in ("head", "layers.1.NC.0.mlp.fc1", "layers.0.RC.PRM.convs.0.0"):
         assert counted.by_layer[name] == sum(by_module[f"ViTAE.{name}"].values()) // 2
-
-
-def test_monarch_layer_counts_its_weights_for_each_token(tiny_vit: dict[str, Any]) -> None:
-    model = create_model("deit_tiny_patch16_224", num_classes=3, **tiny_vit)
-    dense = macs(model, 32)
-    replace_linears(model, layer_specs_for(model, ["blocks.0.mlp.fc1"], nblocks=4))
-    monarch = macs(model, 32)
-    tokens, weights = 17, 4 * 8 * 8 + 4 * 32 * 8
-    assert monarch.by_layer["blocks.0.mlp.fc1"] == tokens * weights
-    assert dense.total - monarch.total == tokens * (32 * 128 - weights)
-    assert monarch.dense_equivalent == dense.total == dense.dense_equivalent
 
 
 def test_counting_leaves_the_model_as_it_was(tiny_vitae: dict[str, Any]) -> None:
@@ -83,24 +70,3 @@ def test_resident_bytes_count_shared_memory_once_and_views_whole() -> None:
     assert resident_bytes(model) == (24 + 6 + 6) * 4
     model[0].bias = nn.Parameter(torch.zeros(600)[:6])
     assert resident_bytes(model) == (24 + 600 + 6) * 4
-
-
-def test_resident_bytes_of_a_prepared_model_are_smaller_than_dense(tiny_vit: dict[str, Any]) -> None:
-    model = create_model("deit_tiny_patch16_224", num_classes=3, **tiny_vit)
-    replace_linears(model, layer_specs_for(model, select_linears(model, ["mlp"]), nblocks=4))
-    dense, stored = dense_equivalent_bytes(model), sum(p.numel() for p in model.parameters()) * 4
-    assert resident_bytes(model) == stored < dense
-    assert resident_bytes(prepare_for_inference(model)) >= stored  # packed weights are seen
-
-
-def test_layer_accounts_list_every_linear_layer(tiny_vit: dict[str, Any]) -> None:
-    model = create_model("deit_tiny_patch16_224", num_classes=3, **tiny_vit)
-    replace_linears(model, layer_specs_for(model, ["blocks.1.mlp.fc2"], nblocks=4))
-    accounts = {account.name: account for account in layer_accounts(model, 32)}
-    assert len(accounts) == 9
-    fc2, head = accounts["blocks.1.mlp.fc2"], accounts["head"]
-    assert (fc2.kind, fc2.in_features, fc2.out_features) == ("monarch", 128, 32)
-    assert (fc2.parameters, fc2.dense_parameters) == (1280 + 32, 4096 + 32)
-    assert (fc2.macs, fc2.dense_macs) == (17 * 1280, 17 * 4096)
-    assert (head.kind, head.parameters, head.dense_parameters) == ("dense", 99, 99)
-    assert head.macs == head.dense_macs == 96

@@ -4,7 +4,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from milkweed.models.distillation import DistillationPlan, DistillationResult, d
 from milkweed.models.layers.select import layer_specs_for, select_linears
 from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.progress import Progress
-from milkweed.models.training import StateFolder, TensorSource, TrainingBatch, TrainingError
+from milkweed.models.training import TensorSource, TrainingBatch, TrainingError
 
 from . import distillation_case
 from .distillation_case import PLAN, Case, make_case
@@ -121,37 +121,6 @@ def test_a_killed_distillation_ends_where_an_uninterrupted_one_does(
     assert strip == [{key: value for key, value in row.items() if key != "seconds"} for row in resumed.history]
 
 
-@dataclass(frozen=True)
-class Watched:
-    """A source that remembers which epochs it was asked for, and whose images are not numbers from an epoch on."""
-
-    source: TensorSource
-    poisoned: int | None = None
-    asked: list[int] = field(default_factory=list)
-
-    @property
-    def steps(self) -> int:
-        return self.source.steps
-
-    def batches(self, epoch: int, start: int) -> Iterator[TrainingBatch]:
-        self.asked.append(epoch)
-        for images, targets in self.source.batches(epoch, start):
-            yield images * (float("nan") if epoch == self.poisoned else 1.0), targets
-
-
-def test_a_loss_that_is_no_number_stops_and_leaves_the_last_good_state(tmp_path: Path, case: Case) -> None:
-    plan = replace(PLAN, block_epochs=0)
-    with pytest.raises(TrainingError, match=r"step 10 \(epoch 3\): the loss is nan"):
-        run(case, plan, source=Watched(case.source(), 2), state=tmp_path)
-    saved = StateFolder(tmp_path / "distillation").load()
-    assert saved is not None
-    assert saved.progress["step"] == 10
-    assert all(torch.isfinite(tensor).all() for tensor in saved.tensors.values())
-    healed = run(make_case(), plan, state=tmp_path)
-    whole = run(make_case(), plan)
-    assert same(weights(whole.model), weights(healed.model))
-
-
 def test_answers_that_are_no_numbers_are_refused_before_the_first_step(case: Case) -> None:
     with torch.no_grad():
         case.compressed.get_submodule("blocks.0.mlp.fc1").bias[0] = float("nan")
@@ -168,10 +137,17 @@ def test_the_state_of_another_plan_is_refused_by_name(tmp_path: Path, case: Case
         run(case, replace(plan, feature_weight=2.0), state=tmp_path, fingerprint={"data": "a"})
 
 
-def test_no_two_phases_see_the_same_augmentations(case: Case) -> None:
-    source = Watched(case.source())
-    run(case, PLAN, source=source)
-    assert source.asked == [0, 1, 2, 3, 4]
+def test_no_two_phases_see_the_same_augmentations(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    batches = TensorSource.batches
+
+    def watched(source: TensorSource, epoch: int, start: int) -> Iterator[TrainingBatch]:
+        asked.append(epoch)
+        return batches(source, epoch, start)
+
+    monkeypatch.setattr(TensorSource, "batches", watched)
+    run(case, PLAN)
+    assert asked == [0, 1, 2, 3, 4]
 
 
 def test_batch_statistics_and_random_features_stay(

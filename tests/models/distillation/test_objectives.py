@@ -15,7 +15,7 @@ from milkweed.models.architectures.token_blocks import apply_token_plan
 from milkweed.models.distillation import BlockReconstruction, DistillationPlan, FeatureDistillation
 from milkweed.models.distillation.blocks import block_names, feature_error, tapped
 from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
-from milkweed.models.training import mix
+from milkweed.models.training import Distillation, mix
 
 from .distillation_case import Case
 
@@ -79,6 +79,8 @@ def test_feature_distillation_adds_the_classes_and_the_features(case: Case) -> N
         assert loss == pytest.approx(0.75 * kl + 0.25 * hard + 0.5 * features, rel=1e-4)
         without_labels = float(objective(case.compressed, images, None))
         assert without_labels == pytest.approx(kl + 0.5 * features, rel=1e-4)
+        plain = Distillation(case.dense, RECIPE, 2.0, 0.25)
+        assert float(plain(case.compressed, images, targets)) == pytest.approx(0.75 * kl + 0.25 * hard, rel=1e-4)
         classes_alone = replace(objective, feature_weight=0.0)
         assert float(classes_alone(case.compressed, images, None)) == pytest.approx(kl, rel=1e-4)
 

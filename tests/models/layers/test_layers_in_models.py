@@ -66,34 +66,20 @@ def test_parts_of_a_structured_layer_are_not_selected(tiny_vit: dict[str, Any], 
         select_linears(model, ["mlp"])
 
 
-def test_an_option_that_a_layer_cannot_have_names_the_layer(tiny_vit: dict[str, Any]) -> None:
-    model = create_model(ARCH, num_classes=3, **tiny_vit)
-    with pytest.raises(ValueError, match=r"layer blocks.0.mlp.fc1: rank 33 must be between 1 and 32"):
-        layer_specs_for(model, ["blocks.0.mlp.fc1"], "lowrank", rank=33)
-    with pytest.raises(ValueError, match="structure kind 'magic' is unknown"):
-        layer_specs_for(model, ["blocks.0.mlp.fc1"], "magic")
-
-
 @both
 def test_accounts_count_structured_layers(tiny_vit: dict[str, Any], kind: str) -> None:
     model = tiny(tiny_vit, kind)
     dense = create_model(ARCH, num_classes=3, **tiny_vit)
-    account = {row.name: row for row in layer_accounts(model, 32)}["blocks.0.mlp.fc1"]
+    accounts = {row.name: row for row in layer_accounts(model, 32)}
+    account, head = accounts["blocks.0.mlp.fc1"], accounts["head"]
+    assert (head.kind, head.parameters, head.dense_parameters, head.macs, head.dense_macs) == ("dense", 99, 99, 96, 96)
+    assert (account.dense_macs, macs(model, 32).dense_equivalent) == (17 * 32 * 128, macs(dense, 32).total)
     assert (account.kind, account.in_features, account.out_features) == (kind, 32, 128)
     assert (account.parameters, account.dense_parameters) == (WEIGHTS[kind] + 128, 32 * 128 + 128)
     assert account.macs == 17 * (WEIGHTS[kind] - (kind == "pixelfly"))  # a gate's bias is no product
     assert macs(model, 32) == macs(copy.deepcopy(model).to("meta"), 32)
     assert dense_equivalent_parameters(model) == sum(p.numel() for p in dense.parameters())
     assert dense_equivalent_bytes(model.double()) == 8 * dense_equivalent_parameters(model)
-
-
-@both
-def test_a_bundle_keeps_structured_layers(tmp_path: Path, tiny_vit: dict[str, Any], kind: str) -> None:
-    model = tiny(tiny_vit, kind)
-    save_bundle(tmp_path / "b", model, config_of(model, ARCH, tiny_vit, 3))
-    loaded, config = load_bundle(tmp_path / "b")
-    assert layer_specs_of(loaded) == config.structure == layer_specs_of(model)
-    assert torch.equal(loaded(images()), model(images()))
 
 
 @pytest.mark.parametrize("gating", [True, False])

@@ -32,6 +32,7 @@ LAYERS: list[StructuredLinear] = [
     *(MonarchLinear(*widths) for widths in ((70, 50), (197, 197), (16, 64))),
 ]
 GATED = PixelflyLinear(32, 64, rank=8, block_size=4, butterfly_size=8)
+MONARCH = {"kind": "monarch", "nblocks": 4, "rank": None, "bias": True}
 IDS = [f"{layer.kind} {layer.in_features} {layer.out_features} {layer_spec_of(layer).rank}" for layer in LAYERS]
 
 
@@ -158,6 +159,21 @@ def test_a_gated_layer_is_dense_only_where_its_gate_is_constant() -> None:
             "1099511627776 cells: at most",
         ),
         ({"kind": ["pixelfly"]}, "structure kind ['pixelfly'] is unknown: must be one of monarch, lowrank, blockdiag"),
+        ({"kind": "magic"}, "'magic' is unknown: must be one of monarch"),
+        (
+            {**MONARCH, "kind": "pixelfly"},
+            "must have bias, block_size, butterfly_size, gating, global_size",
+        ),
+        ({**MONARCH, "kind": "lowrank"}, "must have bias, in_features, kind, out_features, rank, not"),
+        ({**MONARCH, "extra": 1}, "must have bias, in_features"),
+        ({**MONARCH, "nblocks": 0}, "nblocks 0 must be between 1 and 8"),
+        ({**MONARCH, "nblocks": 9}, "nblocks 9 must be between 1 and 8"),
+        ({**MONARCH, "nblocks": "4"}, "nblocks '4' must be a whole number"),
+        ({**MONARCH, "nblocks": True}, "nblocks True must be a whole number"),
+        ({**MONARCH, "rank": 5}, "rank 5 must be between 1 and 2"),
+        ({**MONARCH, "in_features": -3}, "in_features -3"),
+        ({**MONARCH, "in_features": 0}, "in_features 0 and out_features 16 must be at least 1"),
+        ({**MONARCH, "bias": 1}, "bias 1 must be true or false"),
     ],
 )
 def test_bad_options_are_refused(values: dict[str, object], message: str) -> None:

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,13 +12,10 @@ from milkweed.models.layers.monarch import MonarchLinear
 from milkweed.models.layers.pixelfly import PixelflyLinear
 from milkweed.models.training import (
     Classification,
-    Distillation,
     Ema,
     TrainingRecipe,
     accuracy,
-    as_dense,
     cross_entropy,
-    distillation_loss,
     learning_rate,
     mix,
     parameter_groups,
@@ -120,27 +116,6 @@ def test_cutmix_shares_are_those_of_the_area() -> None:
     assert max(shares) > 0.9
 
 
-def test_distillation_is_kl_at_a_temperature_beside_cross_entropy() -> None:
-    torch.manual_seed(0)
-    teacher, student = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
-    images, targets = torch.randn(6, 3, 2, 2), torch.randint(4, (6,))
-
-    def probabilities(logits: torch.Tensor, temperature: float) -> np.ndarray:
-        powers = np.exp(logits.detach().double().numpy() / temperature)
-        return powers / powers.sum(1, keepdims=True)
-
-    p, q = probabilities(teacher(images), 2.0), probabilities(student(images), 2.0)
-    kl = float((p * np.log(p / q)).sum(1).mean())
-    loss = distillation_loss(student(images), teacher(images), 2.0)
-    assert loss.item() == pytest.approx(4 * kl, rel=1e-5)
-    hard = float(-np.log(probabilities(student(images), 1.0)[np.arange(6), targets.numpy()]).mean())
-    objective = Distillation(teacher, RECIPE, temperature=2.0, label_weight=0.25)
-    both, alone = objective(student, images, targets), objective(student, images, None)
-    assert both.item() == pytest.approx(0.75 * 4 * kl + 0.25 * hard, rel=1e-5)
-    assert alone.item() == pytest.approx(4 * kl, rel=1e-5)
-    assert all(parameter.grad is None for parameter in teacher.parameters())
-
-
 def test_classification_needs_classes() -> None:
     with pytest.raises(ValueError, match="needs a class for each"):
         Classification(RECIPE)(nn.Identity(), torch.zeros(1, 3), None)
@@ -157,18 +132,6 @@ def test_ema_follows_quickly_at_first_and_copies_counters() -> None:
     assert float(ema.tensors["w"]) == pytest.approx(wanted, rel=1e-6)
     assert int(ema.tensors["n"]) == 9
     assert float(tensors["w"]) == 0
-
-
-def test_densified_computes_the_same_and_says_what_cannot_be() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(MonarchLinear(30, 20, nblocks=4), nn.GELU(), LowRankLinear(20, 10, rank=3))
-    x = torch.randn(5, 30)
-    wanted = model(x)
-    dense = as_dense(model)
-    assert [type(layer) for layer in dense] == [nn.Linear, nn.GELU, nn.Linear]
-    torch.testing.assert_close(dense(x), wanted)
-    with pytest.raises(ValueError, match=r"layer 0: .*Pixelfly"):
-        as_dense(nn.Sequential(PixelflyLinear(32, 32, rank=4, block_size=4, butterfly_size=8)))
 
 
 def test_accuracy_counts() -> None:
