@@ -109,16 +109,20 @@ def inputs() -> Inputs:
     return make
 
 
-@pytest.fixture
-def vit(tiny_vit: dict[str, Any]) -> nn.Module:
+def make_vit() -> nn.Module:
     """A ViT of two blocks, 32 wide, whose answers depend on every layer."""
     torch.manual_seed(0)
-    model = create_model("deit_tiny_patch16_224", num_classes=6, **tiny_vit).eval()
+    model = create_model("deit_tiny_patch16_224", num_classes=6, **TINY_VIT).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2:
                 parameter.mul_(40 if name == "head.weight" else 2)
     return model.requires_grad_(False)
+
+
+@pytest.fixture
+def vit() -> nn.Module:
+    return make_vit()
 
 
 @pytest.fixture

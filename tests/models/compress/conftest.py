@@ -1,15 +1,14 @@
-"""Fixtures of the compression tests: bundles of a tiny ViT, and no drawing."""
+"""Fixtures of the compression tests: the bundle of a tiny ViT, and no drawing."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch import nn
 
 from milkweed.models import save_bundle
 
-from ..tiny import config_of
+from ..conftest import make_vit
+from ..tiny import TINY_VIT, config_of
 
 ARCH = "deit_tiny_patch16_224"
 
@@ -20,14 +19,14 @@ def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("milkweed.models.report.page.render_page", lambda report: report.version)
 
 
-@pytest.fixture
-def saved(tmp_path: Path, tiny_vit: dict[str, Any]) -> Callable[[nn.Module], Path]:
+def saved(path: Path, model: nn.Module) -> Path:
     """Write a tiny ViT of six classes as a bundle."""
+    provenance = {"source": {"file": "x"}, "commands": [{"command": "import"}]}
+    save_bundle(path, model, config_of(model, ARCH, TINY_VIT, 6, metrics={"top1": 0.9}, provenance=provenance))
+    return path
 
-    def save(model: nn.Module) -> Path:
-        provenance = {"source": {"file": "x"}, "commands": [{"command": "import"}]}
-        config = config_of(model, ARCH, tiny_vit, 6, metrics={"top1": 0.9}, provenance=provenance)
-        save_bundle(tmp_path / "bundle", model, config)
-        return tmp_path / "bundle"
 
-    return save
+@pytest.fixture(scope="session")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of `vit`, which no test changes."""
+    return saved(tmp_path_factory.mktemp("compress") / "bundle", make_vit())

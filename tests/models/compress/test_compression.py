@@ -1,14 +1,12 @@
 """Compressing and densifying bundles: exact where that is possible, errors on record, nonsense refused."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from milkweed.models import bundle_to_dense, compress_model, create_model, load_bundle
+from milkweed.models import bundle_to_dense, compress_model, load_bundle
 from milkweed.models.compress import CompressReport, CompressRequest
 from milkweed.models.compress.compression import NO_DATA
 from milkweed.models.errors import BundleError
@@ -23,12 +21,6 @@ def compress(source: Path, out: Path, overwrite: bool = False, **options: Any) -
 
 def changed(report: CompressReport) -> list[LayerRow]:
     return [row for row in report.report.layers if row.kind != "dense"]
-
-
-@pytest.fixture
-def dense(saved: Callable[[nn.Module], Path], tiny_vit: dict[str, Any]) -> Path:
-    torch.manual_seed(2)
-    return saved(create_model("deit_tiny_patch16_224", num_classes=6, **tiny_vit))
 
 
 def test_compressing_projects_the_chosen_layers_and_records_it(tmp_path: Path, dense: Path) -> None:

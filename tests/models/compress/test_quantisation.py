@@ -1,7 +1,6 @@
 """Tests which layers become int8, by what their outputs say; and bundles that are compressed or converted with it."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,8 @@ from milkweed.models.divergence import answers, diverge
 from milkweed.models.layers.int8 import quantised
 from milkweed.models.report import DataUse, read_report
 
-ARCH = "deit_tiny_patch16_224"
+from .conftest import saved
+
 OUTLIER = "blocks.1.mlp.fc1"
 
 
@@ -33,8 +33,8 @@ def uneven(vit: nn.Module) -> nn.Module:
 
 
 @pytest.fixture
-def bundle(saved: Callable[[nn.Module], Path], uneven: nn.Module) -> Path:
-    return saved(uneven)
+def bundle(tmp_path: Path, uneven: nn.Module) -> Path:
+    return saved(tmp_path / "bundle", uneven)
 
 
 def test_a_layers_error_is_that_of_its_outputs(uneven: nn.Module, pictures: Tensor) -> None:
