@@ -75,6 +75,7 @@ def test_every_cell_gives_the_originals_values(shared: Path, name: str, fill: Mo
     "name",
     ["vitae_basic_tiny", "vitae_basic_small", "vitaev2_s", "t2t_vit_7", "deit_tiny_patch16_224", "mixer_s16_224"],
 )
+@pytest.mark.slow_beyond(3)
 def test_the_serving_form_gives_the_originals_logits(
     name: str, fill: ModuleType, golden: dict[str, np.ndarray], images: Tensor
 ) -> None:

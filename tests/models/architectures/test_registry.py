@@ -110,6 +110,16 @@ def test_unknown_name_is_refused_with_near_ones(arch: str, near: str) -> None:
         ("vit_tiny_patch16_224", {"global_pool": "tok"}, "cannot be built with {'global_pool': 'tok'}: "),
         ("vit_tiny_patch16_224", {"qkv_bias": {"a": 1}}, "qkv_bias {'a': 1} must be plain data"),
         ("vitaev2_s", {"num_heads": 2}, "vitaev2_s cannot be built with {'num_heads': 2}: "),
+        ("vitaev2_s", {"depths": (1, 1, 1)}, "per-stage lists of [4, 4, 3, 4, 4, 4, 4] items: must be 4"),
+        ("vitaev2_s", {"num_heads": (1, 3, 2, 4)}, "is not divisible by num_heads 3"),
+        ("vitaev2_s", {"reduction_heads": (0, 1, 2, 2)}, "is not divisible by num_heads 0"),
+        ("vitae_basic_tiny", {"depths": (0, 0)}, "per-stage lists of unequal length"),
+        ("vitae_basic_tiny", {"reductions": ("performer", "pool", "none")}, "unknown reduction kind 'pool'"),
+        ("vitae_basic_tiny", {"downsample": (8, 2, 2)}, "downsample 8 of a performer cell"),
+        ("vitae_basic_tiny", {"embed_dims": (64, 64, 100)}, "token dim 256 of a performer_less cell"),
+        ("vitae_basic_tiny", {"num_heads": (1, 1, 3)}, "token dim 256 is not divisible by num_heads 3"),
+        ("t2t_vit_7", {"img_size": 40}, "img_size 40: T2T-ViT takes multiples of 16"),
+        ("t2t_vit_7", {"attention": "linear"}, "unknown token attention 'linear': must be one of performer"),
     ],
 )
 def test_bad_arguments_are_refused(arch: str, args: dict[str, Any], message: str) -> None:

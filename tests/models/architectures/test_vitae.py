@@ -64,18 +64,3 @@ def test_base_refuses_another_size() -> None:
         model = ViTAE(**VITAE_VARIANTS["vitae_basic_base"])
         with pytest.raises(ValueError, match=r"image \(192, 192\): this model takes 224x224 only"):
             model(torch.zeros(1, 3, 192, 192))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"depths": (0, 0)}, "per-stage lists of unequal length"),
-        ({"reductions": ("performer", "pooling", "performer_less")}, "unknown reduction kind 'pooling'"),
-        ({"downsample": (8, 2, 2)}, "downsample 8 of a performer cell"),
-        ({"embed_dims": (64, 64, 100)}, "token dim 256 of a performer_less cell"),
-        ({"num_heads": (1, 1, 3)}, "token dim 256 is not divisible by num_heads 3"),
-    ],
-)
-def test_wrong_configurations_are_named(change: dict[str, object], message: str) -> None:
-    with torch.device("meta"), pytest.raises(ValueError, match=message):
-        ViTAE(**{**VITAE_VARIANTS["vitae_basic_tiny"], **change})

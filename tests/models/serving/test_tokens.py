@@ -90,26 +90,22 @@ def test_golden_answers_hold_in_every_dtype() -> None:
         check_golden(record, answers, str(dtype).removeprefix("torch."))
 
 
-def test_blocks_before_a_merge_are_fused_and_the_others_named() -> None:
-    plan = TokenPlan(class_last=True)
-    other, report = fused(model(plan=plan), kernels=NATIVE)
-    assert isinstance(other.get_submodule("blocks.0"), FusedBlock)
-    assert isinstance(other.get_submodule("blocks.1"), TokenBlock)
+@pytest.mark.parametrize(
+    ("family", "plan", "whole", "merging"),
+    [
+        ("vit", TokenPlan(class_last=True), "blocks.0", "blocks.1"),
+        ("vitae", TokenPlan(TokenMerging(1, 1, 0.3)), "layers.1.NC.0", "layers.1.NC.1"),
+    ],
+)
+def test_blocks_that_compute_all_tokens_are_fused_and_the_others_named(
+    family: str, plan: TokenPlan, whole: str, merging: str
+) -> None:
+    other, report = fused(model(plan=plan, family=family), kernels=NATIVE)
+    assert isinstance(other.get_submodule(whole), FusedBlock)
+    block = other.get_submodule(merging)
+    assert isinstance(block, TokenBlock | MergingCell)
     assert [part.count for part in report.parts if part.kind == "attention"] == [1]
-    reason = "TokenBlock: it merges tokens, knows their sizes or computes some of them alone, which no chain does"
-    assert report.fallbacks == (Fallback("block", reason),)
+    why = "it merges tokens, knows their sizes or computes some of them alone, which no chain does"
+    assert report.fallbacks == (Fallback("block", f"{type(block).__name__}: {why}"),)
     with torch.inference_mode():
-        assert relative(other(images(2)), build("vit")(images(2))) < 1e-5
-    _, report = fused(model(), kernels=NATIVE)
-    assert Fallback("block", reason) in report.fallbacks
-
-
-def test_cells_that_do_not_merge_are_fused_and_the_others_named() -> None:
-    plan = TokenPlan(TokenMerging(1, 1, 0.3))
-    other, report = fused(model(plan=plan, family="vitae"), kernels=NATIVE)
-    assert isinstance(other.get_submodule("layers.1.NC.0"), FusedBlock)
-    assert isinstance(other.get_submodule("layers.1.NC.1"), MergingCell)
-    reason = "MergingCell: it merges tokens, knows their sizes or computes some of them alone, which no chain does"
-    assert Fallback("block", reason) in report.fallbacks
-    with torch.inference_mode():
-        assert relative(other(images(2)), model(plan=plan, family="vitae")(images(2))) < 1e-5
+        assert relative(other(images(2)), model(plan=plan, family=family)(images(2))) < 1e-5

@@ -44,8 +44,9 @@ def impls(*names: str) -> list[Impl]:
     return [*native, DenseImpl(), EagerImpl()]
 
 
-def row(report: FusionReport) -> PartReport | None:
-    return next((part for part in report.parts if part.kind == "add_layernorm"), None)
+def row(report: FusionReport) -> PartReport:
+    [part] = [part for part in report.parts if part.kind == "add_layernorm"]
+    return part
 
 
 @pytest.mark.parametrize("name", ["vit", "vitae", "vitae with a class token", "t2t"])
@@ -54,7 +55,6 @@ def test_a_joined_model_gives_the_models_logits(name: str, calls: list[torch.Siz
     copied, report = joined(name, "dense", tuning, dtype=torch.float16)
     plain, _ = fused(build(name), dtype=torch.float16, batch_sizes=(2, 4))
     part = row(report)
-    assert part is not None
     assert part.count == BLOCKS
     assert [(plan.batch, plan.engines, plan.source) for plan in part.plans] == [
         (2, (JOINT,), "measured"),
@@ -74,7 +74,6 @@ def test_a_joined_model_gives_the_models_logits(name: str, calls: list[torch.Siz
 def test_without_measuring_the_kernel_is_taken(calls: list[torch.Size]) -> None:
     copied, report = joined("vit", "dense", Tuning("off", impls=impls()))
     part = row(report)
-    assert part is not None
     assert {plan.engines for plan in part.plans} == {(JOINT,)}
     calls.clear()
     with torch.inference_mode():
@@ -86,7 +85,6 @@ def test_where_pytorch_is_faster_the_halves_stay_as_they_are(calls: list[torch.S
     copied, report = joined("vit", "dense", Tuning(impls=impls(), measure=Preferring("torch")))
     plain, _ = joined("vit", "dense", Tuning(impls=impls(), measure=Preferring("torch")), kernels=None)
     part = row(report)
-    assert part is not None
     assert {plan.engines for plan in part.plans} == {("torch",)}
     calls.clear()
     x = images(3).bfloat16()
@@ -101,7 +99,7 @@ def test_a_kernel_that_adds_or_normalises_along_the_way_keeps_doing_so(
 ) -> None:
     copied, report = joined("vit", roles, Tuning(impls=impls(taken), measure=Preferring("native")))
     assert any(taken in plan.engines for part in report.parts for plan in part.plans)
-    assert row(report) is None
+    assert "add_layernorm" not in {part.kind for part in report.parts}
     with torch.inference_mode():
         copied(images(2).bfloat16())
     assert calls == []
@@ -111,7 +109,6 @@ def test_a_wrong_kernel_is_left_out_and_reported(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(add_norm, "add_layernorm", lambda *given: add_layernorm(*given) * 1.1)
     copied, report = joined("vit", "dense", Tuning(impls=impls(), measure=Preferring("native")))
     part = row(report)
-    assert part is not None
     assert {plan.engines for plan in part.plans} == {("torch",)}
     assert [fallback.reason for fallback in report.fallbacks] == [f"{JOINT}: relative error 1.0e-01"]
     model, x = build("vit"), images(2)
@@ -119,21 +116,21 @@ def test_a_wrong_kernel_is_left_out_and_reported(monkeypatch: pytest.MonkeyPatch
         assert relative(copied(x.bfloat16()), model(x)) <= 3e-2
 
 
-def test_a_type_that_the_kernel_does_not_take_is_refused_with_the_reason() -> None:
-    _, report = joined("vit", "dense", Tuning("off", impls=impls()), dtype=torch.float32)
+@pytest.mark.parametrize(
+    ("dtype", "quarantined", "reason"),
+    [
+        (torch.float32, "", "dtype torch.float32: bfloat16 or float16 is needed"),
+        (torch.bfloat16, JOINT, "quarantined (MILKWEED_QUARANTINE)"),
+    ],
+)
+def test_a_refused_kernel_is_not_called(
+    monkeypatch: pytest.MonkeyPatch, calls: list[torch.Size], dtype: torch.dtype, quarantined: str, reason: str
+) -> None:
+    monkeypatch.setenv("MILKWEED_QUARANTINE", quarantined)
+    copied, report = joined("vit", "dense", Tuning(impls=impls(), measure=Preferring("native")), dtype=dtype)
     part = row(report)
-    assert part is not None
-    assert part.refused == {JOINT: "dtype torch.float32: bfloat16 or float16 is needed"}
-    assert {plan.engines for plan in part.plans} == {("torch",)}
-
-
-def test_a_quarantined_kernel_is_not_called(monkeypatch: pytest.MonkeyPatch, calls: list[torch.Size]) -> None:
-    monkeypatch.setenv("MILKWEED_QUARANTINE", JOINT)
-    copied, report = joined("vit", "dense", Tuning(impls=impls(), measure=Preferring("native")))
-    part = row(report)
-    assert part is not None
-    assert part.refused == {JOINT: "quarantined (MILKWEED_QUARANTINE)"}
+    assert part.refused == {JOINT: reason}
     assert {plan.engines for plan in part.plans} == {("torch",)}
     with torch.inference_mode():
-        copied(images(2).bfloat16())
+        copied(images(2).to(dtype))
     assert calls == []
