@@ -13,11 +13,10 @@ from math import inf
 from typing import Any
 
 import torch
-from torch import nn
 
 from ...inference.device import CPU, computes_in_bfloat16, usable_cores
 from ...models.accounting import macs
-from ...models.architectures.token_blocks import apply_token_plan, token_depth
+from ...models.architectures.token_blocks import apply_token_plan, has_token_rules, token_depth
 from ...models.bundle.provenance import library_versions
 from ...models.divergence import diverge
 from ...models.layers.token_plan import TokenPlan
@@ -107,11 +106,15 @@ class Search:
         return Recipe(plan) if self._takes(plan, "class token last") else DENSE
 
     def _takes(self, plan: TokenPlan, what: str) -> bool:
-        """Whether the model can compute these tokens; why not is noted."""
+        """Whether the model can compute these tokens; why not is noted, in one line where there are no rules at all."""
+        model = self.baseline.fresh_model()
         try:
-            apply_token_plan(self.baseline.fresh_model(), plan)
+            apply_token_plan(model, plan)
         except ValueError as error:
-            self.progress.note(f"without {what}: {error}")
+            alone = f"{type(model).__name__}: compressed by NNCF's int8 alone, there are no rules to merge its tokens"
+            note = f"without {what}: {error}" if has_token_rules(model) else alone
+            if note not in self.notes:
+                self.progress.note(note)
             return False
         return True
 
@@ -165,7 +168,9 @@ class Search:
 
     def _screened(self, tokens: TokenPlan) -> dict[TokenPlan, int]:
         """Multiply-accumulates of token schedules that no other one beats in KL with as many, the least KL first."""
-        plans = [TokenPlan(merging, tokens.class_last) for merging in mergings(*_tokens(self.baseline.model))]
+        model = self.baseline.model
+        class_token = getattr(model, "cls_token", None) is not None
+        plans = [TokenPlan(merging, tokens.class_last) for merging in mergings(token_depth(model), class_token)]
         if not plans or not self._takes(plans[0], "token merging"):
             return {}
         kl: dict[TokenPlan, float] = {}
@@ -286,11 +291,6 @@ class Search:
             "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {usable_cores()} cores",
             "versions": library_versions(),
         }
-
-
-def _tokens(model: nn.Module) -> tuple[int, bool]:
-    """The number of blocks that a plan counts, and whether the model has a class token."""
-    return token_depth(model), getattr(model, "cls_token", None) is not None
 
 
 def _spread(items: Sequence[Any], most: int) -> list[Any]:

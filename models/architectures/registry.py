@@ -1,8 +1,10 @@
 """The registry of architectures: how to build each by name, and how its images are prepared."""
 
-import difflib
 import inspect
+import re
 from collections.abc import Mapping
+from difflib import SequenceMatcher
+from itertools import takewhile
 from typing import Any
 
 from torch import nn
@@ -17,10 +19,11 @@ from .timm_models import (
     ARCH_ARGS,
     create_timm_model,
     has_timm_model,
-    is_left_out,
     list_timm_models,
     timm_classifier,
+    timm_family,
     timm_preprocess,
+    timm_refusal,
 )
 from .token_blocks import apply_token_plan
 from .vitae import VITAE_V2_VARIANTS, VITAE_VARIANTS, ViTAE, ViTAEv2
@@ -45,6 +48,9 @@ IMAGENET_PREPROCESS: Mapping[str, Any] = {
     "std": [0.229, 0.224, 0.225],
 }
 """The preprocessing of every published ViTAE, ViTAEv2 and T2T-ViT."""
+
+SAME_LETTERS = 0.8
+"""How much of the letters of a wrong name a near one has, as difflib counts."""
 
 
 def create_model(
@@ -116,6 +122,11 @@ def square(arch: str, arch_args: Mapping[str, Any]) -> dict[str, Any]:
     return {**arch_args, **({"img_size": sides[0]} if "img_size" in arch_args else {})}
 
 
+def family(arch: str) -> str:
+    """The family of an architecture: our own class, or timm's module that defines it."""
+    return _OWN[arch][0].__name__ if arch in _OWN else timm_family(arch)
+
+
 def own_architectures() -> list[str]:
     """The names of milkweed's own architectures, by family; all others are timm's."""
     return list(_OWN)
@@ -151,10 +162,27 @@ def _create_own(arch: str, num_classes: int, arch_args: dict[str, Any]) -> nn.Mo
 def _check_known(arch: str) -> None:
     if is_model(arch):
         return
-    near = difflib.get_close_matches(arch.lower(), list_models(), n=3)
-    hint = f"did you mean {', '.join(near)}?" if near else "see `milkweed models` for the names"
-    if is_left_out(arch.partition(".")[0]):
-        hint = (
-            "timm has it, but without linear layers that could be replaced outside its classifier: it is not supported"
-        )
+    hint = timm_refusal(arch)
+    if hint is None:
+        near = _near_names(arch)
+        hint = f"did you mean {', '.join(near)}?" if near else "see `milkweed models` for the names"
     raise ValueError(f"unknown architecture {quoted(arch)}: {hint}")
+
+
+def _near_names(arch: str) -> list[str]:
+    """At most three architectures whose names are near a wrong one, all of one family, the nearest first.
+
+    A name is near if its letters alone are: `resnet55` is no `resmlp_24`, though more of its digits are the same.
+    """
+    nearness = dict[str, tuple[int, float]]()
+    wrong = re.sub(r"[\W_]", "", arch.rpartition("/")[2].partition(".")[0].lower())
+    letters = re.sub(r"\d", "", wrong)
+    for name in list_models():
+        plain = name.replace("_", "")
+        others = re.sub(r"\d", "", plain)
+        begins = len(letters) > 2 and others.startswith(letters)
+        if begins or SequenceMatcher(None, letters, others).ratio() >= SAME_LETTERS:
+            begin = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(wrong, plain, strict=False)))
+            nearness[name] = begin, SequenceMatcher(None, wrong, plain).ratio()
+    ranked = sorted(nearness, key=lambda name: nearness[name], reverse=True)
+    return [name for name in ranked if family(name) == family(ranked[0])][:3]

@@ -8,8 +8,7 @@ from torch import nn
 from ..accounting import macs, parameter_count
 from ..layers.select import replaceable_linears
 from .meta_init import on_meta
-from .registry import classifier_layers, create_model, default_preprocess, own_architectures
-from .timm_models import recorded_timm_models
+from .registry import classifier_layers, create_model, default_preprocess
 
 
 @dataclass(frozen=True)
@@ -31,15 +30,11 @@ class ArchitectureSummary:
 
 
 def architecture_summary(arch: str, *, with_macs: bool) -> ArchitectureSummary:
-    """The summary of an architecture: from the record for timm's, by building it for our own.
+    """The summary of an architecture, which is built without memory for weights.
 
     Raises:
         ValueError: an unknown name, or one that needs arguments.
     """
-    recorded = recorded_timm_models().get(arch.partition(".")[0])
-    if recorded is not None and arch not in own_architectures():
-        counted = recorded.macs if with_macs else None
-        return ArchitectureSummary(arch, recorded.image_px, recorded.parameters, recorded.linears, counted)
     with on_meta():
         model = create_model(arch)
     size = int(default_preprocess(arch)["size"])

@@ -1,25 +1,21 @@
-"""Builds the classifiers of timm that milkweed serves, without fetching weights; no other file imports timm.
+"""Builds timm's classifiers without fetching weights; no other file imports timm.
 
-The record timm_models.json lists them. `python -m milkweed.bench.timm_models` makes it: it builds every model
-of timm, replaces the linear layers outside the classifier, and runs it.
+Which there are, and what their images and classifiers are, is what timm itself says: a new release of timm brings its
+models with it.
 """
 
+import difflib
 import inspect
-import json
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache, partial
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
 from ..layers.separate_attention import separate_attention
-
-RECORD = Path(__file__).with_name("timm_models.json")
 
 _MIXER = re.compile(r"mixer_([sbl])(\d+)_(\d+)")
 _MIXER_SIZES = {
@@ -65,51 +61,39 @@ gives attention a linear layer each for queries, keys and values.
 """
 
 
-@dataclass(frozen=True)
-class TimmModel:
-    """The record of one classifier of timm with 1000 classes.
-
-    Args:
-        family: name of timm's module.
-        image_px: side of its images.
-        parameters: number of parameters.
-        macs: MACs of one image, as `accounting.macs` counts.
-        linears: number of layers outside the classifier that can be replaced.
-        linear_weights: weights of these layers, without biases.
-        crop_mode: how timm fits an image into the square; milkweed always crops the centre.
-    """
-
-    family: str
-    image_px: int
-    parameters: int
-    macs: int
-    linears: int
-    linear_weights: int
-    crop_mode: str = "center"
-
-
-@cache
-def recorded_timm_models() -> Mapping[str, TimmModel]:
-    """All recorded models by name, whether the installed timm has them or not; timm is not imported."""
-    return {name: TimmModel(**row) for name, row in json.loads(RECORD.read_text())["models"].items()}
-
-
 def list_timm_models() -> list[str]:
-    """Recorded names that the installed timm has, without tags of weights."""
-    timm = _timm()
-    return [name for name in recorded_timm_models() if timm.models.is_model(name)]
+    """The classifiers of the installed timm, without tags of weights."""
+    return [name for name in _timm().list_models() if has_timm_model(name)]
 
 
 def has_timm_model(arch: str) -> bool:
-    """Whether a name is recorded and the installed timm has it, with its tag if any (`deit_tiny_...fb_in1k`)."""
-    if arch.partition(".")[0] not in recorded_timm_models():
-        return False
-    return _published(arch) is not None if "." in arch else bool(_timm().models.is_model(arch))
+    """Whether the installed timm has a classifier of that name, and weights of its tag if any (`resnet50.a1_in1k`)."""
+    return _published(arch) is not None and timm_refusal(arch) is None
 
 
-def is_left_out(arch: str) -> bool:
-    """Whether timm has a model of that name that is not recorded."""
-    return arch not in recorded_timm_models() and bool(_timm().models.is_model(arch))
+def timm_refusal(arch: str) -> str | None:
+    """Why a name that timm knows is none of its classifiers; None where it is one, or where timm has no such name."""
+    timm, (name, _, tag) = _timm(), arch.partition(".")
+    if not timm.models.is_model(name):
+        return None
+    if name in (deprecated := timm.models.get_deprecated_models()):
+        return f"timm calls it {deprecated[name]} now" if deprecated[name] else "timm has removed it"
+    config = _published(arch)
+    if config is None and tag:
+        tags = [entry.partition(".")[2] for entry in timm.models.get_arch_pretrained_cfgs(name)]
+        near = ", ".join(difflib.get_close_matches(tag, tags, n=3, cutoff=0))
+        return f"of {name} timm has the tags {near}" if near else f"timm has no tags of {name}"
+    model_class = timm.models.model_entrypoint(name).__annotations__.get("return")
+    encoder = isinstance(model_class, type) and not hasattr(model_class, "get_classifier")
+    if config is None or not config.classifier or encoder:
+        return "timm has it, but as no classifier"
+    channels, height, width = config.input_size
+    return None if channels == 3 and height == width else "timm has it, but its images are not RGB squares"
+
+
+def timm_family(arch: str) -> str:
+    """The family of an architecture: the name of timm's module that defines it."""
+    return str(_timm().models.model_entrypoint(arch).__module__.rpartition(".")[2])
 
 
 def create_timm_model(arch: str, num_classes: int, arch_args: dict[str, Any]) -> nn.Module:
@@ -166,7 +150,7 @@ def timm_weights_repository(arch: str) -> str | None:
 def timm_preprocess(arch: str) -> dict[str, Any]:
     """The preprocessing with which timm evaluates a model: size, crop_pct, interpolation, mean, std.
 
-    Where timm pads or squashes (`crop_mode` in the record), milkweed crops the centre.
+    Where timm pads or squashes an image (`crop_mode`), milkweed crops its centre.
     """
     config = _timm().models.get_pretrained_cfg(arch)
     return {

@@ -212,6 +212,11 @@ def token_plan_of(model: nn.Module) -> TokenPlan:
     return next((part.plan for part in parts), ALL_TOKENS)
 
 
+def has_token_rules(model: nn.Module) -> bool:
+    """Whether there are plans for models of this type; a plan may still not fit one of them."""
+    return isinstance(model, ViTAE | ViTAEv2 | T2TViT) or type_name(model) in (_TIMM_VIT, _TIMM_DISTILLED)
+
+
 def token_depth(model: Any) -> int:
     """The number of blocks that a plan counts: of a ViTAE its normal cells with attention over all tokens."""
     return len(attending_cells(model) if isinstance(model, ViTAE | ViTAEv2) else getattr(model, "blocks", ()))

@@ -4,7 +4,7 @@ Hashes show that a file is what was written. Golden images show that everything 
 fusing and this machine's kernels included, still computes the same model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite, log, pi
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,8 @@ IMAGES, CLASSES = 2, 5
 # land on the next level, so that their answers differ by about as much as quantisation itself changes them.
 TOLERANCES = {"float32": 0.02, "float16": 0.1, "bfloat16": 0.3, "int8": 0.7}
 DIVERGENCES = {"bfloat16": 0.02, "int8": 0.3}
-"""Largest KL divergence, nats, of a program's answers from the model's, on any CPU; half of it where it is made.
+"""Largest KL divergence, nats, of a program's or graph's answers from the model's, on any CPU; half of it where it is
+made.
 
 DeiT-Tiny's are 0.00003 in bfloat16, 0.02 in int8, and 0.09 where weights have 7 bits. Single classes' probabilities say
 less: there one of 2 % differs by a factor of 3.5.
@@ -107,7 +108,8 @@ def check_golden(record: Mapping[str, Any], probabilities: ArrayLike, dtype: str
     Args:
         probabilities: float32 (IMAGES, num_classes), as served.
         dtype: number type of the forward, which decides the tolerance; int8 for a quantised graph, whatever else it
-            computes in.
+            computes in. In those of DIVERGENCES single classes may differ by twice as much where the answers together
+            are near: in bfloat16 a class of 2.9 % of EfficientNet-Lite0 had 1.8 %, at a KL of 0.009.
 
     Raises:
         BundleError: names the image, the class and both numbers.
@@ -118,7 +120,8 @@ def check_golden(record: Mapping[str, Any], probabilities: ArrayLike, dtype: str
             answer = float(answers[image, index])
             if recorded < SMALLEST:
                 continue
-            if not (answer > 0 and abs(log(answer / recorded)) <= tolerance):
+            near = dtype in DIVERGENCES and _divergence(indices, values, answers[image]) <= DIVERGENCES[dtype]
+            if not (answer > 0 and abs(log(answer / recorded)) <= (1 + near) * tolerance):
                 raise BundleError(
                     f"golden image {image}, class {index}: the model answers {answer:.4g}, "
                     f"its bundle says {recorded:.4g}"
@@ -137,13 +140,18 @@ def check_divergence(record: Mapping[str, Any], probabilities: ArrayLike, precis
     """
     answers, limit = np.asarray(probabilities, np.float64), share * DIVERGENCES[precision]
     for image, (indices, values) in enumerate(zip(record["index"], record["probability"], strict=True)):
-        model, program = ([*few, 1 - sum(few)] for few in (values, answers[image, indices].tolist()))
-        kl = sum(p * log(p / max(q, 1e-30)) for p, q in zip(model, program, strict=True) if p > 0)
+        kl = _divergence(indices, values, answers[image])
         if not kl <= limit:
             raise BundleError(
                 f"golden image {image}: the program's answers differ from the model's by {kl:.3g} nats (KL), "
                 f"at most {limit:g} in {precision} may be"
             )
+
+
+def _divergence(indices: Sequence[int], recorded: Sequence[float], answers: NDArray[Any]) -> float:
+    """KL divergence, nats, of an image's answers from the record: of its classes, and of all others together."""
+    of_model, of_program = ([*few, 1 - sum(few)] for few in (recorded, answers[list(indices)].tolist()))
+    return sum(p * log(p / max(q, 1e-30)) for p, q in zip(of_model, of_program, strict=True) if p > 0)
 
 
 def _rows(value: Any) -> bool:

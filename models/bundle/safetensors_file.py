@@ -118,8 +118,12 @@ def write_tensors(path: str | Path, tensors: "Mapping[str, Tensor]") -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    # A view would be written with its whole storage, and the format refuses tensors that share one.
-    owned = {name: _owned(tensor) for name, tensor in tensors.items()}
+    # A view would be written with its whole storage, and the format refuses tensors that share one, as CoaT's do.
+    first: dict[int, str] = {}
+    owned = {
+        name: _owned(tensor, shared=first.setdefault(tensor.data_ptr(), name) != name)
+        for name, tensor in tensors.items()
+    }
     try:
         save_file(owned, path, metadata={"format": "pt"})
     except SafetensorError as error:
@@ -127,10 +131,10 @@ def write_tensors(path: str | Path, tensors: "Mapping[str, Tensor]") -> None:
     os.chmod(path, Path(path).parent.stat().st_mode & 0o666)  # the library leaves 0600
 
 
-def _owned(tensor: "Tensor") -> "Tensor":
+def _owned(tensor: "Tensor", *, shared: bool) -> "Tensor":
     tensor = tensor.detach().cpu().contiguous()
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    return tensor if whole else tensor.clone()
+    return tensor if whole and not shared else tensor.clone()
 
 
 def _header(file: BinaryIO, size: int, digest: Any) -> list[TensorEntry]:

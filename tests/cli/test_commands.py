@@ -184,11 +184,13 @@ def test_named_bundles_reads_names_and_paths() -> None:
 def test_models_lists_architectures(milkweed: Milkweed) -> None:
     document = milkweed("models", "vitae_basic*", "--json").document
     rows = {row["name"]: row for row in document["models"]}
-    tiny = {"name": "vitae_basic_tiny", "parameters": 4_886_888, "image_px": 224, "linears": 36}
+    tiny = {"name": "vitae_basic_tiny", "family": "ViTAE", "image_px": 224, "parameters": 4_886_888, "linears": 36}
     assert rows["vitae_basic_tiny"] == tiny
-    assert rows["vitae_basic"] == {"name": "vitae_basic", "parameters": None, "image_px": None, "linears": None}
+    assert rows["vitae_basic"] == {**dict.fromkeys(tiny), "name": "vitae_basic", "family": "ViTAE"}
     ran = milkweed("models", "deit_tiny_patch16_224", "--macs")
-    assert ran.out.splitlines()[1].split() == ["deit_tiny_patch16_224", "5,717,416", "224", "48", "1.254"]
+    assert ran.out.splitlines()[1].split() == ["deit_tiny_patch16_224", "deit", "224", "5,717,416", "48", "1.254"]
+    document = milkweed("models", "--json").document
+    assert {"name": "resnet50", "family": "resnet", "image_px": 224} in document["models"]
 
 
 def test_inspect_says_that_no_accuracy_is_on_record(milkweed: Milkweed, bundle: Path, tmp_path: Path) -> None:

@@ -72,6 +72,17 @@ def weighted(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
+def with_statistics(model: nn.Module) -> nn.Module:
+    """Give a model's BatchNorms means, variances, weights and biases as after training: none is 0 or 1."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            bounds = {"running_mean": (-0.3, 0.3), "running_var": (0.5, 2), "weight": (0.5, 1.5), "bias": (-0.3, 0.3)}
+            for name, (low, high) in bounds.items():
+                if (tensor := getattr(module, name)) is not None:
+                    nn.init.uniform_(tensor, low, high)
+    return model.eval()
+
+
 def logits(model: nn.Module, size: int = 32) -> Tensor:
     """Return what the model says of two images of this side."""
     with torch.no_grad():

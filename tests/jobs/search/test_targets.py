@@ -48,6 +48,15 @@ def test_levers_that_a_model_does_not_take_are_named(job: SearchJob, tmp_path: P
     assert all("class token last" not in row["name"] for row in config.metrics["search"]["models"])
 
 
+def test_a_cnn_is_left_to_int8(job: SearchJob, tmp_path: Path) -> None:
+    cnn = saved(tmp_path / "cnn", "test_resnet", {"num_classes": 5})
+    _, config = compress(replace(job, source=cnn))
+    notes = config.metrics["search"]["notes"]
+    assert [note for note in notes if "token" in note] == [
+        "ResNet: compressed by NNCF's int8 alone, there are no rules to merge its tokens"
+    ]
+
+
 def test_the_first_schedule_that_keeps_a_speed_is_bisected(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:
     def share(recipe: Recipe) -> float:
         return 0.0 if recipe.tokens.merging is None else recipe.tokens.merging.share
