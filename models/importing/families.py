@@ -12,6 +12,7 @@ from torch import Tensor
 from ..architectures.registry import IMAGENET_PREPROCESS, list_models
 from ..architectures.timm_models import has_timm_model
 from ..architectures.vitae import VITAE_VARIANTS
+from .efficientnet_keys import is_efficientnet_pytorch, timm_efficientnet_keys
 
 # Keys are (width of the last stage, depths) for ViTAEv2, (width, depth) for the others.
 _VITAE_V2 = {
@@ -65,7 +66,10 @@ def original_keys(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[
     """The state under the keys of the architecture's original code, and notes for a person on what was renamed.
 
     HazyResearch/fly's T2T-ViT calls `tokens_to_token` `patch_embed`, and keeps `pos_embed` as `pos_embed.pe`.
+    EfficientNet-PyTorch counts blocks through all stages.
     """
+    if is_efficientnet_pytorch(state):
+        return timm_efficientnet_keys(state), ["renamed the keys of EfficientNet-PyTorch to timm's"]
     if not any(key.startswith("patch_embed.attention1.") for key in state):
         return dict(state), []
     renamed = {_t2t_key(key): tensor for key, tensor in state.items()}
