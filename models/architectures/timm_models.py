@@ -118,7 +118,8 @@ def create_timm_model(arch: str, num_classes: int, arch_args: dict[str, Any]) ->
         else:
             model = timm.create_model(arch, pretrained=False, num_classes=num_classes, **arguments)
     except TypeError as error:
-        raise ValueError(f"{arch} does not take the arguments {', '.join(arch_args)} so: {error}") from error
+        hint = ": images of any size fit, preprocess has theirs" if "'img_size'" in str(error) else ""
+        raise ValueError(f"{arch} does not take the arguments {', '.join(arch_args)} so: {error}{hint}") from error
     if separate:
         separate_attention(model)
     return model

@@ -91,7 +91,7 @@ def detect_family(state: Mapping[str, Tensor]) -> CheckpointFamily:
         if family is not None:
             return family
     first = next(iter(state), "nothing")
-    return CheckpointFamily("unknown", f"no family milkweed knows (its first key is {first!r})")
+    return CheckpointFamily("unknown", f"no family that keys alone tell (its first key is {first!r})")
 
 
 def _vitae(state: Mapping[str, Tensor]) -> CheckpointFamily | None:

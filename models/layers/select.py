@@ -27,6 +27,9 @@ ROLES = {
 ViTAE (not a reduction cell), or a block of T2T-ViT, ViT or most of timm's families. A Mixer's `mlp` is the one over
 channels, as in the paper."""
 
+READ_BY_THEIR_BLOCKS = {("GPSA", "qk"), ("Gemma4PatchEmbed", "input_proj")}
+"""Classes of timm (ConViT, Gemma 4) that ask a linear layer's weight for its device or dtype, and that layer."""
+
 
 def select_linears(model: nn.Module, layers: Sequence[str]) -> list[str]:
     """Names of the dense linear layers that `layers` selects, in the model's order.
@@ -53,7 +56,7 @@ def replaceable_linears(model: nn.Module) -> dict[str, nn.Linear]:
     """The dense linear layers that can be replaced, by name.
 
     A layer cannot be replaced where the module around it reads its weight: timm's attention with a `q_bias` (BEiT,
-    EVA, Swin v2) multiplies by `qkv.weight` itself and adds a bias made of several.
+    EVA, Swin v2) multiplies by `qkv.weight` itself and adds a bias made of several; READ_BY_THEIR_BLOCKS has others.
     """
     return {
         name: module
@@ -86,7 +89,9 @@ def _matches(entry: str, name: str) -> bool:
 
 def _read_from_outside(model: nn.Module, name: str) -> bool:
     around, _, attribute = name.rpartition(".")
-    return attribute == "qkv" and getattr(model.get_submodule(around), "q_bias", None) is not None
+    parent = model.get_submodule(around)
+    biased = attribute == "qkv" and getattr(parent, "q_bias", None) is not None
+    return biased or (type(parent).__name__, attribute) in READ_BY_THEIR_BLOCKS
 
 
 def _nothing_selected(model: nn.Module, entry: str, linears: Sequence[str]) -> str:

@@ -157,6 +157,10 @@ def test_a_layer_whose_weight_is_read_by_its_block_is_refused() -> None:
         select_linears(model, ["qkv"])
     with pytest.raises(ValueError, match=r"layer 'blocks.0.attn.qkv' cannot be replaced: the block around it reads"):
         layer_specs_for(model, ["blocks.0.attn.qkv"])
+    with on_meta():
+        convit = create_model("convit_tiny")
+    with pytest.raises(ValueError, match=r"layer 'blocks.0.attn.qk' cannot be replaced: the block around it reads"):
+        layer_specs_for(convit, ["blocks.0.attn.qk"])
 
 
 @pytest.mark.parametrize(

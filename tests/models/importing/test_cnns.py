@@ -95,7 +95,7 @@ def test_a_folder_of_timms_names_the_cnn(tmp_path: Path) -> None:
         ("resnet18", {}, "you asked for resnet18"),
         ("test_vit", {}, "you asked for test_vit"),
         ("test_resnet", {"in_chans": 1}, "test_resnet: in_chans 1 must be 3: images have 3 channels"),
-        ("test_resnet", {"img_size": 64}, "test_resnet does not take the arguments img_size"),
+        ("test_resnet", {"img_size": 64}, "'img_size': images of any size fit, preprocess has theirs"),
     ],
 )
 def test_what_does_not_fit_is_one_line_and_leaves_nothing(

@@ -1,0 +1,51 @@
+"""The table of families: every form that a model has, timed and judged, and why it has no other."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from milkweed.bench import families
+from milkweed.bench.server.bundles import random_bundle, tiny_bundle
+from milkweed.jobs.search import timing
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, seconds in {"SECONDS": 0.01, "TURN_SECONDS": 0.001}.items():
+        monkeypatch.setattr(timing, name, seconds)
+    (tmp_path / "photos").mkdir()
+    for number in range(64):
+        rng = np.random.default_rng(number)
+        Image.fromarray(rng.integers(0, 256, (40, 40, 3), np.uint8)).save(tmp_path / "photos" / f"{number}.png")
+    return tmp_path / "photos"
+
+
+@pytest.mark.slow
+def test_a_cnn_has_three_forms_and_a_vit_four(photos: Path, tmp_path: Path) -> None:
+    pytest.importorskip("nncf", reason="the extra `quantize` is not installed")
+    rows = []
+    for name, source in {
+        "cnn": random_bundle(tmp_path / "cnn", "test_resnet"),
+        "vit": tiny_bundle(tmp_path / "vit"),
+    }.items():
+        (folder := tmp_path / f"graphs of {name}").mkdir()
+        rows.append(families.measure(source, photos, folder, trained=name == "vit"))
+    cnn, vit = rows
+    assert (cnn["family"], list(cnn["ms"]), list(cnn["notes"])) == ("resnet", ["float32", "bfloat16", "int8"], ["ours"])
+    assert cnn["notes"]["ours"] == "there is no program for a ResNet"
+    assert cnn["quality"] == {}
+    assert list(vit["ms"]) == [form for form in families.FORMS if form not in vit["notes"]]
+    assert vit["quality"]["float32"]["kl"]["value"] < 1e-6 < vit["quality"]["int8"]["kl"]["value"]
+
+
+def test_a_form_that_a_model_has_not_is_an_empty_cell() -> None:
+    row = {
+        "family": "resnet",
+        "model": "resnet50",
+        "ms": {"float32": {"1": 35.9, "8": 35.8}, "int8": {"1": 9.7, "8": 8.9}},
+    }
+    assert families.table([row]).splitlines()[-1] == "| resnet | resnet50 | 35.90 / 35.80 |  | 9.70 / 8.90 |  |"
