@@ -29,7 +29,7 @@ ModelArgument = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
-        help="Folder of a bundle; with --images also a checkpoint or timm:NAME, as `milkweed import` takes it.",
+        help="Folder of a bundle; with --images also a checkpoint, timm:NAME or hf://ORG/REPO, as `milkweed import`.",
         show_default=False,
         parser=bundle_path,
     ),

@@ -18,7 +18,7 @@ Checkpoint = Annotated[
     typer.Argument(
         metavar="CHECKPOINT",
         help="File (.pth, .pth.tar, .pt, .ckpt, .bin, .safetensors, an index of shards), folder (Hugging Face's or "
-        "DeepSpeed's), or timm:NAME.",
+        "DeepSpeed's), timm:NAME or hf://ORG/REPO[@REVISION].",
     ),
 ]
 NewBundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the new bundle.")]
@@ -52,7 +52,8 @@ def import_checkpoint(
     """Make a bundle of a published checkpoint.
 
     A bundle is a folder of weights, architecture and labels, which all other commands take. Files are read as data:
-    nothing in them is run. Nothing is fetched but what timm:NAME names.
+    nothing in them is run. Nothing is fetched but what timm:NAME or hf://ORG/REPO
+    names.
 
     \b
     Example:

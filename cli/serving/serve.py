@@ -2,7 +2,7 @@
 
 import gc
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -11,14 +11,23 @@ import typer
 
 from ..bundle_args import named_bundles
 from ..options import text_option
+from .named_models import imported
 
 if TYPE_CHECKING:
     from ...server.config.settings import Settings
 
 Models = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME=]BUNDLE", help="Bundles to serve; none: the demo model.", show_default=False),
+    typer.Argument(
+        metavar="[NAME=]BUNDLE",
+        help="Bundles to serve, also timm:NAME and hf://ORG/REPO[@REVISION]; none: the demo model.",
+        show_default=False,
+    ),
 ]
+Compress = Annotated[
+    str | None, text_option("TARGET=N", "Search for a faster form of what is named on the hub first, as speedup=3.")
+]
+Photographs = Annotated[Path | None, text_option("DIR", "Photographs for --compress.")]
 ConfigFile = Annotated[Path | None, text_option("FILE", "Settings as TOML; keys as the options, with '_'.")]
 
 HEADINGS = {
@@ -36,16 +45,23 @@ HEADINGS = {
 """The heading of each part of the help, by the setting that begins the part, in the order of the settings."""
 
 
-def serve(models: Models = None, config: ConfigFile = None, **settings: str | None) -> None:
+def serve(
+    models: Models = None,
+    config: ConfigFile = None,
+    compress: Compress = None,
+    images: Photographs = None,
+    **settings: str | None,
+) -> None:
     """Serve models over HTTP until stopped.
 
     The first bundle answers requests that name no model. Every option is also an environment variable
     (--max-batch-size is MILKWEED_MAX_BATCH_SIZE) and a key of the file; the command line goes before the
-    environment, which goes before the file.
+    environment, which goes before the file. What is named on the hub is imported once, into the user's cache.
 
     \b
     Example:
       milkweed serve --port 9000 deit=./deit-monarch
+      milkweed serve timm:deit_tiny_patch16_224
     """
     from pydantic import BaseModel
 
@@ -57,12 +73,10 @@ def serve(models: Models = None, config: ConfigFile = None, **settings: str | No
     loaded = load_settings(settings, config)
     warn_of_environment(loaded)
     # The demo model is served only where no bundle and no repository is named.
-    bundles = named_bundles(models or []) if models or loaded.repository == OFF else {}
-    # Read before the heavy imports and the port, so that faults in a bundle's small files are reported at once.
-    from ...models import read_config
-
-    for path in bundles.values() if not loaded.start_with_failures else ():
-        read_config(path)
+    models = imported(models or [], compress, images)
+    bundles = named_bundles(models) if models or loaded.repository == OFF else {}
+    if not loaded.start_with_failures:
+        _read_configs(bundles)
     from ...server.process.http_server import exit_now
     from ...server.process.serve import keep_memory_private, run_server
 
@@ -71,6 +85,14 @@ def serve(models: Models = None, config: ConfigFile = None, **settings: str | No
     gc.enable()
     # Everything is closed by now; unloading thousands of modules would delay a restart by a second and more.
     exit_now(run_server(loaded, bundles))
+
+
+def _read_configs(bundles: Mapping[str, Path]) -> None:
+    """Read them before the heavy imports and the port: faults in the small files of bundles are reported at once."""
+    from ...models import read_config
+
+    for path in bundles.values():
+        read_config(path)
 
 
 def warn_of_environment(settings: "Settings | None") -> None:

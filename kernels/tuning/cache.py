@@ -102,15 +102,15 @@ def device_cache(device: "torch.device", folder: Path | None = None) -> TuningCa
     return TuningCache(None if folder is None else folder / name, (PRESETS / name,))
 
 
-def user_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return `milkweed/tune` in the user's cache; None if there is no home folder."""
+def user_folder(environment: Mapping[str, str] = os.environ, part: str = "tune") -> Path | None:
+    """Return a part of `milkweed` in the user's cache; None if there is no home folder."""
     base = environment.get("XDG_CACHE_HOME", "")
     if not Path(base).is_absolute():  # the XDG standard says to ignore it then
         home = environment.get("HOME")
         if not home:
             return None
         base = f"{home}/.cache"
-    return Path(base) / "milkweed" / "tune"
+    return Path(base) / "milkweed" / part
 
 
 def device_file_name(device: "torch.device") -> str:

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Interpolation = Literal["bicubic", "bilinear"]
 Orientation = Literal["apply", "ignore"]
+CropMode = Literal["center", "center_down", "squash"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -20,6 +21,8 @@ class PreprocessSpec:
         size: side of the square the model sees, px.
         crop_pct: size over the resized short side; above 1 the crop is padded with black, as in timm.
         mean, std: per channel, of values in 0..1.
+        crop_mode: "center" keeps the shape of the picture and crops its centre, rounded as timm does; "center_down" so
+            too, rounded as transformers does; "squash" resizes the picture to a square first, whatever its shape.
         orientation: "apply" turns photographs upright by their EXIF tag; "ignore" is what timm does.
     """
 
@@ -29,6 +32,7 @@ class PreprocessSpec:
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
     orientation: Orientation = "apply"
+    crop_mode: CropMode = "center"
 
     def __post_init__(self) -> None:
         if isinstance(self.size, bool) or not isinstance(self.size, int) or not 1 <= self.size <= 4096:
@@ -39,6 +43,8 @@ class PreprocessSpec:
             raise ValueError(f"interpolation is {self.interpolation!r}: expected bicubic or bilinear")
         if self.orientation not in ("apply", "ignore"):
             raise ValueError(f"orientation is {self.orientation!r}: expected apply or ignore")
+        if self.crop_mode not in get_args(CropMode):
+            raise ValueError(f"crop_mode is {self.crop_mode!r}: expected {', '.join(get_args(CropMode))}")
         for name in ("mean", "std"):
             values = tuple(float(value) for value in getattr(self, name))
             if len(values) != 3 or not all(math.isfinite(value) for value in values):
@@ -91,21 +97,23 @@ def geometry(spec: PreprocessSpec, width: int, height: int) -> Geometry:
     if width < 1 or height < 1:
         raise ValueError(f"image is {width}x{height} px: expected at least 1x1")
     short = spec.resize_short
-    if width <= height:
+    if spec.crop_mode == "squash":
+        resized = short, short
+    elif width <= height:
         resized = short, int(short * height / width)  # truncates, as torchvision does
     else:
         resized = int(short * width / height), short
-    left, top = (_offset(length, spec.size) for length in resized)
+    left, top = (_offset(length, spec.size, spec.crop_mode != "center") for length in resized)
     # Pillow's rule from version 13 on, whichever is installed: pictures more than twice as high as wide that shrink.
     columns_first = height - resized[1] > max(0, 2 * (width - resized[0]))
     return Geometry(resized[0], resized[1], left, top, spec.size, columns_first)
 
 
-def _offset(length: int, size: int) -> int:
-    """Return the start of the centred crop along one axis, as torchvision rounds it: half to even, padding down."""
+def _offset(length: int, size: int, down: bool) -> int:
+    """Return the start of the centred crop along one axis, rounded down or as torchvision does: half to even."""
     if size > length:
         return -((size - length) // 2)
-    return round((length - size) / 2.0)
+    return (length - size) // 2 if down else round((length - size) / 2.0)
 
 
 def _triple(name: str, value: Any) -> tuple[float, ...]:

@@ -11,9 +11,9 @@ MAX_DEPTH = 256
 MAX_CLASSES = 1_000_000
 MAX_ITEMS = 16
 _WHOLE = {
-    **dict.fromkeys(("depth", "depths", "num_blocks"), (0, MAX_DEPTH)),
+    **dict.fromkeys(("depth", "depths", "layers", "num_blocks"), (0, MAX_DEPTH)),
     **dict.fromkeys(("img_size", "patch_size", "window_size"), (1, 4096)),
-    **dict.fromkeys(("embed_dim", "embed_dims", "dims", "num_heads"), (1, MAX_WIDTH)),
+    **dict.fromkeys(("embed_dim", "embed_dims", "dims", "num_heads", "channels", "stem_width"), (1, MAX_WIDTH)),
     "num_classes": (1, MAX_CLASSES),
     "in_chans": (3, 3),
     "reg_tokens": (0, MAX_WIDTH),

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from ..layers.separate_attention import separate_attention
+from .token_avg_head import TokenAvgHead
 
 _MIXER = re.compile(r"mixer_([sbl])(\d+)_(\d+)")
 _MIXER_SIZES = {
@@ -51,14 +52,28 @@ ARCH_ARGS = (
     "proj_drop_rate",
     "attn_drop_rate",
     "drop_path_rate",
+    "final_norm",
+    "act_layer",
+    "use_abs_pos_emb",
+    "use_rel_pos_bias",
+    "use_shared_rel_pos_bias",
+    "pretrained_window_sizes",
+    "layers",
+    "channels",
+    "stem_width",
+    "pad_type",
+    "bn_eps",
     "norm_eps",
     "separate_qkv",
 )
 """Arguments of timm's classes that are plain data and name no file, class or address. No class takes all of them.
 
 Two are ours, for HazyResearch/fly's models: `norm_eps` is the eps of every LayerNorm (timm: 1e-6), and `separate_qkv`
-gives attention a linear layer each for queries, keys and values.
+gives attention a linear layer each for queries, keys and values. So is a `global_pool`, TOKEN_AVG.
 """
+
+TOKEN_AVG = "token_avg"
+"""The `global_pool` of DINOv2's classifier: it reads the class token beside the mean of the patch tokens."""
 
 
 def list_timm_models() -> list[str]:
@@ -106,6 +121,9 @@ def create_timm_model(arch: str, num_classes: int, arch_args: dict[str, Any]) ->
     # timm takes only tuples for pairs; data from files have lists.
     arguments = {name: _as_tuple(value) for name, value in arch_args.items()}
     separate, eps = arguments.pop("separate_qkv", False), arguments.pop("norm_eps", None)
+    token_avg = arguments.get("global_pool") == TOKEN_AVG
+    if token_avg:
+        arguments["global_pool"] = ""
     if eps is not None:
         if not isinstance(eps, float):
             raise ValueError(f"{arch}: norm_eps {eps!r} must be a number with a fraction")
@@ -122,6 +140,9 @@ def create_timm_model(arch: str, num_classes: int, arch_args: dict[str, Any]) ->
         raise ValueError(f"{arch} does not take the arguments {', '.join(arch_args)} so: {error}{hint}") from error
     if separate:
         separate_attention(model)
+    if token_avg:
+        vit: Any = model
+        vit.head = TokenAvgHead(vit.embed_dim, num_classes, vit.num_prefix_tokens)
     return model
 
 

@@ -33,6 +33,9 @@ REMARKS = {"provenance", "metrics", "golden", "quantisation"}
 """Members, also of graph and program, on which no answer depends."""
 
 _PREPROCESS_KEYS = {"size", "crop_pct", "interpolation", "mean", "std"}
+_PREPROCESS_CHOICES = {"orientation": ("apply", "ignore"), "crop_mode": ("center", "center_down", "squash")}
+"""Members that may be missing, with their values; the first is what a bundle means that does not say."""
+
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -177,7 +180,7 @@ def check_preprocess(values: Mapping[str, Any]) -> None:
     """
     missing = sorted(_PREPROCESS_KEYS - set(values))
     _require(not missing, f"preprocess: {', '.join(missing)} missing")
-    unknown = sorted(set(values) - _PREPROCESS_KEYS - {"orientation"})
+    unknown = sorted(set(values) - _PREPROCESS_KEYS - _PREPROCESS_CHOICES.keys())
     _require(not unknown, f"preprocess: unknown member {quoted(unknown[:1])}")
     size, crop_pct = values["size"], values["crop_pct"]
     _require(
@@ -191,10 +194,11 @@ def check_preprocess(values: Mapping[str, Any]) -> None:
         values["interpolation"] in INTERPOLATIONS,
         f"preprocess: interpolation {quoted(values['interpolation'])} must be one of {', '.join(INTERPOLATIONS)}",
     )
-    _require(
-        values.get("orientation", "apply") in ("apply", "ignore"),
-        f"preprocess: orientation {quoted(values.get('orientation'))} must be apply or ignore",
-    )
+    for name, choices in _PREPROCESS_CHOICES.items():
+        _require(
+            values.get(name, choices[0]) in choices,
+            f"preprocess: {name} {quoted(values.get(name))} must be {' or '.join(choices)}",
+        )
     for name, least in (("mean", -1e3), ("std", 1e-6)):
         triple = values[name]
         three = isinstance(triple, list | tuple) and len(triple) == 3

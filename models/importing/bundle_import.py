@@ -20,7 +20,7 @@ from .card import ModelCard
 from .checkpoint import CheckpointInfo, read_checkpoint
 from .diagnosis import classes_hint
 from .fitting import Fitted, fit_checkpoint
-from .timm_weights import PREFIX, fetch_timm_weights
+from .hub import TIMM, fetch_weights, is_named
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ def import_checkpoint(
     Structured layers already in the checkpoint (`blkdiag1`, `blkdiag2`) become the bundle's structure.
 
     Args:
-        path: a file or folder as `read_checkpoint` takes it, or `timm:NAME` for weights that timm publishes; nothing
-            else is ever fetched.
+        path: a file or folder as `read_checkpoint` takes it, `timm:NAME` for weights that timm publishes, or
+            `hf://ORG/REPO[@REVISION]` for a repository on the hub; nothing else is ever fetched.
         arch: a name of `list_models()`; recognised from the keys when None.
         num_classes: number of classes; that of the classifier when None.
         labels: one for each class; when None, those of a config.json beside the weights, or "class 17" and the like.
@@ -93,13 +93,15 @@ def import_checkpoint(
 
 
 def _read(path: str, arch: str | None) -> tuple[dict[str, Tensor], CheckpointInfo, str | None]:
-    """The weights at a path or of a timm name, and the architecture: the timm name where no other is given."""
-    if not path.startswith(PREFIX):
+    """The weights at a path or of a name, and the architecture: the timm name where no other is given."""
+    if not is_named(path):
         return *read_checkpoint(path), arch
-    name = path.removeprefix(PREFIX)
-    default_preprocess(name)  # an unknown name is refused before anything is fetched
-    state, info = read_checkpoint(fetch_timm_weights(name))
-    return state, replace(info, file=path), arch or name
+    if path.startswith(TIMM):
+        arch = arch or path.removeprefix(TIMM)
+        default_preprocess(path.removeprefix(TIMM))  # an unknown name is refused before anything is fetched
+    folder = fetch_weights(path)
+    state, info = read_checkpoint(folder)
+    return state, replace(info, file=path, commit=folder.name), arch
 
 
 def _check_no_scales(path: str | Path, state: Mapping[str, Tensor]) -> None:
@@ -140,6 +142,7 @@ def _preprocess(fitted: Fitted, card: ModelCard) -> dict[str, Any]:
 def _source(info: CheckpointInfo, notes: Sequence[str]) -> dict[str, Any]:
     return {
         "file": info.file,
+        **({"commit": info.commit} if info.commit else {}),
         "sha256": info.sha256,
         "container": info.container,
         "weights_from": info.wrapper,

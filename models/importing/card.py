@@ -1,9 +1,11 @@
 """ModelCard holds what a Hugging Face config.json in timm's form says of the weights beside it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from ..architectures.arch_args import MAX_CLASSES
 from ..bundle.config import INTERPOLATIONS, check_preprocess
@@ -24,6 +26,7 @@ class ModelCard:
         preprocess: the members of a bundle's preprocess that the file gives.
         labels: one for each class; None where the file has none.
         notes: sentences on what could not be taken over.
+        convert: what makes the keys and tensors of timm of those beside it; None where they are timm's.
     """
 
     arch: str
@@ -31,6 +34,7 @@ class ModelCard:
     preprocess: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[Label, ...] | None = None
     notes: tuple[str, ...] = ()
+    convert: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
 
 
 def read_card(path: Path) -> ModelCard:

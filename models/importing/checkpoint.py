@@ -14,7 +14,8 @@ from ..bundle.safetensors_file import read_tensors
 from ..bundle.strict_json import canonical_json
 from ..errors import CheckpointError, quoted, stand_in
 from .card import ModelCard, read_card
-from .source import CheckpointSource, find_source
+from .source import CheckpointSource, find_source, read_json
+from .transformers.model_card import read_transformers_card
 from .unpickling import first_sentence, unpickle
 from .wrappers import AVERAGED, averages_of, facts_of, models_own, strip_prefixes, tensors_of, unwrap, with_averages
 
@@ -32,6 +33,7 @@ class CheckpointInfo:
         facts: plain numbers and texts stored beside the weights, such as epoch.
         notes: what was done to find the weights, in sentences.
         card: what a config.json beside the weights says of the model.
+        commit: of the repository on the hub that they were fetched from; empty for files.
     """
 
     file: str
@@ -42,6 +44,7 @@ class CheckpointInfo:
     facts: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     card: ModelCard | None = None
+    commit: str = ""
 
 
 def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], CheckpointInfo]:
@@ -66,6 +69,10 @@ def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], CheckpointInfo
         notes.append(f"took the averaged weights ({wrapper}), which published scores are measured with")
     if stripped:
         notes.append(f"took the prefix {' and '.join(stripped)} off the keys")
+    card = None if source.card is None else _card(source.card)
+    if card is not None and card.convert is not None:
+        state = card.convert(state)
+        notes.append(f"renamed the keys of the transformers library to timm's of {card.arch}")
     info = CheckpointInfo(
         path.name or str(path),
         _digest(source, files),
@@ -74,9 +81,17 @@ def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], CheckpointInfo
         stripped,
         {} if weights is document else facts_of(document),
         tuple(notes),
-        None if source.card is None else read_card(source.card),
+        card,
     )
     return state, info
+
+
+def _card(path: Path) -> ModelCard:
+    """A config.json that timm or the transformers library wrote."""
+    document = read_json(path)
+    if isinstance(document, dict) and isinstance(document.get("model_type"), str) and "architecture" not in document:
+        return read_transformers_card(path, document)
+    return read_card(path)
 
 
 @dataclass(frozen=True)

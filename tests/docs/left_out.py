@@ -11,7 +11,7 @@ NOT_RUN = (
     (r"(?s).*python -m pytest ", "takes minutes, and programs that may be missing"),
     (r".*milkweed (serve|doctor) .*--device cuda", "needs a GPU"),
     (r"compute-sanitizer", "needs a GPU"),
-    (r"milkweed import timm:", "needs the network"),
+    (r"milkweed (import|serve) (\w+=)?(timm:|hf:)", "needs the network"),
     (r".*milkweed train ", "takes minutes, and hundreds of photographs: tests/cli/modelling/test_train.py"),
     (r".*milkweed compress .*--images", "takes minutes: tests/jobs/search, tests/cli/modelling/test_search.py"),
     (r"milkweed convert \./float32 ", "what it converts takes an hour to train"),

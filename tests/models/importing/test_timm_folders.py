@@ -111,7 +111,7 @@ def test_a_config_of_another_architecture_is_left_out_aloud(tmp_path: Path, fold
     ("change", "message"),
     [
         (lambda d: d["model_args"].update(in_chans=1), "in_chans 1 must be 3: images have 3 channels"),
-        (lambda d: d["model_args"].update(act_layer="relu"), "test_vit takes no argument 'act_layer'"),
+        (lambda d: d["model_args"].update(block_fn="Block"), "test_vit takes no argument 'block_fn'"),
         (lambda d: d["model_args"].update(img_size=[96, 64]), r"img_size \[96, 64\]: images are square"),
         (lambda d: d["pretrained_cfg"].update(input_size=[1, 96, 96]), r"input_size \[1, 96, 96\] must be \[3, side"),
     ],

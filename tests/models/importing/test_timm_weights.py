@@ -7,16 +7,18 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from huggingface_hub import errors
 from torch import nn
 
 from milkweed.models import create_model, import_checkpoint, load_bundle
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing import read_checkpoint
-from milkweed.models.importing.timm_weights import fetch_timm_weights
+from milkweed.models.importing.hub import fetch_weights
 
 from . import containers
 
 NAME = "deit_tiny_patch16_224"
+TINY = containers.CONFIG["model_args"]
 REPOSITORY = "timm/deit_tiny_patch16_224.fb_in1k"
 
 
@@ -24,7 +26,7 @@ def published(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Any]:
     """Let the hub answer with a folder; what it is asked for."""
     asked = []
 
-    def snapshot_download(repository: str, allow_patterns: list[str]) -> str:
+    def snapshot_download(repository: str, revision: None, allow_patterns: list[str]) -> str:
         asked.append((repository, allow_patterns))
         return str(folder)
 
@@ -34,7 +36,7 @@ def published(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Any]:
 
 def test_a_name_becomes_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    model: nn.Module = create_model(NAME, num_classes=3, **containers.CONFIG["model_args"])
+    model: nn.Module = create_model(NAME, num_classes=3, **TINY)
     asked = published(monkeypatch, containers.hugging_face(tmp_path, dict(model.state_dict()), None))
     report = import_checkpoint(f"timm:{NAME}", None, tmp_path / "b")
     assert asked == [(REPOSITORY, ["config.json", "model.safetensors"])]
@@ -59,7 +61,7 @@ def test_a_name_becomes_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 )
 def test_names_without_published_weights_are_refused(name: str, message: str) -> None:
     with pytest.raises(CheckpointError) as caught:
-        fetch_timm_weights(name)
+        fetch_weights(f"timm:{name}")
     assert message in str(caught.value)
 
 
@@ -87,4 +89,65 @@ def test_a_repository_without_safetensors_is_refused(tmp_path: Path, monkeypatch
     (tmp_path / "config.json").write_text(json.dumps(containers.CONFIG))
     published(monkeypatch, tmp_path)
     with pytest.raises(CheckpointError, match=rf"huggingface\.co/{REPOSITORY} has no model\.safetensors"):
-        fetch_timm_weights(NAME)
+        fetch_weights(f"timm:{NAME}")
+
+
+@pytest.mark.parametrize("name", ["hf://someone/newts", "hf://someone/newts@main", "hf:/someone/newts"])
+def test_a_repository_becomes_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    hub = containers.hugging_face(tmp_path, dict(create_model(NAME, num_classes=3, **TINY).state_dict()), None)
+    asked = published(monkeypatch, hub.rename(tmp_path / ("c" * 40)))
+    report = import_checkpoint(name, None, tmp_path / "b")
+    assert asked == [("someone/newts", [*asked[0][1]])]
+    assert not any(pattern.endswith((".bin", "*")) for pattern in asked[0][1])
+    source = report.config.provenance["source"]
+    assert (source["file"], source["commit"]) == (name, "c" * 40)
+
+
+def test_pickles_are_fetched_only_where_there_is_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = published(monkeypatch, tmp_path)
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda *a, **k: ["a.safetensors", "b.pth", "README"])
+    with pytest.raises(CheckpointError) as caught:
+        fetch_weights("hf://someone/newts")
+    assert str(caught.value) == (
+        "hf://someone/newts: huggingface.co/someone/newts has no model.safetensors and no pytorch_model.bin: download "
+        "one of a.safetensors, b.pth and import that file"
+    )
+    assert ["pytorch_model.bin" in patterns for _, patterns in asked] == [False, True]
+
+
+def refused_by(kind: type[Exception]) -> Exception:
+    """An error of the hub's client, which wants the answer that caused it."""
+    error = kind.__new__(kind)
+    OSError.__init__(error, "403 Client Error. (Request ID: Root=1-2)")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            refused_by(errors.GatedRepoError),
+            "someone/newts is gated: accept its terms there, and set HF",
+        ),
+        (refused_by(errors.RevisionNotFoundError), "huggingface.co/someone/newts has no revision v9"),
+        (
+            refused_by(errors.RepositoryNotFoundError),
+            r"not to be had from .*newts \(403 Client Error\)",
+        ),
+        (OSError(28, "No space left on device"), "cannot be kept in this machine's cache: No space left on device"),
+        (RuntimeError("down"), r"not to be had from huggingface.co/someone/newts \(down\)"),
+    ],
+)
+def test_what_the_hub_says_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, message: str) -> None:
+    def fails(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
+    with pytest.raises(CheckpointError, match=rf"^hf://someone/newts@v9: [^\n]*{message}[^\n]*$"):
+        fetch_weights("hf://someone/newts@v9")
+
+
+@pytest.mark.parametrize("name", ["hf://newts", "hf://a/b/c", "hf://a/b@", "hf://a/../b", "hf://a/b?x"])
+def test_what_names_no_repository_is_refused(name: str) -> None:
+    with pytest.raises(CheckpointError, match=r"must be hf://ORG/REPO or hf://ORG/REPO@REVISION"):
+        fetch_weights(name)

@@ -1,0 +1,123 @@
+"""Finds the bundles of models that are named on the hub; each is imported once, into the user's cache."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from glob import escape
+from pathlib import Path
+from shutil import rmtree
+
+import typer
+
+from ..errors import WRONG_USAGE, CommandError
+from ..output import note
+
+_NAMED = re.compile(
+    r"(?:(?P<name>[^=/:]+)=)?(?P<source>(?P<kind>timm:|hf://)(?P<model>[\w./-]+)(?:@(?P<revision>.+))?)"
+)
+_COMMIT = re.compile(r"[0-9a-f]{12}")
+
+
+def imported(arguments: Sequence[str], compress: str | None, images: Path | None) -> list[str]:
+    """The arguments of `milkweed serve`, with NAME=FOLDER in the place of names on the hub.
+
+    Args:
+        compress, images: the target of a search, such as speedup=3, and its photographs.
+
+    Raises:
+        CommandError: two versions of a model are cached, or options that do not go together.
+        Exit: a command that a name stands for failed; it has said why.
+    """
+    matches = [_NAMED.fullmatch(argument) for argument in arguments]
+    if (compress is None) != (images is None) or (compress is not None and not any(matches)):
+        raise CommandError("--compress TARGET=N, --images DIR and timm:NAME or hf://... go together", WRONG_USAGE)
+    if compress is not None and not re.fullmatch(r"[a-z]+([-_][a-z]+)*=[\w.]+", compress):
+        raise CommandError(f"--compress {compress!r}: must be a target of milkweed compress as speedup=3", WRONG_USAGE)
+    return [
+        argument if match is None else _served(match, compress, images)
+        for argument, match in zip(arguments, matches, strict=True)
+    ]
+
+
+def _served(match: re.Match[str], compress: str | None, images: Path | None) -> str:
+    """One argument; the commands that it stands for are printed, and run where their results are not cached."""
+    bundle = _cached(match) or _import(match)
+    commands = [["import", match["source"], str(bundle)]]
+    if compress is not None:
+        target, _, value = compress.partition("=")
+        smaller = bundle.with_name(f"{bundle.name}+{compress}")
+        option = "--" + target.replace("_", "-")
+        commands.append(["compress", str(bundle), str(smaller), "--images", str(images), option, value])
+        if not (smaller / "config.json").is_file():
+            _run(commands[-1])
+        bundle = smaller
+    name = match["name"] or match["model"].rpartition("/")[2][:64]
+    note(f"{match['source']} stands for these commands:")
+    for command in (*commands, ["serve", f"{name}={bundle}"]):
+        typer.echo(f"  {shlex.join(['milkweed', *command])}", err=True)
+    return f"{name}={bundle}"
+
+
+def _cached(match: re.Match[str]) -> Path | None:
+    """The bundle of a name that was imported before; None where none was."""
+    folders = [path for path in _folder().glob(f"{escape(_stem(match))}@*") if _COMMIT.fullmatch(_commit(path))]
+    if revision := match["revision"]:
+        folders = [path for path in folders if revision.startswith(_commit(path)) or _source(path) == match["source"]]
+    if len(folders) > 1:
+        versions = ", ".join(sorted(_commit(path) for path in folders))
+        raise CommandError(
+            f"{match['source']}: {len(folders)} versions of it are in {_folder()} ({versions}): remove all but one, "
+            "or name one as hf://ORG/REPO@COMMIT"
+        )
+    return folders[0] if folders else None
+
+
+def _import(match: re.Match[str]) -> Path:
+    """Import into a folder that no other process uses, and give it its name then."""
+    partial = _folder() / f".{_stem(match)}.{os.getpid()}"
+    try:
+        document = json.loads(_run(["import", match["source"], str(partial), "--force", "--json"]))
+        for text in document["notes"]:
+            note(text)
+        bundle = _folder() / f"{_stem(match)}@{document['source']['commit'][:12]}"
+        if not (bundle / "config.json").is_file():  # a branch may have been imported by its commit before
+            partial.rename(bundle)
+        return bundle
+    finally:
+        rmtree(partial, ignore_errors=True)
+
+
+def _run(command: Sequence[str]) -> bytes:
+    """What a command prints, run in a process of its own: a server needs nothing that it loads."""
+    ran = subprocess.run([sys.executable, "-P", "-m", "milkweed.cli", *command], stdout=subprocess.PIPE)
+    if ran.returncode:
+        raise typer.Exit(ran.returncode)
+    return ran.stdout
+
+
+def _folder() -> Path:
+    from ...kernels.tuning.cache import user_folder
+
+    folder = user_folder(part="bundles")
+    if folder is None:
+        raise CommandError("no folder for imported models: set XDG_CACHE_HOME or HOME")
+    return folder
+
+
+def _stem(match: re.Match[str]) -> str:
+    return str(match["model"]).replace("/", "--")
+
+
+def _commit(bundle: Path) -> str:
+    return bundle.name.rpartition("@")[2]
+
+
+def _source(bundle: Path) -> str:
+    """What a cached bundle was imported as."""
+    from ...models import read_config
+
+    return str(read_config(bundle).provenance["source"]["file"])
