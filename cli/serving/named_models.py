@@ -16,9 +16,7 @@ import typer
 from ..errors import WRONG_USAGE, CommandError
 from ..output import note
 
-_NAMED = re.compile(
-    r"(?:(?P<name>[^=/:]+)=)?(?P<source>(?P<kind>timm:|hf://)(?P<model>[\w./-]+)(?:@(?P<revision>.+))?)"
-)
+_NAMED = re.compile(r"(?:(?P<name>[^=/:]+)=)?(?P<source>(?:timm:|hf://)(?P<model>[\w./-]+)(?:@(?P<revision>.+))?)")
 _COMMIT = re.compile(r"[0-9a-f]{12}")
 
 

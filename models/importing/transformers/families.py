@@ -89,6 +89,9 @@ def _beit(args: Further, config: Config) -> tuple[str, Further]:
 
 
 def _dinov2(args: Further, config: Config) -> tuple[str, Further]:
+    """Its positions are resized to patches, so that these must be numbers."""
+    if _whole("image_size", args["img_size"]) < _whole("patch_size", args["patch_size"]):
+        raise ValueError(f"images of {args['img_size']} px have no patch of {args['patch_size']} px")
     size, further = "small", Further(global_pool=TOKEN_AVG)
     if config.get("use_swiglu_ffn"):  # timm's class counts both halves of the hidden units, rounded to eights
         size, width = "giant", _whole("hidden_size", args["embed_dim"])

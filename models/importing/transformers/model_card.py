@@ -1,6 +1,7 @@
 """Reads the config.json of a classifier of the transformers library, and the preprocessor_config.json beside it."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,9 +66,9 @@ def _card(path: Path, family: TransformersFamily, document: Mapping[str, Any]) -
         return converted if family.resized is None else _placed(converted, args, family.resized)
 
     labels = _labels(path, document)
-    names = [label.label for label in labels or ()]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        notes += (f"two classes are called {quoted(twice)}: their ids tell them apart",)
+    counts = Counter(label.label for label in labels or ())
+    if twice := next((name for name, count in counts.items() if count > 1), None):
+        notes += (f"{counts[twice]} classes are called {quoted(twice)}: their ids tell them apart",)
     return ModelCard(arch, args, preprocess, labels, notes, convert)
 
 
@@ -93,7 +94,7 @@ def _placed(state: dict[str, Tensor], args: Mapping[str, Any], antialias: bool) 
     """DINOv2's positions resized to the images, as transformers does it at every call; the class token's apart where
     registers stand between it and the patches."""
     positions, token = state.get("pos_embed"), state.get("cls_token")
-    if positions is None or token is None or positions.dim() != 3 or token.shape[-1:] != positions.shape[-1:]:
+    if positions is None or token is None or positions.dim() != 3 or positions.shape[1] < 2:
         return state
     side, grid = math.isqrt(positions.shape[1] - 1), args["img_size"] // args["patch_size"]
     first, patches = positions[:, :1], positions[:, 1:]
@@ -101,6 +102,6 @@ def _placed(state: dict[str, Tensor], args: Mapping[str, Any], antialias: bool) 
         square = patches.float().reshape(1, side, side, -1).permute(0, 3, 1, 2)
         square = F.interpolate(square, (grid, grid), mode="bicubic", align_corners=False, antialias=antialias)
         patches = square.flatten(2).transpose(1, 2)
-    if args.get("no_embed_class"):
+    if args.get("no_embed_class") and token.shape[-1:] == first.shape[-1:]:
         return {**state, "cls_token": token + first, "pos_embed": patches}
     return {**state, "pos_embed": torch.cat([first.to(patches), patches], 1)}

@@ -110,7 +110,7 @@ def test_two_classes_may_have_the_same_label(tmp_path: Path) -> None:
     written(tmp_path / "f", "vit", PROCESSOR)
     changed(tmp_path / "f" / "config.json", lambda d: d["id2label"].update({"2": "cat"}))
     report = import_checkpoint(tmp_path / "f", None, tmp_path / "b")
-    assert "two classes are called 'cat': their ids tell them apart" in report.notes
+    assert "2 classes are called 'cat': their ids tell them apart" in report.notes
     assert report.config.labels == (Label("0", "cat"), Label("1", "dog"), Label("2", "cat"))
 
 
@@ -148,6 +148,14 @@ def test_what_config_json_says_is_refused_in_one_line(tmp_path: Path, change: Ch
     with pytest.raises(ValueError, match=rf"^[^\n]*{message}[^\n]*$"):
         import_checkpoint(tmp_path / "f", None, tmp_path / "b")
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.parametrize("patch", ["8", 0, 64, [8, 8]])
+def test_positions_are_not_resized_to_no_patches(tmp_path: Path, patch: object) -> None:
+    written(tmp_path / "f", "dinov2", PROCESSOR)
+    changed(tmp_path / "f" / "config.json", lambda d: d.update(patch_size=patch))
+    with pytest.raises(CheckpointError, match=r"^[^\n]*config\.json: (patch_size .* must be|images of 32 px have no)"):
+        import_checkpoint(tmp_path / "f", None, tmp_path / "b")
 
 
 def test_a_tower_without_a_classifier_is_refused_by_what_it_is(tmp_path: Path) -> None:
