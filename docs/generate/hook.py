@@ -1,17 +1,18 @@
-"""What mkdocs does with the pages: adds those made from code, reads Markdown as GitHub does, refuses outside assets."""
+"""What mkdocs does with the pages: adds those made from code, reads Markdown as GitHub does, refuses broken links."""
 
 import re
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
+from links import broken_links  # noqa: E402
 from reference import commands_page, http_page, python_page  # noqa: E402
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -21,23 +22,34 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/http.md": http_page,
     "reference/python.md": python_page,
 }
-PICTURES = re.compile(r"\]\(\.\./(bench/results/[\w.-]+\.(?:svg|png))\)")
-"""Plots that lie beside their figures, outside of docs/."""
+PICTURES = re.compile(r"\]\(\.\./([\w./-]+\.(?:svg|png|jpg))\)")
+"""Pictures that pages show and that lie elsewhere in the repository, such as plots beside their figures."""
+LOGO = ("pictures/icon.svg", "server/api/static/icon.svg")
+"""The icon of the service's own page: its place in the site, and in the repository."""
 OUTSIDE = re.compile(
     r"<(?:script|img|source|iframe)\b[^>]*\bsrc=\"?(?:https?:)?//|<link\b[^>]*\bhref=\"?(?:https?:)?//"
 )
 
-PICTURE = re.compile(r"<img\b[^>]*\bsrc=\"([^\"]+)\"")
+
+def on_config(config: Any) -> None:
+    """Link the repository from every page's foot, where pyproject.toml names it.
+
+    Not by `repo_url`, for which the theme's script asks the repository's host for figures.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    urls = {label.lower(): url for label, url in project.get("urls", {}).items()}
+    if url := urls.get("repository") or urls.get("source"):
+        config.extra["social"] = [{"icon": "fontawesome/brands/git-alt", "link": url, "name": "Source code"}]
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages made of code, and the plots that pages show."""
+    """Add the pages made of code, the logo, and the pictures that pages show from outside docs/."""
     for place, make in PAGES.items():
         files.append(File.generated(config, place, content=make()))
     pages = (path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     texts = "".join([*pages, *(file.content_string for file in files if file.src_uri in PAGES)])
-    for picture in sorted(set(PICTURES.findall(texts))):
-        files.append(File.generated(config, picture, abs_src_path=str(ROOT / picture)))
+    for place, source in [LOGO, *((picture, picture) for picture in sorted(set(PICTURES.findall(texts))))]:
+        files.append(File.generated(config, place, abs_src_path=str(ROOT / source)))
     return files
 
 
@@ -48,14 +60,13 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Nothing that a page shows or runs may come from elsewhere, and every picture of a page has to be there."""
-    for page in sorted(Path(config["site_dir"]).rglob("*.html")):
-        text = page.read_text(encoding="utf-8")
-        if found := OUTSIDE.search(text):
+    """Nothing that a page shows or runs may come from elsewhere, and every local link and picture has to be there."""
+    site = Path(config["site_dir"])
+    for page in sorted(site.rglob("*.html")):
+        if found := OUTSIDE.search(page.read_text(encoding="utf-8")):
             raise PluginError(f"{page.name} loads from another host: {found[0]}")
-        for source in PICTURE.findall(text):
-            if not source.startswith("data:") and not (page.parent / unquote(source)).is_file():
-                raise PluginError(f"{page.name} shows {source}, which is not in the site")
+    if broken := list(broken_links(site)):
+        raise PluginError("\n".join(broken))
 
 
 def github_lists(markdown: str) -> str:
