@@ -9,6 +9,9 @@ HERE = Path(__file__).resolve().parent
 RULES = HERE.parent / "prometheus" / "rules"
 TARGET = HERE / "components" / "monitoring" / "prometheusrule.yaml"
 
+RUNBOOK = "https://milkweed.example/runbook.html"
+"""Where the rules say that the runbook is, which nobody serves: a replacement (docs/kubernetes.md) puts yours there."""
+
 HEADER = """\
 # Made of deploy/prometheus/rules/*.yml by `python deploy/kubernetes/prometheus_rule.py`: change those.
 """
@@ -34,6 +37,7 @@ def prometheus_rule(rules: Path = RULES) -> str:
         "kind": "PrometheusRule",
         "metadata": {
             "name": "milkweed",
+            "annotations": {"runbook": RUNBOOK},
             "labels": {
                 "app.kubernetes.io/name": "milkweed",
                 "app.kubernetes.io/component": "server",

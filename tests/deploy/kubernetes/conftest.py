@@ -22,14 +22,15 @@ KUBERNETES = ROOT / "deploy" / "kubernetes"
 MODELS = ((), ("models-pvc",), ("models-oci",), ("models-objectstore",))
 SCALING = ((), ("autoscale",), ("hpa",), ("kserve",))
 COMBINATIONS = [
-    *(("cpu", *models, *scaling) for models, scaling in product(MODELS, (*SCALING, ("scale-to-zero",)))),
+    *(("light", *models, *scaling) for models, scaling in product(MODELS, (*SCALING, ("scale-to-zero",)))),
+    ("cpu", "models-pvc", "autoscale"),
     *(("gpu", *components) for components in (*MODELS, *SCALING[1:])),
     ("gpu-mig",),
     ("kserve",),
     ("cpu", "grpc"),
     ("gpu", "grpc", "models-objectstore", "kserve"),
     # The dashboards are large: they meet each other component once.
-    ("cpu", "monitoring", "models-oci", "hpa"),
+    ("light", "monitoring", "models-oci", "hpa"),
     ("gpu", "monitoring", "dcgm", "models-pvc", "autoscale"),
     ("gpu-mig", "monitoring", "dcgm", "models-objectstore", "kserve"),
 ]

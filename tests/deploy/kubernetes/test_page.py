@@ -34,14 +34,17 @@ def test_the_combination_on_the_page_renders(written: Callable[[str], Manifests]
     (text,) = re.findall(pattern, PAGE, re.DOTALL)
     made = written(text)
     assert made.one("ScaledObject")
-    assert made.one("PrometheusRule")
+    rules = [rule for group in made.one("PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+    urls = {rule["annotations"]["runbook_url"] for rule in rules if "alert" in rule}
+    assert {url.partition("#")[0] for url in urls} == {"https://docs.example.com/milkweed/runbook.html"}
+    assert {url.partition("#")[2] for url in urls} == {rule["alert"].lower() for rule in rules if "alert" in rule}
     assert made.environment["MILKWEED_REPOSITORY"] == "/models"
     assert made.environment["MILKWEED_ALIASES"] == "production=deit@3"
     assert made.server["image"] == "registry.example/milkweed:0.1.0-cuda"
 
 
 def test_the_secret_has_the_name_that_is_used(kustomize: Any) -> None:
-    made = kustomize("cpu", "models-objectstore")
+    made = kustomize("light", "models-objectstore")
     arguments = made.pod["initContainers"][0]["args"]
     (secret,) = (volume["secret"]["secretName"] for volume in made.pod["volumes"] if "secret" in volume)
     (config,) = (Path(each.partition("=")[2]) for each in arguments if each.startswith("--config="))
@@ -59,6 +62,6 @@ def test_thresholds_and_the_host_are_set_as_the_page_on_scaling_says(
     triggers = {each["name"]: each["metadata"]["threshold"] for each in spec["triggers"]}
     assert (triggers, spec["maxReplicaCount"]) == ({"in-flight": "13", "queue-wait": "0.016"}, 8)
     shutil.rmtree(tmp_path / "deploy")
-    held = written(f"resources: [../cpu]\n{host}")
+    held = written(f"resources: [../light]\n{host}")
     assert held.one("InterceptorRoute")["spec"]["rules"] == [{"hosts": ["classify.example.com"]}]
     assert held.one("ScaledObject")["spec"]["minReplicaCount"] == 0

@@ -77,8 +77,8 @@ def test_the_pages_table_is_what_a_simulation_gives() -> None:
 
 
 def test_it_grows_at_once_and_shrinks_slowly(kustomize: Any) -> None:
-    scaled, zero = (kustomize("cpu", name).one("ScaledObject")["spec"] for name in ("autoscale", "scale-to-zero"))
-    hpa = kustomize("cpu", "hpa").one("HorizontalPodAutoscaler")["spec"]
+    scaled, zero = (kustomize("light", name).one("ScaledObject")["spec"] for name in ("autoscale", "scale-to-zero"))
+    hpa = kustomize("light", "hpa").one("HorizontalPodAutoscaler")["spec"]
     for behavior, smallest, largest in (
         (scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"], "minReplicaCount", "maxReplicaCount"),
         (hpa["behavior"], "minReplicas", "maxReplicas"),
@@ -93,7 +93,7 @@ def test_it_grows_at_once_and_shrinks_slowly(kustomize: Any) -> None:
 
 
 def test_what_goes_to_zero_counts_as_the_other_does_and_is_for_cpus(kustomize: Any, triggers: dict[str, Any]) -> None:
-    route = kustomize("cpu", "scale-to-zero").one("InterceptorRoute")["spec"]
+    route = kustomize("light", "scale-to-zero").one("InterceptorRoute")["spec"]
     in_flight = float(triggers["in-flight"]["metadata"]["threshold"])
     assert route["scalingMetric"]["concurrency"]["targetValue"] == int(in_flight)
     with pytest.raises(AssertionError, match=r"testing value .*failureThreshold failed"):
@@ -101,7 +101,7 @@ def test_what_goes_to_zero_counts_as_the_other_does_and_is_for_cpus(kustomize: A
 
 
 def test_the_fallback_needs_nothing_but_metrics_server(kustomize: Any) -> None:
-    (metric,) = kustomize("cpu", "hpa").one("HorizontalPodAutoscaler")["spec"]["metrics"]
+    (metric,) = kustomize("light", "hpa").one("HorizontalPodAutoscaler")["spec"]["metrics"]
     assert (metric["type"], metric["resource"]["name"]) == ("Resource", "cpu")
     assert metric["resource"]["target"]["averageUtilization"] < 100
 
