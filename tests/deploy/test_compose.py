@@ -15,7 +15,7 @@ SECONDS_TO_END = 9
 COMPOSE = load(DEPLOY / "compose.yaml")
 PROMETHEUS = load(DEPLOY / "compose" / "prometheus.yml")
 SERVICES: dict[str, Any] = COMPOSE["services"]
-SERVERS = ("milkweed-cpu", "milkweed-gpu")
+SERVERS = {"milkweed-light": "light", "milkweed-cpu": "cpu", "milkweed-gpu": "gpu"}
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
@@ -40,16 +40,16 @@ def listens(address: str) -> bool:
 
 def test_one_server_a_profile_and_one_by_default() -> None:
     profiles = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
-    assert profiles == {"milkweed-cpu": ["cpu"], "milkweed-gpu": ["gpu"], "dcgm-exporter": ["gpu"]}
+    assert profiles == {**{name: [profile] for name, profile in SERVERS.items()}, "dcgm-exporter": ["gpu"]}
     lines = (DEPLOY / ".env").read_text(encoding="utf-8").splitlines()
-    assert [line for line in lines if line and not line.startswith("#")] == ["COMPOSE_PROFILES=cpu"]
+    assert [line for line in lines if line and not line.startswith("#")] == ["COMPOSE_PROFILES=light"]
     for name, service in SERVICES.items():
         devices = service.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
         assert [device["capabilities"] for device in devices] == [["gpu"]] * (profiles.get(name) == ["gpu"]), name
 
 
-@pytest.mark.parametrize(("name", "device"), [("milkweed-cpu", "cpu"), ("milkweed-gpu", "cuda")])
-def test_servers_are_built_here_and_set_to_what_they_understand(name: str, device: str) -> None:
+@pytest.mark.parametrize("name", SERVERS)
+def test_servers_are_built_here_and_set_to_what_they_understand(name: str) -> None:
     service, build = SERVICES[name], SERVICES[name]["build"]
     assert (DEPLOY / build["context"]).resolve() == ROOT
     for argument, value in build["args"].items():
@@ -57,7 +57,7 @@ def test_servers_are_built_here_and_set_to_what_they_understand(name: str, devic
         assert re.search(rf"\b{value}\b", DOCKERFILE), f"the Dockerfile knows no {argument} {value}"
     ours = {key: value for key, value in service["environment"].items() if key.startswith("MILKWEED_")}
     assert ours.keys() <= SETTINGS.keys()
-    assert ours["MILKWEED_DEVICE"] == device
+    assert ours["MILKWEED_DEVICE"] == ("cuda" if name == "milkweed-gpu" else "cpu")
     values = SETTINGS | ours
     drain = float(values["MILKWEED_DRAIN_GRACE_SECONDS"]) + float(values["MILKWEED_DRAIN_SECONDS"])
     assert seconds(service["stop_grace_period"]) >= drain + SECONDS_TO_END

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from ..support.waiting import HANG_SECONDS
-from .test_prometheus import FOREIGN, ROOT, SERIES, TARGET_LABELS, load, parse, rules_found, tool
+from .test_prometheus import FOREIGN, RECORDS, ROOT, SERIES, TARGET_LABELS, load, parse, rules_found, tool
 
 GRAFANA = ROOT / "deploy" / "grafana"
 NAMES = ("service", "gpu", "capacity")
@@ -39,15 +39,23 @@ def board(name: str) -> dict[str, Any]:
 
 
 def panels(name: str) -> list[dict[str, Any]]:
-    """The panels of a dashboard, without the rows' titles."""
-    return [panel for panel in board(name)["panels"] if panel["type"] != "row"]
+    """The panels of a dashboard, those of closed rows too, without the rows' titles."""
+    return panels_of(board(name))
+
+
+def panels_of(board: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The panels of a loaded dashboard, without the rows' titles."""
+    whole = [inner for panel in board["panels"] for inner in (panel, *panel.get("panels", ()))]
+    return [panel for panel in whole if panel["type"] != "row"]
 
 
 def exprs(name: str) -> Iterator[tuple[str, str]]:
-    """The title of each panel with each of its queries."""
+    """The title of each panel, and of each kind of mark, with each of its queries."""
     for panel in panels(name):
         for target in panel["targets"]:
             yield panel["title"], target["expr"]
+    for annotation in board(name)["annotations"]["list"]:
+        yield annotation["titleFormat"], annotation["expr"]
 
 
 def used_in(text: str) -> set[str]:
@@ -82,8 +90,9 @@ def test_queries_ask_for_series_that_exist_of_the_chosen_servers(name: str) -> N
             chosen = {label: value for label, _, value in matchers}
             if series in SERIES and series not in FOREIGN:
                 assert chosen.keys() <= SERIES[series] | TARGET_LABELS, (title, series)
+            labels = ("namespace", "job") if series in RECORDS else ("namespace", "job", "instance")
             if not series.startswith("DCGM"):
-                assert chosen.items() >= {label: f"${label}" for label in ("namespace", "job", "instance")}.items()
+                assert chosen.items() >= {label: f"${label}" for label in labels}.items()
             assert chosen, title
 
 
@@ -129,6 +138,27 @@ def test_thresholds_are_those_of_the_autoscaler() -> None:
     # They count the same requests.
     (routes,) = re.findall(r'route=~"[^"]+"', triggers["in-flight"]["query"])
     assert any(routes in expr and "duration_seconds_sum" in expr for _, expr in exprs("capacity"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_asks_no_more_than_it_must(name: str) -> None:
+    scrapes = load(ROOT / "deploy/prometheus/prometheus.yml")["global"]["scrape_interval"]
+    assert int(board(name)["refresh"].removesuffix("s")) >= int(scrapes.removesuffix("s"))
+    rows = [panel for panel in board(name)["panels"] if panel["type"] == "row"]
+    assert [row["collapsed"] for row in rows] == [False] * 2 + [True] * (len(rows) - 2)
+    numbers = [panel["id"] for row in board(name)["panels"] for panel in (row, *row.get("panels", ()))]
+    assert len(numbers) == len(set(numbers)), "Grafana tells panels apart by them"
+
+
+def test_budgets_are_those_of_the_alerts() -> None:
+    rules = (ROOT / "deploy/prometheus/rules/alerts.yml").read_text(encoding="utf-8")
+    for part in ("failed_per_requests", "slow_per_answered"):
+        (allowed,) = set(re.findall(rf"{part}:ratio_rate3d > ([\d.]+)", rules))
+        shown = [
+            expr for _, expr in exprs("service") if f"requests_{part.partition('_')[0]}" in expr and "job:" in expr
+        ]
+        assert len(shown) == 3
+        assert all(expr.endswith(f" / {allowed}") for expr in shown)
 
 
 def test_prometheus_reads_every_query(tmp_path: Path) -> None:

@@ -11,10 +11,16 @@ from grafana_foundation_sdk.models import dashboard as dashboard_model
 from grafana_foundation_sdk.models import heatmap as heatmap_model
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
+from .series import TARGET
 from .variables import SOURCE
 
 T = TypeVar("T")
 Panel = Builder[dashboard_model.Panel]
+
+# Not faster than Prometheus scrapes.
+REFRESH = "30s"
+# A row below these begins closed: its queries are asked when somebody opens it.
+OPEN_ROWS = 2
 
 IMAGES = "suffix: images"
 IMAGES_A_SECOND = "suffix: images/s"
@@ -115,13 +121,15 @@ def figure(
     steps: Sequence[tuple[float, str]] = (),
     legend: str = "",
     decimals: int | None = None,
+    base: str = "green",
 ) -> stat.Panel:
     """The last value, large.
 
     Args:
-        steps: from which value on it has which colour; green below.
+        steps: from which value on it has which colour.
+        base: the colour below the first step.
     """
-    colours = [dashboard_model.Threshold(value=None, color="green")]
+    colours = [dashboard_model.Threshold(value=None, color=base)]
     colours += [dashboard_model.Threshold(value=value, color=colour) for value, colour in steps]
     panel = (
         _framed(stat.Panel(), title, unit, text, 4, span)
@@ -163,7 +171,8 @@ def board(
     variables: Sequence[Builder[dashboard_model.VariableModel]],
     rows: Sequence[tuple[str, Sequence[Panel]]],
 ) -> dashboard_model.Dashboard:
-    """A dashboard of rows of panels, each under its title; panels are numbered in their order."""
+    """A dashboard of rows of panels, each under its title; panels are numbered in their order. Lines across all panels
+    mark when another version of a model, or of milkweed, began to answer."""
     made = (
         dashboard.Dashboard(title)
         .uid(uid)
@@ -172,7 +181,7 @@ def board(
         .editable()
         .tooltip(dashboard_model.DashboardCursorSync.CROSSHAIR)
         .time("now-1h", "now")
-        .refresh("10s")
+        .refresh(REFRESH)
         .timezone("browser")
         .variables(list(variables))
         .link(
@@ -184,14 +193,44 @@ def board(
             .keep_time(True)
         )
     )
-    for heading, panels in rows:
-        made.with_row(dashboard.Row(heading))
-        for panel in panels:
-            made.with_panel(panel)
+    for place, (heading, panels) in enumerate(rows):
+        row = dashboard.Row(heading)
+        if place >= OPEN_ROWS:
+            for panel in panels:
+                row.with_panel(panel)
+        made.with_row(row)
+        if place < OPEN_ROWS:
+            for panel in panels:
+                made.with_panel(panel)
     whole = made.build()
-    for number, each in enumerate(whole.panels or [], 1):
-        each.id_val = number
+    whole.annotations = dashboard_model.AnnotationContainer(
+        list_val=[
+            _VersionChange("milkweed_model_info", "model, version", "{{model}} {{version}}", "blue"),
+            _VersionChange("milkweed_build_info", "version", "milkweed {{version}}", "purple"),
+        ]
+    )
+    number = 0
+    for panel in whole.panels or []:
+        for inner in (panel, *(panel.panels if isinstance(panel, dashboard_model.RowPanel) else ())):
+            inner.id_val = number = number + 1
     return whole
+
+
+class _VersionChange(dashboard_model.AnnotationQuery):
+    """A mark where a series has labels that it did not have before; the SDK's class knows no title.
+
+    Args:
+        by: the labels, separated by commas.
+    """
+
+    def __init__(self, series: str, by: str, title: str, colour: str) -> None:
+        now, before = (f"count by ({by}) ({series}{{{TARGET}}}{offset})" for offset in ("", " offset 5m"))
+        expr = f"{now} unless {before}"
+        super().__init__(name=title, datasource=SOURCE, enable=True, icon_color=colour, expr=expr)
+
+    def to_json(self) -> dict[str, object]:
+        """As Grafana's source of Prometheus reads it."""
+        return {**super().to_json(), "titleFormat": self.name}
 
 
 def _framed(panel: T, title: str, unit: str, text: str, height: int, span: int) -> T:

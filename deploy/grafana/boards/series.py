@@ -22,6 +22,16 @@ def series(name: str, *matchers: str) -> str:
     return f"{name}{{{','.join((TARGET, *matchers))}}}"
 
 
+def recorded(name: str) -> str:
+    """A recorded series of the chosen jobs (deploy/prometheus/rules/recording.yml), which knows no single server."""
+    return f'job:milkweed_{name}{{namespace=~"$namespace",job=~"$job"}}'
+
+
+def recorded_share(part: str, whole: str) -> str:
+    """A share of 30 days' requests, of recorded rates: an idle hour weighs nothing."""
+    return share(*(f"sum(sum_over_time({recorded(f'{name}:rate5m')}[30d]))" for name in (part, whole)))
+
+
 def rate(name: str, *matchers: str) -> str:
     """A counter's growth a second."""
     return f"rate({series(name, *matchers)}{WINDOW})"

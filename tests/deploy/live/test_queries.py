@@ -15,6 +15,7 @@ import pytest
 
 from milkweed.server.telemetry.system_metrics import container_memory
 
+from ..test_grafana import panels_of
 from ..test_prometheus import RULES
 from .monitoring import EVERY_SECONDS, Programs, Prometheus, monitoring, wait_until
 from .servers import Replica, traffic
@@ -55,8 +56,8 @@ if container_memory() is None:
 QUERIES = [
     (name, panel["title"], target["refId"], target)
     for name, board in sorted(BOARDS.items())
-    for panel in board["panels"]
-    for target in panel.get("targets", ())
+    for panel in panels_of(board)
+    for target in panel["targets"]
 ]
 
 
