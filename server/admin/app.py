@@ -39,6 +39,9 @@ class AliasBody(BaseModel):
     version: str | None = Field(default=None, min_length=1, max_length=80)
 
 
+_ALIAS_BODY = {"required": True, "content": {"application/json": {"schema": AliasBody.model_json_schema()}}}
+
+
 def create_admin_app(service: Service, auth: Authenticator | None = None) -> FastAPI:
     """Build the app of one service; `POST` changes what is served and answers once that is done."""
 
@@ -57,15 +60,18 @@ def create_admin_app(service: Service, auth: Authenticator | None = None) -> Fas
         title="milkweed admin", docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(check)]
     )
     app.add_middleware(_WholeBodies)
-    routers = [_repository_routes(service), _alias_routes(service)]
-    routes = [route for router in routers for route in router.routes]
+    routes = admin_routes(service)
     app.add_middleware(Routing, routes=routes)
     app.add_exception_handler(ServiceError, _refused)
     app.add_exception_handler(HTTPException, partial(_unrouted, routes))
     app.add_exception_handler(ValueError, _failed)
-    for router in routers:
-        app.include_router(router)
+    app.include_router(APIRouter(routes=routes))
     return app
+
+
+def admin_routes(service: Service) -> list[BaseRoute]:
+    """Make the routes of one service."""
+    return [*_repository_routes(service).routes, *_alias_routes(service).routes]
 
 
 def _repository_routes(service: Service) -> APIRouter:
@@ -104,7 +110,7 @@ def _alias_routes(service: Service) -> APIRouter:
         """List every alias and what it stands for."""
         return JSONResponse({"aliases": [describe_alias(*alias) for alias in service.models.aliases.items()]})
 
-    @router.put("/v1/aliases/{name}")
+    @router.put("/v1/aliases/{name}", openapi_extra={"requestBody": _ALIAS_BODY})
     async def set_alias(name: str, request: Request) -> JSONResponse:
         """Let a name stand for a model, or one version of it, from the next request on."""
         _check_loaded(service)

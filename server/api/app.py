@@ -1,6 +1,6 @@
 """Builds the HTTP app of one service: routes, middleware, OpenAPI document."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,13 +30,26 @@ from .page import page_routes
 from .status import status_routes
 
 
-def http_app(service: Service, auth: Authenticator, *, tracer: Tracer | None, lifespan: Lifespan[FastAPI]) -> FastAPI:
-    """Build the app. `lifespan`: entered before the first request and left after the last one."""
+def http_app(
+    service: Service,
+    auth: Authenticator,
+    *,
+    tracer: Tracer | None,
+    lifespan: Lifespan[FastAPI],
+    admin_routes: Callable[[], Sequence[BaseRoute]],
+) -> FastAPI:
+    """Build the app.
+
+    Args:
+        lifespan: entered before the first request and left after the last one.
+        admin_routes: makes the routes of the admin API, which are on another port and only described here.
+    """
     options: dict[str, Any] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
     app = _App(title="milkweed", version=package_version(), lifespan=lifespan, **options)
     classify = Classify(service, auth)
     app.router.routes.insert(0, Route("/classify", classify, methods=["POST"], name="classify"))
-    app.router.routes.extend(oip_routes(service, auth))
+    oip = oip_routes(service, auth)
+    app.router.routes.extend(oip)
     for router in (status_routes(service), docs_routes(app), *([page_routes()] if service.settings.page else [])):
         app.router.routes.extend(router.routes)
     around = partial(
@@ -54,7 +67,7 @@ def http_app(service: Service, auth: Authenticator, *, tracer: Tracer | None, li
     app.add_middleware(ErrorFormat)  # around all those
     app.add_middleware(partial(cors, service.settings))  # a preflight has no key
     app.add_exception_handler(HTTPException, partial(_unrouted, app.routes))
-    app.openapi = lambda: openapi_document(app, service.settings, auth)  # type: ignore[method-assign]
+    app.openapi = lambda: openapi_document(app, oip, admin_routes, service.settings, auth)  # type: ignore[method-assign]
     return app
 
 

@@ -1,14 +1,18 @@
-"""Makes the OpenAPI document: FastAPI's, the entry of POST /classify, whose route is plain ASGI, and API keys."""
+"""Makes the OpenAPI document: FastAPI's, the entries of plain ASGI routes (POST /classify, /v2), those of the admin
+API, and API keys."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.routing import BaseRoute, Route
 
 from ..config.settings import Settings
 from ..errors import ERROR_CODES
+from ..oip.openapi import OIP_SCHEMAS, oip_paths
 from ..scheduler.request import PRIORITIES
 from ..security.auth import Authenticator
 from . import schemas
@@ -18,6 +22,7 @@ _DOCUMENTED: tuple[type[BaseModel], ...] = (
     schemas.ClassifyFailure,
     schemas.ClassifyJson,
     schemas.ErrorAnswer,
+    *OIP_SCHEMAS,
 )
 
 _SCHEMES = {
@@ -75,11 +80,18 @@ a batch axis in front, (n, H, W, 3) or (n, 3, S, S), is n images.
 image, as soon as it is done, and a last one that tells that it is whole."""
 
 
-def openapi_document(app: FastAPI, settings: Settings, auth: Authenticator) -> dict[str, Any]:
-    """Make FastAPI's document once, with the hand-written route and the keys in it."""
+def openapi_document(
+    app: FastAPI,
+    oip: Sequence[Route],
+    admin: Callable[[], Sequence[BaseRoute]],
+    settings: Settings,
+    auth: Authenticator,
+) -> dict[str, Any]:
+    """Make FastAPI's document once, with the plain routes, those of the admin API and the keys in it."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        document["paths"] = {"/classify": _classify_path(settings), **document["paths"]}
+        paths = {"/classify": _classify_path(settings), **document["paths"], **oip_paths(oip)}
+        document["paths"] = paths | _admin_paths(admin(), settings.admin_port)
         _, definitions = models_json_schema(
             [(model, "serialization") for model in _DOCUMENTED], ref_template="#/components/schemas/{model}"
         )
@@ -102,6 +114,21 @@ def _classify_path(settings: Settings) -> dict[str, Any]:
             "responses": {"200": _success(), **{str(s): _failure(s, text) for s, text in _STATUSES.items()}},
         }
     }
+
+
+def _admin_paths(routes: Sequence[BaseRoute], port: int) -> dict[str, Any]:
+    """Describe the admin API, which answers on a port of its own. `port`: 0 where it is off, as it is by default."""
+    paths: dict[str, Any] = get_openapi(title="", version="", routes=routes)["paths"]
+    server = {"url": f"http://localhost:{port or 8002}", "description": "the admin API, where --admin-port is set"}
+    detail = {"error": {"$ref": "#/components/schemas/ErrorDetail"}}
+    error = {"schema": {"type": "object", "properties": detail, "required": ["error"]}}
+    for operation in (operation for item in paths.values() for operation in item.values()):
+        operation |= {"tags": ["admin"], "servers": [server]}
+        operation["responses"] = {
+            "200": operation["responses"]["200"],
+            "default": {"description": "an error; its `code` says which", "content": {"application/json": error}},
+        }
+    return paths
 
 
 def _parameters(settings: Settings) -> list[dict[str, Any]]:
@@ -174,6 +201,8 @@ def _add_security(document: dict[str, Any], auth: Authenticator) -> None:
             if not auth.is_open(path):
                 operation["security"] = [{name: []} for name in _SCHEMES]
                 answers |= _WITHOUT_KEY
+            if "default" in operation["responses"]:  # which has them all
+                continue
             for status, description in answers.items():
                 operation["responses"].setdefault(status, _refusal(int(status), description, {"schema": _ERROR}))
 

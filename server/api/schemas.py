@@ -61,7 +61,9 @@ class ClassifyFailure(ClassifyAnswer):
 class ClassifyJson(BaseModel):
     """The JSON form of a request."""
 
-    images: list[str] = Field(min_length=1, description="encoded images in base64", examples=[[_PIXEL]])
+    images: list[str] = Field(
+        min_length=1, description="encoded images in base64, bare or as data: URLs", examples=[[_PIXEL]]
+    )
     model: str | None = None
     top_k: int | None = None
 

@@ -55,9 +55,10 @@ def _add_probes(router: APIRouter, service: Service) -> None:
             return error_response(request, error, status=503)
         return JSONResponse({"status": "ok"})
 
+    @router.get("/health", response_model=Health, responses=_NOT_YET, tags=["health"])
     @router.get("/readyz", response_model=Health, responses=_NOT_YET, tags=["health"])
     async def readyz(request: Request) -> Response:
-        """Fails while models load and from the moment of SIGTERM: route no requests here."""
+        """Fails while models load and from the moment of SIGTERM: route no requests here. `/health` is the same."""
         try:
             service.check_ready()
         except ServiceError as error:

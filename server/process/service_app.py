@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI
 
+from ..admin.app import admin_routes
 from ..api.app import http_app
 from ..config.settings import Settings
 from ..repository.served_model import OpenModel, open_tried
@@ -52,7 +54,7 @@ def create_app(
         if tracer is not None:
             await asyncio.to_thread(tracer.close)
 
-    app = http_app(service, auth, tracer=tracer, lifespan=lifespan)
+    app = http_app(service, auth, tracer=tracer, lifespan=lifespan, admin_routes=partial(admin_routes, service))
     app.state.service, app.state.auth, app.state.tracer = service, auth, tracer
     app.state.file_watcher = file_watcher
     app.state.stopped_clean = True

@@ -15,7 +15,7 @@ ACCOUNT_KEY = "milkweed.account"
 """Where a request's scope holds the caller's account; missing where no key was needed."""
 
 # What starts, routes to or restarts this process has no key; the pages tell nothing of what is served here.
-PROBES = frozenset({"/livez", "/readyz", "/startupz", "/v2/health/live", "/v2/health/ready"})
+PROBES = frozenset({"/livez", "/readyz", "/health", "/startupz", "/v2/health/live", "/v2/health/ready"})
 PAGES = frozenset({"/", "/docs", "/openapi.json"})
 PAGE_FILES = "/page/"
 """The prefix of the files that the page at `/` loads."""

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.routing import Route
+
+from milkweed.server.admin.app import admin_routes
 
 from ...support.server_parts import Start, check_error, one_reason, until
 
@@ -14,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 PROBES = ("/livez", "/readyz", "/startupz")
-V2_PROBES = ("/v2/health/live", "/v2/health/ready", "/v2/models/held/ready")
+V2_PROBES = ("/v2/health/live", "/v2/health/ready", "/v2/models/held/ready", "/health")
 
 
 async def probes(app: Any, paths: tuple[str, ...] = PROBES) -> tuple[int, ...]:
@@ -25,7 +28,7 @@ async def test_probes_follow_start_and_drain(running: Start) -> None:
     gate = threading.Event()
     async with running(wait=False, open_gate=gate) as app:
         get, post = app.client.get, app.client.post
-        assert await probes(app, PROBES + V2_PROBES) == (200, 503, 503, 200, 503, 503)
+        assert await probes(app, PROBES + V2_PROBES) == (200, 503, 503, 200, 503, 503, 503)
         async with one_reason(app, "not_ready", 2):
             early, oip_early = await app.classify(), await get("/v2/models/held")
         check_error(early, 503, "not_ready", "loading")
@@ -36,11 +39,11 @@ async def test_probes_follow_start_and_drain(running: Start) -> None:
         assert (await post("/v2/repository/index", json={"ready": True})).json() == []
         gate.set()
         await asyncio.wrap_future(app.service.prepared)
-        assert await probes(app, PROBES + V2_PROBES) == (200,) * 6
+        assert await probes(app, PROBES + V2_PROBES) == (200,) * 7
         assert (await get("/v2/health/live")).json() == {"live": True}
         assert (await get("/v2/models/held/ready")).json() == {"name": "held", "ready": True}
         app.service.begin_drain()
-        assert await probes(app, PROBES + V2_PROBES) == (200, 503, 200, 200, 503, 503)
+        assert await probes(app, PROBES + V2_PROBES) == (200, 503, 200, 200, 503, 503, 503)
         unready = await get("/readyz")
         assert unready.json()["error"]["code"] == "draining"
         assert unready.headers["retry-after"] == "1"
@@ -84,7 +87,15 @@ async def test_openapi_documents_classify_in_full(running: Start) -> None:
     headers = set(re.findall(r"`(X-[\w-]+)`", told))
     assert len(headers) == 4
     assert {p["name"] for p in post["parameters"] if p["in"] == "header"} == headers
-    assert {"/livez", "/readyz", "/startupz", "/v1/models", "/metrics"} <= set(document["paths"])
+    routes = {route.path for route in (*app.app.routes, *admin_routes(app.service)) if isinstance(route, Route)}
+    pages = {path for path in routes if path in ("/", "/docs", "/openapi.json") or path.startswith("/page/")}
+    assert set(document["paths"]) == routes - pages
+    operations = [operation for item in document["paths"].values() for operation in item.values()]
+    names = [operation["operationId"] for operation in operations]
+    assert len(names) == len(set(names))
+    assert {operation["servers"][0]["url"] for operation in operations if "admin" in operation["tags"]} == {
+        "http://localhost:8002"
+    }
     references = set(_references(document))
     assert references <= {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
     assert "#/components/schemas/ClassifyAnswer" in references

@@ -15,7 +15,8 @@ from ...support.server_parts import Running, Start, encoded
 
 MODEL = "/v2/models/held"
 READ = [
-    *("/", "/page/main.js", "/docs", "/openapi.json", "/livez", "/readyz", "/startupz", "/metrics", "/v1/models"),
+    *("/", "/page/main.js", "/docs", "/openapi.json", "/livez", "/readyz", "/health", "/startupz", "/metrics"),
+    "/v1/models",
     *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", MODEL, f"{MODEL}/ready", f"{MODEL}/config"),
 ]
 POSTED = ["/classify", f"{MODEL}/infer", "/v2/repository/index"]

@@ -70,7 +70,7 @@ async def test_a_missing_or_wrong_key_is_401(app: Running, headers: dict[str, st
 
 
 async def test_probes_and_pages_need_no_key(running: Start, app: Running, keys: Path) -> None:
-    for path in ("/livez", "/readyz", "/startupz", "/", "/page/main.js", "/docs", "/openapi.json"):
+    for path in ("/livez", "/readyz", "/health", "/startupz", "/", "/page/main.js", "/docs", "/openapi.json"):
         assert (await app.client.get(path)).status_code == 200
     async with running(settings={"api_keys": str(keys), "metrics_without_key": True}) as open_metrics:
         assert (await open_metrics.client.get("/metrics")).status_code == 200
