@@ -81,7 +81,7 @@ def test_import_refuses_a_checkpoint_of_another_architecture(
             ("import", "a", "b", "--preprocess", "no.json"),
             "--preprocess no.json: no JSON object, and as a file: No such",
         ),
-        (("import", "a", "b", "--arch", "resnet50"), "--arch: unknown architecture 'resnet50': "),
+        (("import", "a", "b", "--arch", "resnt50"), "--arch: unknown architecture 'resnt50': "),
         (("compress", "a", "b", "--nblocks", "0"), "invalid value for '--nblocks': 0: must be at least 1; see "),
         (("compress", "a", "b", "--rank", "x"), "invalid value for '--rank': 'x': must be a whole number; see "),
         (("evaluate", "a", "b", "--limit", "-1"), "invalid value for '--limit': -1: must be at least 1; see "),
