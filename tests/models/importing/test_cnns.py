@@ -36,9 +36,8 @@ def trained(arch: str, **args: Any) -> nn.Module:
 @pytest.mark.slow_beyond(4)
 def test_a_cnn_answers_as_timms_does(tmp_path: Path, arch: str) -> None:
     model, size = trained(arch), 224 if arch == "coat_lite_tiny" else 64
-    config = import_checkpoint(
-        safetensors(tmp_path, dict(model.state_dict()), None), arch, tmp_path / "b", preprocess={"size": size}
-    ).config
+    torch.save(model.state_dict(), tmp_path / "w.pth")
+    config = import_checkpoint(tmp_path / "w.pth", arch, tmp_path / "b", preprocess={"size": size}).config
     published = timm.models.get_pretrained_cfg(arch)
     assert config.num_classes == 3
     assert config.preprocess == {
