@@ -1,6 +1,6 @@
 """Builds the HTTP app of one service: routes, middleware, OpenAPI document."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -25,31 +25,18 @@ from ..telemetry.metrics import package_version
 from ..telemetry.tracer import Tracer
 from .classify import Classify
 from .docs import docs_routes
-from .openapi import openapi_document
 from .page import page_routes
 from .status import status_routes
 
 
-def http_app(
-    service: Service,
-    auth: Authenticator,
-    *,
-    tracer: Tracer | None,
-    lifespan: Lifespan[FastAPI],
-    admin_routes: Callable[[], Sequence[BaseRoute]],
-) -> FastAPI:
-    """Build the app.
-
-    Args:
-        lifespan: entered before the first request and left after the last one.
-        admin_routes: makes the routes of the admin API, which are on another port and only described here.
-    """
+def http_app(service: Service, auth: Authenticator, *, tracer: Tracer | None, lifespan: Lifespan[FastAPI]) -> FastAPI:
+    """Build the app, all but its OpenAPI document. `lifespan`: entered before the first request and left after the
+    last one."""
     options: dict[str, Any] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
     app = _App(title="milkweed", version=package_version(), lifespan=lifespan, **options)
     classify = Classify(service, auth)
     app.router.routes.insert(0, Route("/classify", classify, methods=["POST"], name="classify"))
-    oip = oip_routes(service, auth)
-    app.router.routes.extend(oip)
+    app.router.routes.extend(oip_routes(service, auth))
     for router in (status_routes(service), docs_routes(app), *([page_routes()] if service.settings.page else [])):
         app.router.routes.extend(router.routes)
     around = partial(
@@ -67,7 +54,6 @@ def http_app(
     app.add_middleware(ErrorFormat)  # around all those
     app.add_middleware(partial(cors, service.settings))  # a preflight has no key
     app.add_exception_handler(HTTPException, partial(_unrouted, app.routes))
-    app.openapi = lambda: openapi_document(app, oip, admin_routes, service.settings, auth)  # type: ignore[method-assign]
     return app
 
 

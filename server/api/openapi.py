@@ -1,21 +1,21 @@
 """Makes the OpenAPI document: FastAPI's, the entries of plain ASGI routes (POST /classify, /v2), those of the admin
 API, and API keys."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from ..config.settings import Settings
 from ..errors import ERROR_CODES
-from ..oip.openapi import OIP_SCHEMAS, oip_paths
 from ..scheduler.request import PRIORITIES
 from ..security.auth import Authenticator
 from . import schemas
+from .openapi_oip import OIP_SCHEMAS, oip_paths
 
 _DOCUMENTED: tuple[type[BaseModel], ...] = (
     schemas.ClassifyAnswer,
@@ -81,17 +81,13 @@ image, as soon as it is done, and a last one that tells that it is whole."""
 
 
 def openapi_document(
-    app: FastAPI,
-    oip: Sequence[Route],
-    admin: Callable[[], Sequence[BaseRoute]],
-    settings: Settings,
-    auth: Authenticator,
+    app: FastAPI, admin: Sequence[BaseRoute], settings: Settings, auth: Authenticator
 ) -> dict[str, Any]:
     """Make FastAPI's document once, with the plain routes, those of the admin API and the keys in it."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        paths = {"/classify": _classify_path(settings), **document["paths"], **oip_paths(oip)}
-        document["paths"] = paths | _admin_paths(admin(), settings.admin_port)
+        paths = {"/classify": _classify_path(settings), **document["paths"], **oip_paths(app.routes)}
+        document["paths"] = paths | _admin_paths(admin, settings.admin_port)
         _, definitions = models_json_schema(
             [(model, "serialization") for model in _DOCUMENTED], ref_template="#/components/schemas/{model}"
         )

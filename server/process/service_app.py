@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI
 
 from ..admin.app import admin_routes
 from ..api.app import http_app
+from ..api.openapi import openapi_document
 from ..config.settings import Settings
 from ..repository.served_model import OpenModel, open_tried
 from ..security.auth import Authenticator
@@ -26,7 +26,8 @@ def create_app(
     on_prepared: Callable[[BaseException | None], None] | None = None,
     on_ended: Callable[[], None] = lambda: None,
 ) -> FastAPI:
-    """The app; its service is `app.state.service`. The models load once its lifespan starts.
+    """The app; its service is `app.state.service`. The models load once its lifespan starts, and its OpenAPI document,
+    whose models take longer to build than all routes, is made when it is first asked for.
 
     Args:
         bundles: where each served model lies, by name; the first one is the default.
@@ -54,8 +55,8 @@ def create_app(
         if tracer is not None:
             await asyncio.to_thread(tracer.close)
 
-    app = http_app(service, auth, tracer=tracer, lifespan=lifespan, admin_routes=partial(admin_routes, service))
+    app = http_app(service, auth, tracer=tracer, lifespan=lifespan)
+    app.openapi = lambda: openapi_document(app, admin_routes(service), settings, auth)  # type: ignore[method-assign]
     app.state.service, app.state.auth, app.state.tracer = service, auth, tracer
-    app.state.file_watcher = file_watcher
-    app.state.stopped_clean = True
+    app.state.file_watcher, app.state.stopped_clean = file_watcher, True
     return app

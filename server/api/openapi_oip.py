@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 _PARAMETERS = Field(default=None, description="docs/oip.md has all")
 
@@ -103,11 +103,12 @@ _PATHS: dict[str, tuple[str, type[BaseModel] | None, type[BaseModel] | None]] = 
 }
 
 
-def oip_paths(routes: Iterable[Route]) -> dict[str, Any]:
-    """Describe the routes of `oip_routes`, with references to OIP_SCHEMAS."""
+def oip_paths(routes: Iterable[BaseRoute]) -> dict[str, Any]:
+    """Describe the routes of the protocol among those of an app, with references to OIP_SCHEMAS."""
     return {
         route.path: {method.lower(): _operation(route.path)}
         for route in routes
+        if isinstance(route, Route) and route.path.startswith("/v2")
         for method in sorted((route.methods or set()) - {"HEAD"})
     }
 
