@@ -2,6 +2,7 @@
 
 import typer
 
+from ..kernels.installation import install_command
 from ..models.errors import printable
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
@@ -14,7 +15,7 @@ _USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 NEEDS_TORCH = {"torch": "PyTorch", "timm": "timm", "safetensors": "safetensors", "huggingface_hub": "huggingface-hub"}
-"""Packages of the extra `torch`, which a light server does without, and their names in words."""
+"""Packages of the extra `torch`, which serving does without and what makes models needs, and their names in words."""
 
 
 class CommandError(Exception):
@@ -47,7 +48,7 @@ def _explained(error: Exception) -> tuple[str, int]:
     if isinstance(error, SettingsError):
         return one_line(str(error)), WRONG_USAGE
     if isinstance(error, ModuleNotFoundError) and error.name in NEEDS_TORCH:
-        return f"this needs {NEEDS_TORCH[error.name]}: pip install 'milkweed[torch]'", FAILED
+        return f"this needs {NEEDS_TORCH[error.name]}: {install_command('models')}", FAILED
     if isinstance(error, OSError) and error.strerror:
         return one_line(f"{error.filename}: {error.strerror}" if error.filename else error.strerror), FAILED
     if isinstance(error, ValueError | OSError | ImportError) and str(error):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Literal, get_args
 
+from ..kernels.installation import install_command
 from ..models.bundle.graph_record import GraphRecord
 from ..models.bundle.program_record import ProgramRecord
 from ..models.onnx.session import runtime_version
@@ -26,7 +27,6 @@ RUNTIMES = {
     "onnxruntime": "ONNX Runtime",
     "openvino": "OpenVINO",
 }
-NO_TORCH = "PyTorch is not installed: pip install 'milkweed[torch]'"
 
 MIN_SPEEDUP = 1.05
 """A candidate is taken in place of one before it from this speedup on: below, noise would decide."""
@@ -105,8 +105,8 @@ def find_candidates(
     refused: dict[str, str] = {name: why for name, why in reasons.items() if why is not None} | ours
     usable = [name for name in reasons if name not in refused]
     if not usable and weights and backend in ("default", "auto") and "torch" not in refused:
-        usable = ["torch"] if has_torch() else []
-        refused |= {} if usable else {"torch": NO_TORCH}
+        missing = _torch_refusal()
+        usable, refused = (["torch"], refused) if missing is None else ([], refused | {"torch": missing})
     candidates = tuple(Candidate(name, dtype) for name in usable for dtype in dtypes if dtype in _dtypes(name, device))
     if not candidates:
         raise BackendError(f"backend {backend}: {'; '.join(dict.fromkeys(refused.values()))}")
@@ -193,7 +193,7 @@ def _refusal(
         whose = "torch" if backend == "torch" else runtime
         return f"the bundle holds a graph alone, without the weights that {whose} would compute"
     if backend == "torch":
-        return None if has_torch() else NO_TORCH
+        return _torch_refusal()
     if device.type != "cpu":
         where = "where torch computes it" if weights else "and a graph alone runs on a CPU: set --device cpu"
         return f"the model is on {device}, {where}"
@@ -206,10 +206,10 @@ def _refusal(
             return f"the model computes in {dtypes[0]}, {runtime} in bfloat16 or int8"
         return f"the model computes in {dtypes[0]}, which {runtime} does not on {where}"
     if backend == "milkweed":
-        return kernels_refusal()
+        return kernels_refusal() or _torch_refusal()
     if runtime_version(backend) is None:
-        return f"{runtime} is not installed: pip install 'milkweed[{backend}]'"
-    return None
+        return f"{runtime} is not installed: {install_command(backend)}"
+    return _torch_refusal() if graph is None else None
 
 
 def _dtypes(backend: Backend, device: Device) -> Sequence[str]:
@@ -226,6 +226,11 @@ def _dtypes(backend: Backend, device: Device) -> Sequence[str]:
 def has_torch() -> bool:
     """Whether torch is installed; nothing is imported."""
     return find_spec("torch") is not None
+
+
+def _torch_refusal() -> str | None:
+    """Why torch neither computes weights nor makes of them what other backends compute; None where it can."""
+    return None if has_torch() else f"PyTorch is not installed: {install_command('torch')}"
 
 
 def _speeds(forwards: Mapping[Candidate, Forward], batch_sizes: Sequence[int]) -> dict[Candidate, float]:

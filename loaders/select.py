@@ -5,6 +5,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Literal
 
+from ..kernels.installation import install_command
 from .base import Loader
 from .decode.cpu import CpuLoader
 from .decode.dali_options import DEFAULT_DALI, DaliOptions
@@ -55,8 +56,10 @@ def create_loader(
         loader.description += f" (auto: {why})"
         return loader
     if name == "dali":
-        from .decode.dali import DaliLoader
-
+        try:
+            from .decode.dali import DaliLoader
+        except ModuleNotFoundError as error:  # PyTorch, which the extra brings
+            raise LoaderError(f"loader dali needs {error.name}: {install_command('dali')}") from None
         options = dali if device == "gpu" else replace(dali, dtype="float32")
         return DaliLoader(spec, limits, num_threads, options, device=device, device_id=device_id, sandbox=sandbox)
     if name == "pillow":
@@ -71,7 +74,7 @@ def fastest(device: Literal["cpu", "gpu"]) -> tuple[str, str]:
     if device == "cpu":
         return "cpu", "the model is on the CPU, where it is quicker than DALI"
     if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
-        return "cpu", "nvidia-dali is not installed: pip install 'milkweed[dali]'"
+        return "cpu", f"nvidia-dali is not installed: {install_command('dali')}"
     from .decode.dali_graph import gpus
 
     if not gpus():

@@ -19,9 +19,9 @@ MAY_IMPORT = {
     "kernels": set(),
     "loaders": {"kernels"},
     "models": {"kernels"},
-    "inference": {"models", "loaders"},
+    "inference": {"models", "loaders", "kernels/installation"},
     "jobs": {"inference", "models", "loaders"},
-    "server": {"inference", "models", "loaders"},
+    "server": {"inference", "models", "loaders", "kernels/installation"},
     SDK: {"inference", "server/config"},  # `milkweed.load` obeys the same MILKWEED_* variables as the server
     "cli": set(ROOMS) - {BENCH},
     BENCH: set(ROOMS),

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...inference.backend import has_torch
+from ...kernels.installation import install_command
 from ...server.telemetry.nvml import driver_version
 from .finding import Finding, Status, row
 from .packages import package_version
@@ -84,7 +85,7 @@ def _torch_row(info: GpuInfo) -> Finding:
     version = package_version("torch")
     if version is None:
         lost = "not installed: graphs, and programs of our CPU kernels, are served without it"
-        return _row("PyTorch", "", lost, "pip install 'milkweed[torch]'", "missing")
+        return _row("PyTorch", "", lost, install_command("torch"), "missing")
     if info.cuda is not None:
         return _row("PyTorch", f"{version}, built for CUDA {info.cuda}")
     has_gpu = info.on_bus or info.driver is not None
@@ -112,7 +113,7 @@ def _gpu_row(index: int, gpu: Gpu) -> Finding:
     if gpu.capability < MIN_CAPABILITY:
         return _row(f"cuda:{index}", "", f"{text}: our kernels and bfloat16 need {needed}, plain PyTorch is used")
     fault = None if gpu.refusal is None else f"{text}; without the native kernels: {gpu.refusal}"
-    return _row(f"cuda:{index}", f"{text}, native kernels fit", fault, "make kernels")
+    return _row(f"cuda:{index}", f"{text}, native kernels fit", fault, install_command("kernels"))
 
 
 def _library_row(*, with_gpu: bool) -> Finding:
@@ -126,7 +127,7 @@ def _library_row(*, with_gpu: bool) -> Finding:
     except LibraryError as error:
         fault = f"{error}; {lost}"
     status: Status = "missing" if not path.is_file() else "broken" if with_gpu else "warning"
-    return _row("kernel library", text, fault, "make kernels", status)
+    return _row("kernel library", text, fault, install_command("kernels"), status)
 
 
 def _compiler_rows(where: str) -> Iterator[Finding]:
@@ -134,13 +135,13 @@ def _compiler_rows(where: str) -> Iterator[Finding]:
     from ...kernels.native.toolchain import BuildError, find_toolchain
     from ...kernels.triton.linear import missing_for_triton
 
-    missing, text, fault = missing_for_triton(), "", None
+    missing, text, fault, build = missing_for_triton(), "", None, install_command("kernels")
     fix = "apt install gcc python3-dev && pip install triton"
     yield _row("Triton", f"can compile its kernels{where}", missing and f"{missing}{where}", fix, "missing")
     try:
-        text = f"CUDA {find_toolchain().version}: `make kernels` works here"
+        text = f"CUDA {find_toolchain().version}: `{build}` works here"
     except BuildError as error:
-        fault = f"`make kernels` does not work here: {str(error).splitlines()[0]}"
+        fault = f"`{build}` does not work here: {str(error).splitlines()[0]}"
     fix = "install the CUDA toolkit (apt install cuda-toolkit), or take the image, which has the library"
     yield _row("nvcc", text, fault, fix, "missing")
     nvrtc = package_version("nvidia-cuda-nvrtc")

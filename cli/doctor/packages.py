@@ -5,6 +5,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
+from ...kernels.installation import install_command
 from ...server.config.settings import OFF, Settings
 from .finding import Finding, row
 
@@ -53,7 +54,7 @@ def package_findings(settings: Settings, *, with_gpu: bool) -> Iterator[Finding]
     for extra in EXTRAS:
         versions = {name: package_version(name) for name in extra.packages}
         missing = ", ".join(name for name, number in versions.items() if number is None)
-        idle, fix = extra.gpu_only and not with_gpu, f"pip install 'milkweed[{extra.name}]'"
+        idle, fix = extra.gpu_only and not with_gpu, install_command(extra.name)
         setting, needed = asked.get(extra.name, ("", False))
         if not missing:
             installed = ", ".join(f"{name} {number}" for name, number in versions.items())

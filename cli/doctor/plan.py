@@ -12,6 +12,7 @@ from ...inference.backend import Backend, BackendError, Candidate, find_candidat
 from ...inference.batch_sizes import other_size
 from ...inference.device import Device, DeviceError, device_names, resolve_devices, resolve_dtypes, usable_cores
 from ...inference.forward import plan_lanes
+from ...kernels.installation import install_command
 from ...loaders.errors import LoaderError
 from ...loaders.headers.info import SANDBOXED
 from ...loaders.sandbox.process import Child
@@ -97,8 +98,9 @@ class _Plan:
             which = names[0] if len(names) == 1 else f"{', '.join(names)}: whichever is fastest when the model loads"
             backend = _row("backend", "; ".join([f"{which}: {self.setting('backend')}", *refused.values()]))
         except BackendError as error:
-            fault, fix = f"{error}: {self.setting('backend')}", "milkweed serve --backend auto"
-            backend = _broken("backend", fault=fault, fix=fix)
+            others = self.settings.backend in ("default", "auto")  # were asked as well
+            fix = install_command("torch") if others else "milkweed serve --backend auto"
+            backend = _broken("backend", fault=f"{error}: {self.setting('backend')}", fix=fix)
         yield self._numbers(candidates)
         yield backend
         yield self._loader()
@@ -132,7 +134,7 @@ class _Plan:
         from ...models.serving.fused.device_kernels import device_kernels
 
         kernels = device_kernels(self.device.for_torch)
-        yield _row("kernels", kernels.status, kernels.refusal and kernels.status, "make kernels")
+        yield _row("kernels", kernels.status, kernels.refusal and kernels.status, install_command("kernels"))
         graphs = "captured for each batch size" if self.settings.cuda_graphs else "not captured (--cuda-graphs false)"
         yield _row("forward", f"whole batches, {graphs}")
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from . import structs
 from .grids import Grids, tile_rows
-from .packing import LANES, InstructionSet
+from .instruction_sets import LANES, InstructionSet
 from .program import Attention, Branch, Embed, Factor, Grid, Merge, Norm, Operator, Performer, Places, Program, Pyramid
 from .shape_inference import State, infer_shapes
 from .stages import StageBuilder, TileStep, check_lanes

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from . import structs
-from .packing import LANES
+from .instruction_sets import LANES
 from .program import Attention, Branch, Convolution, Factor, Norm, Operator, Pixels, Places, Pyramid, Quantiser
 from .stages import StageBuilder, TileStep, grouped_order
 from .structs import Fields, Tables, from_row

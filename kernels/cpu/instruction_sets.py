@@ -1,22 +1,79 @@
-"""The instruction sets that the library is built for, those that this CPU has, and the hash of what is built."""
+"""The instruction sets that the library is built for and those that this CPU has; the library's file and its sources.
 
+Nothing here needs NumPy: what builds the library runs before anything is installed.
+"""
+
+import ctypes
 import functools
 import hashlib
+import math
 import os
+import platform
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from .packing import InstructionSet, Rounding
+from ..installation import install_command
 
 CPUINFO = Path("/proc/cpuinfo")
 
 SOURCES = Path(__file__).parent / "csrc"
 RESIZE = Path(__file__).parents[1] / "images" / "resize.h"
+LIBRARY = Path(__file__).resolve().parents[1] / "_native" / "libmilkweed_cpu.so"
 
 # Vectors of 16 floats are an ABI of their own only between files.
 OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wno-psabi")
 
 VARIABLE = "MILKWEED_MAX_CPU_ISA"
 """An environment variable: the fastest set that may be used, as ONEDNN_MAX_CPU_ISA is for OpenVINO and PyTorch."""
+
+LANES = 16
+
+
+class CpuLibraryError(RuntimeError):
+    """Says in one line why the kernels cannot be used."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What int8 weights an instruction set likes.
+
+    Args:
+        levels: their largest magnitude.
+        rms: where sums of four products have 16 bits, the largest root mean square of an output's weights, so that few
+            k-steps overflow. Infinite where sums have 32 bits.
+    """
+
+    levels: int = 127
+    rms: float = math.inf
+
+
+AS_USUAL = Rounding()
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """How weights lie for an instruction set; `csrc/gemm.h` has the layout.
+
+    Args:
+        steps: panels hold a multiple of so many k-steps.
+        panels: the numbers of 16 outputs that a panel may hold.
+    """
+
+    name: str
+    steps: int
+    panels: tuple[int, ...]
+    rounding: Rounding = AS_USUAL
+
+    def panel_for(self, outputs: int) -> int:
+        """Choose how many times 16 outputs a panel holds: the number that fills up least, or else the first."""
+        return min(self.panels, key=lambda nr: -(-outputs // (LANES * nr)) * nr)
+
+    def room_for(self, outputs: int) -> int:
+        """Return how many outputs fill the panels that so many take."""
+        width = LANES * self.panel_for(outputs)
+        return -(-outputs // width) * width
+
 
 _AVX2 = {"avx2", "fma", "bmi2"}
 _AVX512 = {*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
@@ -81,3 +138,37 @@ def preferred_sets() -> list[InstructionSet]:
 @functools.cache
 def _is_amd() -> bool:
     return "AuthenticAMD" in CPUINFO.read_text()
+
+
+def sources_of(library: Path) -> str:
+    """Return the hash of the sources that a library was built of.
+
+    Raises:
+        CpuLibraryError: it cannot be loaded, or is another library.
+    """
+    try:
+        return (ctypes.c_char_p.in_dll(loaded(library), "milkweed_cpu_sources").value or b"").decode()
+    except ValueError as error:
+        raise CpuLibraryError(f"{library} is not the library of CPU kernels: {error}") from error
+
+
+@functools.cache
+def loaded(library: Path) -> Any:
+    """Load a library, whatever it was built of.
+
+    Raises:
+        CpuLibraryError: it is missing, or cannot be loaded.
+    """
+    check_processor()
+    if not library.is_file():
+        raise CpuLibraryError(f"the CPU kernels are not built: {install_command('cpu-kernels')}")
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise CpuLibraryError(f"the CPU kernels cannot be loaded: {error}") from error
+
+
+def check_processor() -> None:
+    """Raise CpuLibraryError where the kernels are for another kind of processor."""
+    if platform.machine() != "x86_64":
+        raise CpuLibraryError(f"the CPU kernels are for x86-64, not for {platform.machine()}")

@@ -9,18 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..installation import install_command
 from . import structs
-from .instruction_sets import preferred_sets, source_hash
-from .packing import InstructionSet
-
-LIBRARY = Path(__file__).resolve().parents[1] / "_native" / "libmilkweed_cpu.so"
-
-BUILD = "python -m milkweed.kernels.cpu.build"
-"""How they are built, with a checkout or without."""
-
-
-class CpuLibraryError(RuntimeError):
-    """Says in one line why the kernels cannot be used."""
+from .instruction_sets import LIBRARY, CpuLibraryError, InstructionSet, loaded, preferred_sets, source_hash, sources_of
 
 
 class _Program(ctypes.Structure):
@@ -63,18 +54,6 @@ class ProgramRunner:
         data = (array.ctypes.data for array in (whole.constants, self._own.arena, images))
         self._run(ctypes.addressof(self._program), *data, count, logits.ctypes.data)
         return logits
-
-
-def sources_of(library: Path) -> str:
-    """Return the hash of the sources that a library was built of.
-
-    Raises:
-        CpuLibraryError: it cannot be loaded, or is another library.
-    """
-    try:
-        return (ctypes.c_char_p.in_dll(_loaded(library), "milkweed_cpu_sources").value or b"").decode()
-    except ValueError as error:
-        raise CpuLibraryError(f"{library} is not the library of CPU kernels: {error}") from error
 
 
 def fastest_set(library: Path = LIBRARY) -> InstructionSet:
@@ -122,21 +101,11 @@ def resize_entry(name: str = "", library: Path = LIBRARY) -> Any:
     return entry
 
 
-@functools.cache
-def _loaded(library: Path) -> Any:
-    if not library.is_file():
-        raise CpuLibraryError(f"the CPU kernels are not built: {BUILD}")
-    try:
-        return ctypes.CDLL(str(library))
-    except OSError as error:
-        raise CpuLibraryError(f"the CPU kernels cannot be loaded: {error}") from error
-
-
 def _checked(library: Path) -> Any:
     """The library of these sources: one of others may read the structures in another way."""
     if sources_of(library) != source_hash():
-        raise CpuLibraryError(f"the CPU kernels were built of other sources: {BUILD}")
-    return _loaded(library)
+        raise CpuLibraryError(f"the CPU kernels were built of other sources: {install_command('cpu-kernels')}")
+    return loaded(library)
 
 
 def _entry(library: Path, name: str) -> Any:

@@ -6,54 +6,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .instruction_sets import LANES, InstructionSet
 from .layout import groups_of, rows_by_position
 from .program import Factor, Floats, Places, Quantiser
 
-LANES = 16
 STEP_BYTES = 4
 MOST_OF_FOUR = 128
 """The most that four weights of one sign may add up to where their products do in 16 bits: 255 x 128 is below 2^15."""
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """What int8 weights an instruction set likes.
-
-    Args:
-        levels: their largest magnitude.
-        rms: where sums of four products have 16 bits, the largest root mean square of an output's weights, so that few
-            k-steps overflow. Infinite where sums have 32 bits.
-    """
-
-    levels: int = 127
-    rms: float = np.inf
-
-
-AS_USUAL = Rounding()
-
-
-@dataclass(frozen=True)
-class InstructionSet:
-    """How weights lie for an instruction set; `csrc/gemm.h` has the layout.
-
-    Args:
-        steps: panels hold a multiple of so many k-steps.
-        panels: the numbers of 16 outputs that a panel may hold.
-    """
-
-    name: str
-    steps: int
-    panels: tuple[int, ...]
-    rounding: Rounding = AS_USUAL
-
-    def panel_for(self, outputs: int) -> int:
-        """Choose how many times 16 outputs a panel holds: the number that fills up least, or else the first."""
-        return min(self.panels, key=lambda nr: -(-outputs // (LANES * nr)) * nr)
-
-    def room_for(self, outputs: int) -> int:
-        """Return how many outputs fill the panels that so many take."""
-        width = LANES * self.panel_for(outputs)
-        return -(-outputs // width) * width
 
 
 @dataclass(frozen=True, eq=False)

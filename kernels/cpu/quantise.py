@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .packing import AS_USUAL, Rounding
+from .instruction_sets import AS_USUAL, Rounding
 from .program import (
     Attention,
     Branch,

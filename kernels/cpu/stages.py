@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import structs
+from .instruction_sets import LANES, InstructionSet
 from .layout import FILLED, groups_of, positions
-from .packing import LANES, InstructionSet, ordered, pack
+from .packing import ordered, pack
 from .program import Convolution, Factor, Floats, Norm, Places, Quantiser, filters_of
 from .structs import Fields, Tables
 from .vectors import Rows, Vector

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .packing import InstructionSet
+from .instruction_sets import InstructionSet
 
 ALIGNMENT = 64
 SLACK = 4096

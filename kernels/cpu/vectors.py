@@ -8,8 +8,9 @@ from typing import cast
 import numpy as np
 
 from . import structs
+from .instruction_sets import LANES, InstructionSet
 from .layout import order_for
-from .packing import LANES, STEP_BYTES, InstructionSet
+from .packing import STEP_BYTES
 from .program import Attention, Factor, Norm, Operator, Performer, Places, Pyramid, Quantiser
 
 

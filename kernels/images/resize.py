@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cpu.library import CpuLibraryError, resize_entry
+from ..cpu.instruction_sets import CpuLibraryError
+from ..cpu.library import resize_entry
 
 WEIGHT_BITS = 22
 

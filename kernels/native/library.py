@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from ..installation import install_command
 from . import torch_ops  # noqa: F401, the operators that a library adds its CUDA implementations to
 from .stamp import LIBRARY, LibraryStamp, file_sha256, read_stamp, source_hash
 
@@ -118,16 +119,16 @@ def _checked_stamp(path: Path) -> LibraryStamp:
     if not path.is_file():
         if os.environ.get(VARIABLE):
             raise LibraryError(f"{VARIABLE} = {path}: no such file")
-        raise LibraryError("not built: run `make kernels`")
+        raise LibraryError(f"not built: {install_command('kernels')}")
     try:
         stamp = read_stamp(path)
     except ValueError as error:
         raise LibraryError(f"unusable library: {error}") from None
     if stamp.source_hash != _hash_of_sources():
-        raise LibraryError(f"{path.name} was built from other sources: run `make kernels`")
+        raise LibraryError(f"{path.name} was built from other sources: {install_command('kernels')}")
     status = path.stat()
     if stamp.library_sha256 != _hash_of_library(path, status.st_mtime_ns, status.st_size):
-        raise LibraryError(f"{path.name} is not the file that {path.stem}.json describes: run `make kernels`")
+        raise LibraryError(f"{path.name} is not the file that {path.stem}.json describes: {install_command('kernels')}")
     if str(stamp.cuda_major) != str(torch.version.cuda).partition(".")[0]:
         raise LibraryError(
             f"{path.name} was built for CUDA {stamp.cuda_major}, this PyTorch for CUDA {torch.version.cuda}"

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
+from ...kernels.installation import install_command
 from ..preprocess.normalise import Levels
 from ..preprocess.spec import PreprocessSpec
 
@@ -203,7 +204,7 @@ def _timm() -> None:
     try:
         import timm.data  # noqa: F401
     except ImportError as error:
-        raise ImportError(f"this augmentation needs the package timm: pip install timm ({error})") from error
+        raise ImportError(f"this augmentation needs the package timm: {install_command('torch')} ({error})") from error
 
 
 def _seed_generators(seed: int) -> None:

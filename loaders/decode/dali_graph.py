@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from ...kernels.installation import install_command
 from ..errors import LoaderError
 from ..preprocess.spec import Geometry, PreprocessSpec
 from .dali_options import DEFAULT_DALI as DEFAULT_DALI
@@ -205,7 +206,7 @@ def import_dali() -> Any:
     try:
         import nvidia.dali
     except ImportError as error:
-        raise LoaderError(f"loader dali needs nvidia-dali: pip install 'milkweed[dali]' ({error})") from None
+        raise LoaderError(f"loader dali needs nvidia-dali: {install_command('dali')} ({error})") from None
     return nvidia.dali
 
 

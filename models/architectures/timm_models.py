@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from ...kernels.installation import install_command
 from ..layers.separate_attention import separate_attention
 from .token_avg_head import TokenAvgHead
 
@@ -206,5 +207,5 @@ def _timm() -> ModuleType:
     try:
         import timm
     except ImportError as error:
-        raise ImportError(f"this architecture needs the package timm: pip install timm ({error})") from error
+        raise ImportError(f"this architecture needs the package timm: {install_command('torch')} ({error})") from error
     return timm

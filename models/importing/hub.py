@@ -4,6 +4,7 @@ import errno
 import re
 from pathlib import Path
 
+from ...kernels.installation import install_command
 from ..architectures.timm_models import timm_weights_repository
 from ..errors import CheckpointError
 from .unpickling import first_sentence
@@ -70,7 +71,7 @@ def _snapshot(source: str, repository: str, revision: str | None, files: tuple[s
         from huggingface_hub import errors, snapshot_download
     except ImportError as error:
         raise ImportError(
-            f"{source} needs the package huggingface_hub: pip install huggingface_hub ({error})"
+            f"{source} needs the package huggingface_hub: {install_command('torch')} ({error})"
         ) from error
     where = f"huggingface.co/{repository}"
     try:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...kernels.installation import install_command
 from ..bundle.graph import BATCH as BATCH
 from ..bundle.graph import INPUT as INPUT
 from ..bundle.graph import OUTPUT as OUTPUT
@@ -198,6 +199,6 @@ def _onnx() -> ModuleType:
         import onnxscript  # noqa: F401  (the exporter's)
     except ImportError as error:
         raise ImportError(
-            f"ONNX export needs onnx, onnxscript and onnxruntime: pip install 'milkweed[onnx]' ({error})"
+            f"ONNX export needs onnx, onnxscript and onnxruntime: {install_command('onnx')} ({error})"
         ) from error
     return onnx

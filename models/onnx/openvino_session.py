@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ...kernels.installation import install_command
 from ...kernels.tuning.cache import user_folder
 from ..errors import ExportError, first_line
 from .session import GraphSession
@@ -75,7 +76,7 @@ def openvino() -> ModuleType:
     try:
         import openvino
     except ImportError as error:
-        raise ImportError(f"OpenVINO is missing: pip install 'milkweed[openvino]' ({error})") from error
+        raise ImportError(f"OpenVINO is missing: {install_command('openvino')} ({error})") from error
     return openvino
 
 

@@ -18,6 +18,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from ...kernels.installation import install_command
 from ..bundle.graph import OnnxGraph
 from ..bundle.graph_record import GraphRecord
 from ..bundle.onnx_header import read_header
@@ -104,7 +105,7 @@ def int8_instructions() -> str | None:
 def _check_packages() -> None:
     missing = [name for name in ("nncf", "openvino", "onnx", "onnxruntime") if find_spec(name) is None]
     if missing:
-        raise ImportError(f"quantisation needs {', '.join(missing)}: pip install 'milkweed[onnx,quantize]'")
+        raise ImportError(f"quantisation needs {', '.join(missing)}: {install_command('onnx,quantize')}")
 
 
 def _checked(images: Tensor, shape: tuple[int | None, ...]) -> Tensor:

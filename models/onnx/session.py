@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from ...kernels.installation import install_command
 from ..bundle.graph import BATCH, INPUT
 from ..errors import ExportError, first_line
 from .telemetry import without_telemetry
@@ -105,5 +106,5 @@ def _onnxruntime() -> ModuleType:
     try:
         import onnxruntime
     except ImportError as error:
-        raise ImportError(f"ONNX Runtime is missing: pip install 'milkweed[onnxruntime]' ({error})") from error
+        raise ImportError(f"ONNX Runtime is missing: {install_command('onnxruntime')} ({error})") from error
     return onnxruntime

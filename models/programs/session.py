@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.cpu.assemble import assemble
-from ...kernels.cpu.library import CpuLibraryError, ProgramRunner, fastest_set
-from ...kernels.cpu.packing import AS_USUAL, Rounding
+from ...kernels.cpu.instruction_sets import AS_USUAL, CpuLibraryError, Rounding
+from ...kernels.cpu.library import ProgramRunner, fastest_set
 from ...kernels.cpu.program import Program
 from ..errors import ExportError
 

@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ...kernels.installation import install_command
+
 PAGE, PICTURE = 440, 640
 """Pixels that a drawing is wide: in a page, where two have room side by side and one on a phone; in a file."""
 INK, MUTED, GRID, PAPER = "#1a1a1a", "#5c5c5c", "#dddddd", "#ffffff"
@@ -110,7 +112,7 @@ def require(package: str) -> Any:
         return import_module(package)
     except ImportError as error:
         raise ImportError(
-            f"reports and plots need the package {package}: pip install 'milkweed[train]' ({error})"
+            f"reports and plots need the package {package}: {install_command('train')} ({error})"
         ) from error
 
 

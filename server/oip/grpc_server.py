@@ -11,6 +11,7 @@ from typing import Any
 
 from prometheus_client import Histogram
 
+from ...kernels.installation import install_command
 from ...loaders.errors import without_frames
 from ..config.settings import Settings
 from ..errors import ServiceError, internal_error, status_of
@@ -76,13 +77,12 @@ class GrpcServer:
         # The library reads this when it is imported; else it writes a line to stderr for each call that it refuses.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         try:
-            import grpc
             import grpc.aio
 
             self._calls = GrpcService(service, auth)
             self._health = GrpcHealth(service.checks, [SERVICE_NAME, HEALTH, REFLECTION])
         except ImportError as error:
-            raise GrpcError(f"grpc_port needs grpcio, protobuf: pip install 'milkweed[grpc]' ({error})") from None
+            raise GrpcError(f"grpc_port needs grpcio, protobuf: {install_command('grpc')} ({error})") from None
         self._grpc: Any = grpc
         self._service, self._auth, self._tracer = service, auth, tracer
         self._server: Any = None

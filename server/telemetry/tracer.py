@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
+from ...kernels.installation import install_command
 from ..config.settings import OFF, Settings
 from .context import RequestContext
 from .families import counter
@@ -153,5 +154,5 @@ def _unix_ns(seconds: Sequence[float]) -> list[int]:
 def _missing(error: ImportError) -> TracingError:
     return TracingError(
         "otlp_endpoint needs opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http: "
-        f"pip install 'milkweed[otel]' ({error})"
+        f"{install_command('otel')} ({error})"
     )

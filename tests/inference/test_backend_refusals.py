@@ -12,8 +12,9 @@ import onnx
 import pytest
 
 from milkweed.inference import backend, device, graph
-from milkweed.inference.backend import RUNTIMES, Backend, BackendError, Candidate, find_candidates
+from milkweed.inference.backend import RUNTIMES, Backend, BackendError, BackendSetting, Candidate, find_candidates
 from milkweed.inference.device import CPU, Device
+from milkweed.kernels.installation import install_command
 from milkweed.models.bundle.program_record import ProgramRecord
 from milkweed.models.onnx import session as session_module
 from milkweed.models.onnx.file import BATCH, INPUT, OPSET, OUTPUT
@@ -70,7 +71,7 @@ def for_another_size() -> bytes:
 @pytest.mark.parametrize(
     ("trouble", "words"),
     [
-        (missing, r"{runtime} is not installed: pip install 'milkweed\[{extra}\]'"),
+        (missing, "{runtime} is not installed: {command}"),
         (
             ended(1, err="some warning\nbundle colours: cannot be exported as ONNX: it branches\n"),
             "bundle colours: cannot be exported as ONNX: it branches",
@@ -78,7 +79,7 @@ def for_another_size() -> bytes:
         (ended(-9), "ended with code -9"),
         (exporting(subprocess.TimeoutExpired(["export"], 900)), "not exported as ONNX within 900 s"),
         (no_room, "No space left on device"),
-        (broken, r"{runtime} is missing: pip install 'milkweed\[{extra}\]'"),
+        (broken, "{runtime} is missing: {command}"),
         (exported(b"no model"), "{runtime} cannot load the model: "),
         (exported(for_another_size()), "{runtime} cannot (load|compute) the model: "),
         (
@@ -97,7 +98,7 @@ def test_what_a_backend_cannot_do_fails_the_start_or_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     trouble(monkeypatch)
-    words = words.replace("{runtime}", RUNTIMES[name]).replace("{extra}", name)
+    words = words.replace("{runtime}", RUNTIMES[name]).replace("{command}", re.escape(install_command(name)))
     with pytest.raises(BackendError, match=f"^backend {name}: .*{words}") as caught:
         open_model("colours", colour_bundle, Settings(device="cpu", backend=name))
     assert "\n" not in str(caught.value)
@@ -130,9 +131,7 @@ def test_what_fails_for_one_backend_is_not_tried_again_for_the_next(
 def test_what_torch_alone_computes(
     name: Backend, device: str, dtype: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        backend, "kernels_refusal", lambda: "the CPU kernels are not built: python -m milkweed.kernels.cpu.build"
-    )
+    monkeypatch.setattr(backend, "kernels_refusal", lambda: "the CPU kernels are not built: make cpu-kernels")
     with pytest.raises(BackendError, match=f"^backend {name}: {words}"):
         find_candidates(name, dtype, DEVICES[device])
     found, refused = find_candidates("auto", dtype, DEVICES[device])
@@ -178,3 +177,16 @@ def test_our_kernels_compute_in_bfloat16_where_the_cpu_does_not(monkeypatch: pyt
     assert Candidate("milkweed", "bfloat16") not in find_candidates("auto", "auto", CPU)[0]
     with pytest.raises(BackendError, match="the model computes in float32, milkweed's CPU kernels in bfloat16 or int8"):
         find_candidates("milkweed", "float32", CPU)
+
+
+@pytest.mark.parametrize("setting", ["auto", "openvino", "onnxruntime", "milkweed"])
+def test_what_other_backends_compute_is_made_of_weights_by_torch(
+    setting: BackendSetting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "has_torch", lambda: False)
+    monkeypatch.setattr(backend, "kernels_refusal", lambda: None)
+    monkeypatch.setattr(backend, "runtime_version", lambda package: "1.0")
+    dtype = "bfloat16" if setting == "milkweed" else "float32"
+    line = f"backend {setting}: PyTorch is not installed: {install_command('torch')}"
+    with pytest.raises(BackendError, match=f"^{re.escape(line)}$"):
+        find_candidates(setting, dtype, CPU)

@@ -31,15 +31,15 @@ from ..support.waiting import HANG_SECONDS
 
 WHOLE = LanePlan(0, 1, 0)
 REPORT = FusionReport(
-    "not built: run `make kernels`",
+    "not built: make kernels",
     (
         PartReport(
             *("mlp", "norm(4)+monarch(4>8)", 17, 12),
             (PlanReport(8, "0b01", ("dense", "torch"), 12.5, "measured"),),
-            {"native_mlp": "not built: run `make kernels`"},
+            {"native_mlp": "not built: make kernels"},
         ),
     ),
-    (Fallback("library", "not built: run `make kernels`"), Fallback("block", "Odd: no rule")),
+    (Fallback("library", "not built: make kernels"), Fallback("block", "Odd: no rule")),
     2.5,
     ("native_mlp:3", "triton"),
 )
@@ -166,7 +166,7 @@ async def test_models_listing_and_metrics_tell_plans_and_fallbacks(how: Any) -> 
     assert plans.fusion is not None
     assert plans.cuda_graphs is not None
     assert plans.fusion.parts[0].plans[0].engines == ["dense", "torch"]
-    assert plans.fusion.parts[0].refused == {"native_mlp": "not built: run `make kernels`"}
+    assert plans.fusion.parts[0].refused == {"native_mlp": "not built: make kernels"}
     assert [fallback.kind for fallback in plans.fusion.fallbacks] == ["library", "block"]
     graphs_failed = how is refuse
     assert plans.cuda_graphs.batch_sizes == ([] if graphs_failed else [1, 2, 4, 8])

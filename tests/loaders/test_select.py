@@ -5,6 +5,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from milkweed.kernels.installation import install_command
 from milkweed.loaders import CpuLoader, PreprocessSpec, create_loader, select
 from milkweed.loaders.decode.dali_graph import DaliOptions
 from milkweed.loaders.errors import LoaderError
@@ -59,7 +60,7 @@ def test_auto_on_a_gpu_without_dali_names_the_extra(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(select, "find_spec", lambda name: None)
     loader = create_loader("auto", SPEC, device="gpu")
     assert loader.name == "cpu"
-    assert "(auto: nvidia-dali is not installed: pip install 'milkweed[dali]')" in loader.description
+    assert f"(auto: nvidia-dali is not installed: {install_command('dali')})" in loader.description
     assert loader.pinned
 
 

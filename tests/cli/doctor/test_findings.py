@@ -14,6 +14,7 @@ from milkweed.cli.doctor.finding import Finding
 from milkweed.cli.doctor.gpu import Gpu, GpuInfo, gpu_findings, gpu_info
 from milkweed.cli.doctor.machine import machine_findings, needed_bytes
 from milkweed.cli.doctor.packages import EXTRAS, package_findings
+from milkweed.kernels.installation import install_command
 from milkweed.kernels.native import library, toolchain
 from milkweed.kernels.triton import linear
 from milkweed.server.config.settings import Settings
@@ -115,9 +116,9 @@ def test_a_library_that_does_not_load_is_broken_where_a_gpu_would_use_it(
     if built:
         file.touch()
     rows = by_name(gpu_findings(GpuInfo(gpus=gpus, driver="580.1", with_torch=True)))
-    assert (rows["kernel library"].status, rows["kernel library"].fix) == (status, "make kernels")
+    assert (rows["kernel library"].status, rows["kernel library"].fix) == (status, install_command("kernels"))
     assert rows["kernel library"].text.startswith(f"{STALE}; ")
-    assert not gpus or (rows["cuda:0"].status, rows["cuda:0"].fix) == ("warning", "make kernels")
+    assert not gpus or (rows["cuda:0"].status, rows["cuda:0"].fix) == ("warning", install_command("kernels"))
     monkeypatch.setattr(library, "load_library", lambda path: SimpleNamespace(archs=("80", "90a")))
     rows = by_name(gpu_findings(GpuInfo(gpus=(H100,), driver="580.1", with_torch=True)))
     assert rows["kernel library"].text == f"{file}, for 80, 90a"
@@ -133,14 +134,14 @@ def test_compilers_are_missing_with_the_reason(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(toolchain, "find_toolchain", find)
     rows = by_name(gpu_findings(GpuInfo(driver="580.1", with_torch=True)))
     assert (rows["Triton"].status, rows["Triton"].text) == ("missing", "no C compiler; used on GPUs alone")
-    told = "`make kernels` does not work here: no nvcc: install the CUDA toolkit"
+    told = f"`{install_command('kernels')}` does not work here: no nvcc: install the CUDA toolkit"
     assert (rows["nvcc"].status, rows["nvcc"].text) == ("missing", told)
     assert (rows["NVRTC"].status, rows["NVRTC"].fix) == ("missing", "")
     monkeypatch.setattr(linear, "missing_for_triton", lambda: None)
     monkeypatch.setattr(toolchain, "find_toolchain", lambda: SimpleNamespace(version="13.0"))
     rows = by_name(gpu_findings(GpuInfo(gpus=(H100,), driver="580.1", with_torch=True)))
     assert rows["Triton"].text == "can compile its kernels"
-    assert rows["nvcc"].text == "CUDA 13.0: `make kernels` works here"
+    assert rows["nvcc"].text == f"CUDA 13.0: `{install_command('kernels')}` works here"
 
 
 @pytest.mark.parametrize("with_gpu", [False, True])
@@ -150,7 +151,7 @@ def test_dali_is_missing_only_where_a_gpu_is(installed: set[str], with_gpu: bool
     assert dali.status == ("missing" if with_gpu else "ok")
     assert "nvidia-dali-cuda130" in dali.text
     asked = by_name(package_findings(Settings(loader="dali"), with_gpu=with_gpu))["dali"]
-    assert (asked.status, asked.fix) == ("broken", "pip install 'milkweed[dali]'")
+    assert (asked.status, asked.fix) == ("broken", install_command("dali"))
     assert asked.text == "loader = dali needs nvidia-dali-cuda130"
 
 

@@ -13,6 +13,7 @@ from milkweed.cli.bundle_args import demo_bundle
 from milkweed.inference import backend as backends
 from milkweed.inference.open import open_model
 from milkweed.inference.options import InferenceOptions
+from milkweed.kernels.installation import install_command
 from milkweed.models.serving.fused import device_kernels as fused
 from milkweed.server.config.sources import environment_warnings
 
@@ -54,7 +55,7 @@ def test_the_backend_is_the_one_that_would_compute(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(backends, "runtime_version", lambda package: "1.2.3" if package == "openvino" else None)
     assert plan(device="cpu", backend="auto")["backend"].text == (
         "PyTorch, OpenVINO 1.2.3: whichever is fastest when the model loads: backend = auto (--backend); "
-        "ONNX Runtime is not installed: pip install 'milkweed[onnxruntime]'"
+        f"ONNX Runtime is not installed: {install_command('onnxruntime')}"
     )
     assert plan(device="cpu")["backend"].text == "PyTorch: backend = default (default)"
     missing = plan(device="cpu", backend="onnxruntime")["backend"]
@@ -113,7 +114,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_computes_in_two_bytes_unless_told_otherwise() -> None:
     rows = plan(device="cuda")
     assert (rows["numbers"].status, rows["numbers"].text) == ("ok", "bfloat16: dtype = auto (default)")
-    assert (rows["kernels"].status, rows["kernels"].fix) == ("warning", "make kernels")
+    assert (rows["kernels"].status, rows["kernels"].fix) == ("warning", install_command("kernels"))
     assert plan(device="cuda", dtype="auto")["numbers"].text == "bfloat16: dtype = auto (--dtype)"
     row = plan(device="cuda", dtype="float32")["numbers"]
     assert (row.status, row.fix) == ("warning", "milkweed serve --dtype auto")

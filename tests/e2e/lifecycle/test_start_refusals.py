@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from milkweed.kernels.installation import install_command
+
 from ...support.authority import OPENSSL, Authority, openssl
 
 
@@ -39,12 +41,12 @@ CASES: dict[str, tuple[dict[str, Any], str, int]] = {
     "gRPC port": ({"grpc_port": "{taken}"}, IN_USE.replace(" port", " gRPC port"), 1),
     "gRPC packages": (
         {"grpc_port": 9, "prelude": "import sys; sys.modules['grpc'] = None\n"},
-        "pip install 'milkweed[grpc]'",
+        install_command("grpc"),
         1,
     ),
     "ONNX Runtime": (
         {"backend": "onnxruntime", "prelude": "import sys; sys.modules['onnxruntime'] = None\n"},
-        "backend onnxruntime: ONNX Runtime is not installed: pip install 'milkweed[onnxruntime]'",
+        f"backend onnxruntime: ONNX Runtime is not installed: {install_command('onnxruntime')}",
         1,
     ),
     "bundle": ({"bundles": {"broken": "{folder}/bundle"}}, "bundle {folder}/bundle: model.safetensors", 1),

@@ -74,7 +74,7 @@ def test_the_bundle_is_served_in_int8_as_it_was_measured(
     model, _ = load_bundle(ours.out)  # torch, a GPU and ONNX have the weights
     assert divergence(model(images), found) < 0.05
 
-    refusal = "the CPU kernels are not built: python -m milkweed.kernels.cpu.build"
+    refusal = "the CPU kernels are not built: make cpu-kernels"
     monkeypatch.setattr(backend, "kernels_refusal", lambda: refusal)
     opened = open_model(ours.out, InferenceOptions(device="cpu")).pipeline
     assert opened.backend.name == "torch"

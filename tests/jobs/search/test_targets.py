@@ -14,6 +14,7 @@ from milkweed.jobs.search.job import SearchJob
 from milkweed.jobs.search.recipe import Recipe
 from milkweed.jobs.search.selection import Target, TargetError
 from milkweed.jobs.search.trials import TrialsError
+from milkweed.kernels.installation import install_command
 from milkweed.models import load_bundle
 from milkweed.models.layers.token_plan import TokenMerging
 from milkweed.models.progress import Progress
@@ -101,7 +102,7 @@ def test_a_backend_that_is_missing_is_named(job: SearchJob, monkeypatch: pytest.
     monkeypatch.setattr(backend, "runtime_version", lambda name: None)
     notes: list[str] = []
     compress(replace(job, backends=("torch", "openvino")), Progress(note=notes.append))
-    assert "OpenVINO is not installed: pip install 'milkweed[openvino]'" in notes
+    assert f"OpenVINO is not installed: {install_command('openvino')}" in notes
     with pytest.raises(backend.BackendError, match="OpenVINO is not installed"):
         compress(replace(job, backends=("openvino",), out=job.out.with_name("other")))
 

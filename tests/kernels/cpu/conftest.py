@@ -3,8 +3,7 @@
 import pytest
 
 from milkweed.kernels.cpu.build import build
-from milkweed.kernels.cpu.instruction_sets import SETS, supported_sets
-from milkweed.kernels.cpu.packing import InstructionSet
+from milkweed.kernels.cpu.instruction_sets import SETS, InstructionSet, supported_sets
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,8 +7,8 @@ import pytest
 
 from milkweed.kernels.cpu import structs
 from milkweed.kernels.cpu.assemble import assemble
+from milkweed.kernels.cpu.instruction_sets import InstructionSet
 from milkweed.kernels.cpu.library import LIBRARY, ProgramRunner
-from milkweed.kernels.cpu.packing import InstructionSet
 from milkweed.kernels.cpu.program import (
     Branch,
     Head,

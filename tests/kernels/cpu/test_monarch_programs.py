@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from milkweed.kernels.cpu.assemble import assemble
-from milkweed.kernels.cpu.packing import InstructionSet
+from milkweed.kernels.cpu.instruction_sets import InstructionSet
 from milkweed.kernels.cpu.program import Attention, Embed, Factor, Head, Norm, Operator, Program, dense, monarch
 from milkweed.kernels.cpu.quantise import LEVELS, calibrated, quantised
 from milkweed.kernels.cpu.reference import evaluate

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from milkweed.kernels.cpu.assemble import assemble
-from milkweed.kernels.cpu.instruction_sets import SETS
-from milkweed.kernels.cpu.packing import AS_USUAL, InstructionSet, Rounding, pack
+from milkweed.kernels.cpu.instruction_sets import AS_USUAL, SETS, InstructionSet, Rounding
+from milkweed.kernels.cpu.packing import pack
 from milkweed.kernels.cpu.program import Factor, Quantiser, dense
 from milkweed.kernels.cpu.quantise import calibrated, quantised
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from milkweed.kernels.cpu.assemble import assemble
-from milkweed.kernels.cpu.instruction_sets import SETS, supported_sets
+from milkweed.kernels.cpu.instruction_sets import SETS, InstructionSet, supported_sets
 from milkweed.kernels.cpu.library import LIBRARY, ProgramRunner
-from milkweed.kernels.cpu.packing import InstructionSet
 from milkweed.kernels.cpu.program import (
     Attention,
     Branch,

@@ -67,9 +67,7 @@ def test_weights_are_of_inputs_that_there_are_and_sum_to_one() -> None:
 
 def test_without_the_library_the_refusal_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
-        raise CpuLibraryError("the CPU kernels are not built: python -m milkweed.kernels.cpu.build")
+        raise CpuLibraryError("the CPU kernels are not built: make cpu-kernels")
 
     monkeypatch.setattr(resizing, "resize_entry", missing)
-    assert (
-        resizing.resize_refusal.__wrapped__() == "the CPU kernels are not built: python -m milkweed.kernels.cpu.build"
-    )
+    assert resizing.resize_refusal.__wrapped__() == "the CPU kernels are not built: make cpu-kernels"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from milkweed.kernels.installation import install_command
 from milkweed.kernels.native import library as native
 from milkweed.kernels.native.stamp import (
     LIBRARY,
@@ -86,8 +87,11 @@ def test_a_library_that_fits_is_loaded_once(stamped: Callable[..., Path], monkey
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"source_hash": "other"}, "library.so was built from other sources: run `make kernels`"),
-        ({"library_sha256": "other"}, "library.so is not the file that library.json describes: run `make kernels`"),
+        ({"source_hash": "other"}, f"library.so was built from other sources: {install_command('kernels')}"),
+        (
+            {"library_sha256": "other"},
+            f"library.so is not the file that library.json describes: {install_command('kernels')}",
+        ),
         ({"nvcc": "12.9"}, "library.so was built for CUDA 12, this PyTorch for CUDA 13.2"),
         ({"archs": ("80", "120a")}, "no code for compute capability 9.0: library.so was built for 80, 120a"),
         ({"format": 0}, "library.json is not of format 1"),
@@ -113,7 +117,7 @@ def test_a_library_that_is_missing_or_broken(stamped: Callable[..., Path], monke
     assert native.native_status().reason == f"MILKWEED_KERNELS = {path}: no such file"
     monkeypatch.delenv(native.VARIABLE)
     monkeypatch.setattr(native, "LIBRARY", path)
-    assert native.native_status().reason == "not built: run `make kernels`"
+    assert native.native_status().reason == f"not built: {install_command('kernels')}"
 
 
 def test_a_library_that_the_loader_refuses(stamped: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,7 +196,7 @@ def test_pixels_outlive_later_runs(slots):
 
 def test_without_dali_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    with pytest.raises(LoaderError, match=r"pip install 'milkweed\[dali\]'"):
+    with pytest.raises(LoaderError, match=r"needs nvidia-dali: .*install.*dali"):
         create_loader("dali", SPEC)
 
 

@@ -224,7 +224,7 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     if package == "onnxruntime":
         monkeypatch.setattr(export_module, "write_onnx", lambda *_, **__: None)
-    with pytest.raises(ImportError, match=rf"pip install 'milkweed\[(onnx|onnxruntime)\]' .*{package}"):
+    with pytest.raises(ImportError, match=rf": .*install.*onnx.* .*{package}"):
         export_bundle(bundle, tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
 

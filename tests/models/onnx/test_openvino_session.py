@@ -178,5 +178,5 @@ def test_a_file_that_is_no_graph_is_refused_in_a_line(tmp_path: Path) -> None:
 
 def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(ImportError, match=r"^OpenVINO is missing: pip install 'milkweed\[openvino\]'"):
+    with pytest.raises(ImportError, match=r"^OpenVINO is missing: .*openvino"):
         OpenVinoSession(tmp_path / "x.onnx")

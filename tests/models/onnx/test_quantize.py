@@ -211,7 +211,7 @@ def test_missing_packages_are_named_with_their_extra(
     monkeypatch.setattr(
         quantize_module, "find_spec", lambda name: None if name in ("nncf", "openvino") else find_spec(name)
     )
-    with pytest.raises(ImportError, match=r"needs nncf, openvino: pip install 'milkweed\[onnx,quantize\]'"):
+    with pytest.raises(ImportError, match=r"needs nncf, openvino: .*onnx,quantize"):
         quantized_graph(mlp, images)
 
 

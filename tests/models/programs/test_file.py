@@ -13,8 +13,7 @@ from torch import Tensor
 
 from milkweed.inference.forward import Forward, LanePlan
 from milkweed.inference.program import program_forward
-from milkweed.kernels.cpu.instruction_sets import SETS
-from milkweed.kernels.cpu.packing import Rounding
+from milkweed.kernels.cpu.instruction_sets import SETS, Rounding
 from milkweed.kernels.cpu.program import Factor
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.bundle.bundle import save_bundle

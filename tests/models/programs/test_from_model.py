@@ -153,9 +153,9 @@ def test_sizes_that_the_kernels_do_not_take_are_an_error_of_the_session() -> Non
 
 def test_without_the_library_the_refusal_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
-        raise session.CpuLibraryError("the CPU kernels are not built: python -m milkweed.kernels.cpu.build")
+        raise session.CpuLibraryError("the CPU kernels are not built: make cpu-kernels")
 
     monkeypatch.setattr(session, "fastest_set", missing)
-    assert kernels_refusal() == "the CPU kernels are not built: python -m milkweed.kernels.cpu.build"
+    assert kernels_refusal() == "the CPU kernels are not built: make cpu-kernels"
     with pytest.raises(ExportError, match="not built"):
         ProgramSession(program_of(vit(), 40))

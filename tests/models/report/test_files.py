@@ -72,7 +72,7 @@ def test_a_missing_package_is_named(bare: RunReport, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, package, None)
     drawn = replace(bare, curve=(CurvePoint(label="a", share=0.5, parameters=1, kl=0.1),))
     for attempt in (check_report_packages, lambda: write_report(drawn)):
-        with pytest.raises(ImportError, match=rf"package {package}: pip install 'milkweed\[train\]'"):
+        with pytest.raises(ImportError, match=rf"package {package}: .*train"):
             attempt()
 
 
