@@ -65,7 +65,7 @@ FROM numpy-${VARIANT} AS numpy
 
 FROM packages AS wheel
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY cli cli
 COPY inference inference
 COPY jobs jobs

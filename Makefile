@@ -1,6 +1,6 @@
 # The commands a person types; CI types the same. Everything lives in .venv; installs repeat constraints.txt.
 
-PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13,$(shell command -v python$(v))) python3)
+PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$(v))) python3)
 PORT ?= 8000
 BIN := .venv/bin
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
@@ -11,9 +11,11 @@ export PYTHONDONTWRITEBYTECODE :=
 
 CPU_KERNELS := kernels/_native/libmilkweed_cpu.so
 
-.PHONY: serve test test-all test-floors check docs audit bench kernels image lock clean
+.PHONY: serve test test-all test-floors check docs audit bench cpu-kernels kernels wheel image lock clean
 
-serve: $(CPU_KERNELS)
+# What serving needs, without PyTorch. The compiler and the package index need not wait for each other.
+serve:
+	@$(MAKE) --no-print-directory --jobs 2 .venv/.installed-serve $(CPU_KERNELS)
 	$(BIN)/milkweed serve --port $(PORT)
 
 # A file's tests stay in one process, since they share servers; JOBS=0 for all in one. Files go in their own order, so that
@@ -65,14 +67,30 @@ bench: .venv/.installed-bench
 	$(BIN)/milkweed bench decode
 	$(BIN)/milkweed bench http
 
-# The CPU kernels, for all instruction sets: needs a C++ compiler. Without them, as on a CPU that is no x86-64, PyTorch or OpenVINO
-# computes.
-$(CPU_KERNELS): .venv/.installed $(wildcard kernels/cpu/csrc/*) kernels/images/resize.h kernels/cpu/instruction_sets.py
-	-$(BIN)/python -m milkweed.kernels.cpu.build
+# The CPU kernels, for all instruction sets: needs a C++ compiler, and nothing that is installed. Without them, as on a CPU that is
+# no x86-64, PyTorch or OpenVINO computes.
+cpu-kernels: $(CPU_KERNELS)
+$(CPU_KERNELS): $(wildcard kernels/cpu/csrc/*) kernels/images/resize.h kernels/cpu/instruction_sets.py
+	-@PYTHONPATH=.typings $(PYTHON) -m milkweed.kernels.cpu.build
 
 # And the CUDA kernels: needs nvcc, no GPU. ARCH="90a" builds for one kind of GPU in a fraction of the time.
-kernels: $(CPU_KERNELS)
+kernels: $(CPU_KERNELS) .venv/.installed-torch
 	$(BIN)/python -m milkweed.kernels.native.build $(if $(ARCH),--arch $(ARCH))
+
+# What a person installs, in dist/: the sources, a wheel without CPU kernels for any machine, and one with them for Linux on x86-64,
+# both built of those sources. Nothing is in dist/ before all of it was looked at.
+WHEELS := build/wheels
+PIP_WHEEL := $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --no-cache-dir
+wheel: .venv/.installed-wheel
+	rm -rf $(WHEELS) dist
+	$(BIN)/python -m build --no-isolation --sdist --outdir $(WHEELS)
+	CXX=none $(PIP_WHEEL) --wheel-dir $(WHEELS) $(WHEELS)/*.tar.gz
+	$(PIP_WHEEL) --wheel-dir $(WHEELS)/linux $(WHEELS)/*.tar.gz
+	PATH=$(CURDIR)/$(BIN):$$PATH auditwheel repair --wheel-dir $(WHEELS) $(WHEELS)/linux/*.whl
+	rm -r $(WHEELS)/linux
+	$(BIN)/twine check --strict $(WHEELS)/*
+	$(BIN)/check-wheel-contents $(WHEELS)
+	mv $(WHEELS) dist
 
 # VARIANT=cpu for PyTorch's CPU build: no CUDA, no DALI. VARIANT=light for no PyTorch at all.
 VARIANT ?= cuda
@@ -83,20 +101,21 @@ image:
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[onnx,quantize,train]"
-	touch $@
-
-.venv/.installed-test .venv/.installed-check .venv/.installed-bench: .venv/.installed-%: .venv/.installed
+# One for each extra: `make install-models` brings what makes models, `make install-otel` what traces need.
+.PRECIOUS: .venv/.installed-%
+.venv/.installed-%: .venv/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
-	touch $@
+	@touch $@
+
+install-%: .venv/.installed-%
+	@echo "$* is installed in .venv"
 
 # What the image installs: the versions of constraints.txt, with hashes.
 COMPILE := $(BIN)/uv pip compile --quiet --upgrade --constraint constraints.txt --generate-hashes --no-emit-index-url \
 	--no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28
 
 # Take the installed versions as the new constraints.
-lock: .venv/.installed-test .venv/.installed-check .venv/.installed-bench
+lock: .venv/.installed-test .venv/.installed-check .venv/.installed-bench .venv/.installed-wheel
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.5,<1"
 	$(COMPILE) pyproject.toml --extra dali --extra grpc --extra otel --extra nvml --output-file deploy/image/cuda.txt

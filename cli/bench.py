@@ -7,7 +7,7 @@ import typer
 from .errors import FAILED, CommandError
 from .help import page
 
-MISSING = "the benchmarks are in a checkout of milkweed only: `make bench` there, or `pip install -e '.[bench]'`"
+MISSING = "the benchmarks are in a checkout of milkweed only: `make install-bench` there"
 
 
 def add_bench(app: typer.Typer) -> None:
@@ -29,7 +29,7 @@ def _missing(
     """Measure this machine (needs a checkout of milkweed).
 
     The wheel and the image hold what serves and makes models. What measures is run from a checkout, installed with
-    `make bench` or `pip install -e '.[bench]'`.
+    `make install-bench`.
 
     \b
     Example:

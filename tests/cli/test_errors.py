@@ -110,7 +110,7 @@ def test_an_installation_without_benchmarks_says_where_they_are(
     refused: Refused, monkeypatch: pytest.MonkeyPatch, rest: tuple[str, ...]
 ) -> None:
     monkeypatch.setitem(sys.modules, "milkweed.bench.commands.app", None)
-    said = "the benchmarks are in a checkout of milkweed only: `make bench` there, or `pip install -e '.[bench]'`"
+    said = "the benchmarks are in a checkout of milkweed only: `make install-bench` there"
     assert refused("bench", *rest) == said
 
 

@@ -4,7 +4,7 @@ import re
 
 # Commands that no test types, by how they begin, and why. What they name is there all the same: see parsed.py.
 NOT_RUN = (
-    (r"make (test|test-all|check|docs|kernels)\b", "takes minutes, or is what runs this"),
+    (r"make (test|test-all|check|docs|kernels|cpu-kernels|install-)", "takes minutes, or is what runs this"),
     (r"(\.venv/bin/)?pip install|apt-get|debootstrap|base=", "installs"),
     (r"docker |COMPOSE_PROFILES=gpu docker", "needs a Docker daemon"),
     (r"kubectl |rclone ", "needs a cluster, or an object store"),
