@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from importlib.util import find_spec
 from typing import Literal, get_args
 
@@ -137,12 +138,14 @@ def explained(
     batch_sizes: Sequence[int],
     left_out: Mapping[str, str],
     origin: str,
+    on: date | None = None,
 ) -> BackendChoice:
     """Say why a candidate was chosen, and log it where there was a choice.
 
     Args:
         left_out: why other backends and candidates compute nothing.
         origin: which part of the bundle is computed, in words, where there is a choice.
+        on: the day on which they were measured; None at this start.
     """
     parts = [origin] if origin else []
     if speeds:
@@ -151,7 +154,8 @@ def explained(
         ranked = sorted(others, key=lambda candidate: -speeds[candidate])
         sizes = " and ".join(map(str, sorted(set(batch_sizes))))
         times = ", ".join(f"{candidate} {speeds[candidate]:.2f}" for candidate in ranked)
-        parts.append(f"speedup over {reference}, batches of {sizes}: {times}")
+        when = "" if on is None else f", measured on {on}"
+        parts.append(f"speedup over {reference}, batches of {sizes}{when}: {times}")
     reason = "; ".join([*parts, *(f"not {name}: {why}" for name, why in left_out.items())]) or "as set"
     choice = BackendChoice(chosen.backend, reason, {str(candidate): speed for candidate, speed in speeds.items()})
     if speeds or left_out or origin:

@@ -197,3 +197,11 @@ def processor_name() -> str:
     lines = read_text(_CPU_INFO).splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine()
+
+
+def trim_heap() -> None:
+    """Return freed memory to the system where the C library would keep it for itself."""
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):
+        return  # another C library, which has no such call

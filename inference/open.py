@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,11 @@ from ..models.bundle.program_record import ACTIVATIONS, OPERATORS, ProgramRecord
 from ..models.bundle.reading import naming, read_config
 from ..models.errors import BundleError
 from ..models.programs.file import load_operators
-from .backend import BackendChoice, BackendError, Candidate, explained, fastest, find_candidates
-from .device import ITEM_BYTES, Device, resolve_device, usable_cores, use_device
+from .backend import BackendChoice, BackendError, Candidate, find_candidates
+from .choice import ChoiceCache, choose_forward, chosen_by_search
+from .device import ITEM_BYTES, Device, resolve_device, trim_heap, usable_cores, use_device
 from .forward import Forward, LanePlan, plan_lanes
 from .graph import Graph, check_version, exported_graph, graph_forward, own_graph
-from .memory import trim_heap
 from .options import InferenceOptions
 from .pipeline import GPU_BATCH_SIZE, Pipeline, default_batch_size
 from .program import program_forward, session_forward
@@ -103,11 +104,14 @@ class ReadBundle:
 DEFAULT_OPTIONS = InferenceOptions()
 
 
-def open_model(path: Path, options: InferenceOptions = DEFAULT_OPTIONS, version: str | None = None) -> OpenedModel:
+def open_model(
+    path: Path, options: InferenceOptions = DEFAULT_OPTIONS, version: str | None = None, *, remembers: bool = True
+) -> OpenedModel:
     """Open a bundle. It runs on the thread that will own the device; whatever is raised, nothing stays open.
 
     Args:
         version: the only one to open, whatever lies there by now; None opens any.
+        remembers: which backend was the fastest is kept for the next start.
 
     Raises:
         ValueError: (BundleError, DeviceError, BackendError) one line that says what is wrong; a wrong answer to the
@@ -123,7 +127,7 @@ def open_model(path: Path, options: InferenceOptions = DEFAULT_OPTIONS, version:
         opened.callback(loader.close)
         loaded = time.perf_counter()
         loader.warm_up(max_batch_size)
-        forward, choice = _fastest_forward(bundle, (1, max_batch_size))
+        forward, choice = _chosen_forward(bundle, (1, max_batch_size), remembers)
         opened.callback(forward.close)
         pipeline = Pipeline(
             loader,
@@ -202,33 +206,26 @@ def check_answers(bundle: ReadBundle, forward: Forward) -> None:
         forward.check_golden(bundle.golden, "int8" if record is not None and record.precision == "int8" else None)
 
 
-def _fastest_forward(bundle: ReadBundle, batch_sizes: Sequence[int]) -> tuple[Forward, BackendChoice]:
-    """The fastest of the forwards that answer rightly, warm, and why it is that; all others are closed.
-
-    Raises:
-        BackendError, BundleError: why the first candidate cannot compute the bundle, where none can.
-    """
-    forwards: dict[Candidate, Forward] = {}
-    left_out, first_error, chosen = dict(bundle.refused), None, None
-    try:
-        with bundle.temporary:
-            for candidate in bundle.candidates:
-                try:
-                    forwards[candidate] = _warm_forward(bundle, candidate, batch_sizes)
-                except (BackendError, BundleError) as error:
-                    left_out[str(candidate)] = str(error)
-                    what = (
-                        f"backend {candidate.backend}" if isinstance(error, BackendError) else f"bundle {bundle.path}"
-                    )
-                    first_error = first_error or type(error)(f"{what}: {error}")
-        if first_error is not None and not forwards:
-            raise first_error
-        chosen, speeds = fastest(forwards, batch_sizes)
-    finally:
-        for candidate, forward in forwards.items():
-            if candidate != chosen:
-                forward.close()
-    return forwards[chosen], explained(chosen, speeds, batch_sizes, left_out, bundle.origin)
+def _chosen_forward(bundle: ReadBundle, batch_sizes: Sequence[int], remembers: bool) -> tuple[Forward, BackendChoice]:
+    """The forward that `choose_forward` takes, and why; raises what that raises, with what failed before it."""
+    options, candidates = bundle.options, bundle.candidates
+    measures = options.backend == "auto" or not (options.one_shot or options.tuning == "off")
+    if not measures:
+        chosen = chosen_by_search(bundle.config.metrics)
+        candidates = sorted(candidates, key=lambda candidate: str(candidate) != chosen)
+    writes = remembers and not options.one_shot
+    cache = ChoiceCache(options, bundle.config.version, candidates, bundle.plan, batch_sizes, writes=writes)
+    with bundle.temporary:
+        warm = partial(_warm_forward, bundle, batch_sizes=batch_sizes)
+        refused, origin = bundle.refused, bundle.origin
+        try:
+            return choose_forward(
+                warm, candidates, batch_sizes, cache, measures=measures, refused=refused, origin=origin
+            )
+        except BackendError as error:
+            raise BackendError(f"backend {candidates[0].backend}: {error}") from error
+        except BundleError as error:
+            raise BundleError(f"bundle {bundle.path}: {error}") from error
 
 
 def _warm_forward(bundle: ReadBundle, candidate: Candidate, batch_sizes: Sequence[int]) -> Forward:
@@ -236,7 +233,8 @@ def _warm_forward(bundle: ReadBundle, candidate: Candidate, batch_sizes: Sequenc
     with ExitStack() as unless_it_is_right:
         forward = make_forward(bundle, candidate)
         unless_it_is_right.callback(forward.close)
-        forward.warm_up(batch_sizes)
+        if not bundle.options.one_shot:
+            forward.warm_up(batch_sizes)
         check_answers(bundle, forward)
         unless_it_is_right.pop_all()
     return forward

@@ -16,8 +16,11 @@ class InferenceOptions:
         dtype: as `resolve_dtypes` takes it.
         max_batch_size: images of one forward at most; 0 = as many as keep the device busy.
         lanes, threads_per_lane, micro_batch, decode_threads: 0 = chosen for the model and the machine.
-        fusion, tuning, tuning_cache, cuda_graphs: for a GPU.
+        fusion, cuda_graphs: for a GPU.
         cpu_graphs: for a CPU.
+        tuning: what is measured: what is not in the cache, nothing, or all.
+        tuning_cache: folder of what was measured; auto = in the user's cache.
+        one_shot: for a few images of one process: nothing is measured, timed or recorded before the first one.
         limits: of one image.
     """
 
@@ -35,5 +38,6 @@ class InferenceOptions:
     tuning_cache: str = "auto"
     cuda_graphs: bool = True
     cpu_graphs: bool = True
+    one_shot: bool = False
     dali: DaliOptions = field(default_factory=DaliOptions)
     limits: ImageLimits = DEFAULT_LIMITS

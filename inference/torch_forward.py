@@ -91,7 +91,7 @@ def torch_forward(
         dtype=dtype,
         size=size,
         graph_batch_sizes=graphs,
-        cpu_graphs=options.cpu_graphs,
+        cpu_graphs=options.cpu_graphs and not options.one_shot,
         fusion=fusion,
     )
 

@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, overload
@@ -41,12 +42,13 @@ def open_local(
         ValueError: one line that says what is wrong.
     """
     path = Path(str(files("milkweed.models") / "demo")) if bundle == "demo" else Path(bundle)
-    # What a server has measured on this machine is used; a measurement of its own would take longer than most work.
+    # What a server or a search has measured on this machine is used; to measure would take longer than most work.
     chosen = {"device": device, "tuning": "off", "cuda_graphs": False, "max_image_bytes": max_image_bytes}
     if "formats" not in settings_environment():
         chosen["formats"] = LOCAL_FORMATS
     settings = load_settings(chosen, serving=False)
-    return LocalModel(path.resolve().name, open_model(path, inference_options(settings)), settings.top_k)
+    options = replace(inference_options(settings), one_shot=True)
+    return LocalModel(path.resolve().name, open_model(path, options), settings.top_k)
 
 
 class LocalModel:

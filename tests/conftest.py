@@ -16,6 +16,7 @@ import torch
 
 from milkweed.inference import backend, device
 from milkweed.inference.device import usable_cores
+from milkweed.models import measurements
 from milkweed.models.onnx import openvino_session
 from milkweed.server.telemetry.system_metrics import container_memory
 
@@ -101,6 +102,14 @@ def openvino_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(openvino_session, "user_cache", lambda: folder)
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_remembered() -> Iterator[None]:
+    """Which backend was the fastest is measured by every test that opens a model, and kept by none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measurements, "user_folder", lambda: None)
+        yield
 
 
 @pytest.fixture(scope="session")  # so that fixtures of a module may be async too

@@ -1,4 +1,4 @@
-"""Keeps what the tuner found from one start to the next, in a JSON file for each device that processes share.
+"""Keeps what was measured from one start to the next, in JSON files that processes share: one for each device.
 
 A file that is missing or broken costs new measurements and one warning, never a start. Presets are files of the same
 form that come with the package and are only read.
@@ -31,10 +31,11 @@ class TuningCache:
     Args:
         path: the file; with None, everything stays in memory.
         presets: files that are read if `path` does not have a key.
+        limit: the file keeps so many entries, those that were put last.
     """
 
-    def __init__(self, path: Path | None = None, presets: Sequence[Path] = ()) -> None:
-        self.path = path
+    def __init__(self, path: Path | None = None, presets: Sequence[Path] = (), limit: int | None = None) -> None:
+        self.path, self._limit = path, limit
         self._presets = presets
         self._own: dict[str, Any] | None = None
         self._preset: dict[str, Any] | None = None
@@ -62,9 +63,10 @@ class TuningCache:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{self.path}.lock", timeout=LOCK_SECONDS):
-                entries = {**self._read(self.path), key: value}
+                others = [item for item in self._read(self.path).items() if item[0] != key]
+                entries = dict([*others, (key, value)][-self._limit if self._limit else 0 :])
                 _replace(self.path, json.dumps({"format": FORMAT, "entries": entries}, indent=1))
-        except (OSError, Timeout) as error:
+        except (OSError, NotImplementedError, Timeout) as error:  # NFS may have no locks
             self._warn(self.path, f"cannot be written ({error}): what was measured is lost with this process")
             return
         self._own = {**entries, **self._own}
@@ -78,7 +80,7 @@ class TuningCache:
         except OSError as error:
             self._warn(path, f"cannot be read ({error.strerror})")
             return {}
-        except ValueError:
+        except (ValueError, RecursionError):
             self._warn(path, "is not JSON: ignored")
             return {}
         match content:

@@ -145,7 +145,8 @@ def _answer(request: bytes) -> dict[str, Any]:
     path, options, memory_bytes = pickle.loads(request)
     _limit(memory_bytes)
     try:
-        return {"version": open_model(path, options).config.version}
+        # What fails for want of the child's memory must not be remembered.
+        return {"version": open_model(path, options, remembers=False).config.version}
     except Exception as error:
         kind, text = type(error).__name__ if is_ours(error) else "", str(error)
         # The words of native libraries for a failed allocation differ, but for this one.

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from ...inference.memory import trim_heap
+from ...inference.device import trim_heap
 from ..config.aliases import AliasError, AliasTarget, check_alias, targets_of
 from ..config.model_limits import check_limited
 from ..config.settings import OFF, Settings

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from milkweed.inference import backend
+from milkweed.inference import backend, choice
 from milkweed.inference import open as opening
 from milkweed.inference.backend import Candidate
 from milkweed.inference.forward import Forward, LanePlan
@@ -48,7 +48,7 @@ def fail(*_: Any, **__: Any) -> Any:
         (opening, "plan_lanes"),
         (TorchForward, "__init__"),
         (Forward, "warm_up"),
-        (opening, "fastest"),
+        (choice, "fastest"),
         (Forward, "check_golden"),
         (Pipeline, "__init__"),
         (opening, "trim_heap"),
