@@ -37,8 +37,7 @@ def print_search(frontier: "Frontier") -> None:
     chosen, dense, peer = frontier.chosen, frontier.dense, frontier.peer
     speed = f"speedup {chosen.speedup:.2f} over dense in {_text(dense.computed_by)}"
     if peer is not None:
-        faster = min(peer.ms[batch] / ms for batch, ms in chosen.ms.items())
-        speed += f" ({faster:.2f} over {_text(peer.computed_by)})"
+        speed += f" ({frontier.peer_speedup:.2f} over {_text(peer.computed_by)})"
     quality, agreement = chosen.quality, chosen.quality.agreement
     same = f"top-1 agreement {agreement.value:.1f} % [{agreement.low:.1f}, {agreement.high:.1f}]"
     top1 = ""

@@ -144,6 +144,11 @@ class Frontier:
         )
 
     @property
+    def peer_speedup(self) -> float:
+        """The chosen model's speedup over `peer`, at the batch size where that is least; 0 without one."""
+        return 0.0 if self.peer is None else min(self.peer.ms[batch] / ms for batch, ms in self.chosen.ms.items())
+
+    @property
     def chosen(self) -> FrontierModel:
         """The model that was written."""
         return next(model for model in self.models if model.chosen)

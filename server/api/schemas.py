@@ -142,6 +142,13 @@ class DenseTime(BaseModel):
     ms: float = Field(description="an image")
 
 
+class PeerSpeedup(BaseModel):
+    """The fastest dense model in bfloat16 by another backend than milkweed's."""
+
+    computed_by: str = Field(examples=["openvino bfloat16"])
+    speedup: float = Field(description="of the chosen model over it, at the batch size where that is least")
+
+
 Interval = tuple[float, float, float]
 """A mean over the images, and the ends of its 95 % interval."""
 
@@ -152,6 +159,7 @@ class Tried(BaseModel):
     name: str = Field(examples=["class token last, int8"])
     computed_by: str = Field(examples=["openvino bfloat16"])
     ms: float = Field(description="an image")
+    speedup: float = Field(description="over the dense model, at the batch size where that is least")
     kl: Interval = Field(description="to the dense model's answers, nats: the mean and the ends of its 95 % interval")
     agreement: Interval = Field(description="percent of images with the dense model's answer")
     top1_change: Interval | None = Field(description="points; null where the images had no labels")
@@ -167,6 +175,7 @@ class SearchSummary(BaseModel):
     images: int = Field(description="of the held-out set")
     measured_on: str = Field(examples=["AMD EPYC, 2 cores"], description="empty where that is not on record")
     dense: DenseTime
+    peer: PeerSpeedup | None = Field(description="null where none was measured")
     models: list[Tried] = Field(description="the fastest first")
 
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from ...models.report.frontier import ConfidenceInterval, Frontier, pareto_frontier
+from ...models.report.frontier import ConfidenceInterval, Frontier, FrontierModel, pareto_frontier
 
 logger = logging.getLogger("milkweed.opening")
 
@@ -23,26 +23,28 @@ def search_summary(name: str, metrics: Mapping[str, Any]) -> dict[str, Any] | No
     if frontier is None:
         return None
     batch = 1 if 1 in frontier.batches else frontier.batches[0]
-    ahead = pareto_frontier(frontier.models, batch)
+    ahead, peer = pareto_frontier(frontier.models, batch), frontier.peer
+    ordered = sorted(frontier.models, key=lambda model: model.ms[batch])
     return {
         "batch": batch,
         "images": frontier.images,
         "measured_on": frontier.measured_on,
         "dense": {"computed_by": frontier.dense.computed_by, "ms": _short(frontier.dense.ms[batch])},
-        "models": [
-            {
-                "name": model.name,
-                "computed_by": model.computed_by,
-                "ms": _short(model.ms[batch]),
-                "kl": _interval(model.quality.kl),
-                "agreement": _interval(model.quality.agreement),
-                "top1_change": None if model.quality.top1 is None else _interval(model.quality.top1),
-                "bytes": model.bytes,
-                "on_front": model in ahead,
-                "chosen": model.chosen,
-            }
-            for model in sorted(frontier.models, key=lambda model: model.ms[batch])
-        ],
+        "peer": None if peer is None else {"computed_by": peer.computed_by, "speedup": _short(frontier.peer_speedup)},
+        "models": [_row(model, batch) | {"on_front": model in ahead, "chosen": model.chosen} for model in ordered],
+    }
+
+
+def _row(model: FrontierModel, batch: int) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "computed_by": model.computed_by,
+        "ms": _short(model.ms[batch]),
+        "speedup": _short(model.speedup),
+        "kl": _interval(model.quality.kl),
+        "agreement": _interval(model.quality.agreement),
+        "top1_change": None if model.quality.top1 is None else _interval(model.quality.top1),
+        "bytes": model.bytes,
     }
 
 

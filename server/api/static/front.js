@@ -12,11 +12,10 @@ export function showClaims(box, models) {
 }
 
 function claimOf({ label, search }) {
-  const { dense, images, measured_on, models } = search;
-  const { ms, agreement } = chosenOf(search);
-  const peer = models.find(({ name, computed_by }) => name === "dense" && /^(?!milkweed).*bfloat16$/.test(computed_by));
-  const beside = peer ? ` (${inTimes(peer.ms / ms)} over ${peer.computed_by})` : "";
-  const speed = `speedup ${inTimes(dense.ms / ms)} over its dense model in ${dense.computed_by}${beside}`;
+  const { dense, peer, images, measured_on } = search;
+  const { ms, speedup, agreement } = chosenOf(search);
+  const beside = peer ? ` (${inTimes(peer.speedup)} over ${peer.computed_by})` : "";
+  const speed = `speedup ${inTimes(speedup)} over its dense model in ${dense.computed_by}${beside}`;
   const [same, low, high] = agreement.map(inPoints);
   const said = `${label}: ${speed}, top-1 agreement ${same} % [${low}, ${high}]`;
   const where = measured_on ? `, on ${measured_on}` : "";
@@ -39,7 +38,7 @@ export function showFront(section, models) {
   const words = `Chosen: ${name}, ${inMs(ms)}; dense: ${inMs(dense.ms)}.`;
   picture.setAttribute("aria-label", `KL to the dense model against milliseconds an image. ${words}`);
   picture.replaceChildren(...pictureOf(search, picture.clientWidth));
-  table.replaceChildren(denseRow(dense), ...measured.map((row) => modelRow(row, dense)));
+  table.replaceChildren(denseRow(dense), ...measured.map(modelRow));
 }
 
 function chosenOf({ models }) {
@@ -50,11 +49,11 @@ function denseRow(dense) {
   return makeRow(["dense ", make("small", dense.computed_by)], [inMs(dense.ms), "1.0 ×", "100", "0", "", ""]);
 }
 
-function modelRow(model, dense) {
+function modelRow(model) {
   const mark = model.chosen ? "chosen" : model.on_front ? "on the front" : "";
   return makeRow([`${model.name} `, make("em", mark), make("small", model.computed_by)], [
     inMs(model.ms),
-    `${inTimes(dense.ms / model.ms)} ×`,
+    `${inTimes(model.speedup)} ×`,
     interval(model.agreement, inPoints),
     interval(model.kl, (kl) => String(Number(kl.toPrecision(2)))),
     model.top1_change ? interval(model.top1_change, signed) : "",
@@ -138,10 +137,10 @@ function rank({ chosen, on_front }) {
 
 /** The name is up and left of the dot, where no model of the front can be; right of it where there is no room. */
 function nameOfChosen(search, width, { maxMs, x, y }) {
-  const { ms, kl } = chosenOf(search);
+  const { ms, speedup, kl } = chosenOf(search);
   const isLeft = (ms / maxMs) * width > NAME_PX;
   const place = isLeft ? { dx: 4, y: y(kl[1]), "text-anchor": "end" } : { dx: 13, y: y(kl[0]) };
-  return ["chosen", `${inMs(ms)}, ${inTimes(search.dense.ms / ms)} ×`].map((text, row) =>
+  return ["chosen", `${inMs(ms)}, ${inTimes(speedup)} ×`].map((text, row) =>
     draw("text.name.chosen", { x: x(ms), ...place, dy: (isLeft ? -30 : 14) + 16 * row }, text),
   );
 }

@@ -12,11 +12,12 @@ from ...support.frontiers import MODELS, record
 def test_it_is_of_one_image_at_a_time() -> None:
     found = search_summary("fast", {"search": record()})
     assert found is not None
-    assert {name: found[name] for name in ("batch", "images", "measured_on", "dense")} == {
+    assert {name: found[name] for name in ("batch", "images", "measured_on", "dense", "peer")} == {
         "batch": 1,
         "images": 500,
         "measured_on": "AMD EPYC, 2 cores",
         "dense": {"computed_by": "openvino float32", "ms": 26.4},
+        "peer": {"computed_by": "openvino bfloat16", "speedup": 1.724},
     }
     models = found["models"]
     assert [model["ms"] for model in models] == sorted(row[3] for row in MODELS)
@@ -28,6 +29,7 @@ def test_it_is_of_one_image_at_a_time() -> None:
         "name": MODELS[3][0],
         "computed_by": "openvino bfloat16",
         "ms": 8.7,
+        "speedup": 3.034,  # of both batch sizes the least, as `milkweed inspect` prints it
         "kl": pytest.approx([0.0261, 0.0261 * 0.85, 0.0261 * 1.15], rel=1e-3),
         "agreement": pytest.approx([92.6, 92.6 - half, 92.6 + half], rel=1e-3),
         "top1_change": pytest.approx([-0.2, -0.2 - half, -0.2 + half], rel=1e-3),
