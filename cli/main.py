@@ -6,11 +6,18 @@ import io
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
 DEBUG = "--debug"
+
+SLOW = {*("bench", "classify", "compress", "convert", "densify", "doctor"), *("evaluate", "export", "import")}
+SLOW |= {"inspect", "serve", "train"}
+"""Commands that take long, or import what takes long, before they have anything to say."""
+
+QUIET_SECONDS = 0.7
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,8 +27,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments without the program's name; None takes those of the process.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    with _starting() if _command(args) == "serve" else contextlib.nullcontext():
+    with _starting() if _command(args) == "serve" else contextlib.nullcontext(), _told(_command(args), args):
         return _main(args)
+
+
+@contextlib.contextmanager
+def _told(command: str, args: Sequence[str]) -> Iterator[None]:
+    """Say on a terminal, within a second, that a slow command is at work: PyTorch alone takes seconds to import."""
+    if command not in SLOW or not sys.stderr.isatty() or not {"-h", "--help"}.isdisjoint(args):
+        yield
+        return
+    line = f"milkweed: {command} is starting"
+    timer = threading.Timer(QUIET_SECONDS, print, [line], {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _main(args: list[str]) -> int:

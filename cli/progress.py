@@ -20,15 +20,16 @@ Update = Callable[[int, int], None]
 
 
 @contextmanager
-def progress(what: str, unit: str) -> Iterator[Update]:
+def progress(what: str, unit: str, *, is_whole: bool = True) -> Iterator[Update]:
     """Show how far the block is; the block calls what it is given.
 
     Args:
         what: the name of the work, such as "evaluate".
         unit: what is counted, such as "images".
+        is_whole: whether the time that is left of it is the command's; else none is shown.
     """
     if not sys.stderr.isatty():
-        yield _log_lines(what, unit)
+        yield _log_lines(what, unit, is_whole)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -38,7 +39,7 @@ def progress(what: str, unit: str) -> Iterator[Update]:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
+        *([TimeRemainingColumn()] if is_whole else []),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task, started = bars.add_task(what, total=None, rate=""), time.monotonic()
@@ -52,7 +53,12 @@ def progress(what: str, unit: str) -> Iterator[Update]:
 
 @contextmanager
 def job_progress(
-    prefix: str = "", *, units: Mapping[str, str] | None = None, row: Callable[[Mapping[str, Any]], str] = str
+    prefix: str = "",
+    *,
+    units: Mapping[str, str] | None = None,
+    row: Callable[[Mapping[str, Any]], str] = str,
+    resumes: bool = False,
+    is_search: bool = False,
 ) -> Iterator["Progress"]:
     """Show how far a job is: a bar for each step, one after the other, and its notes as lines.
 
@@ -60,23 +66,37 @@ def job_progress(
         prefix: stands before the name of each step.
         units: what each step counts, by its name; "done" where it is not there.
         row: describes a row of a training's history for a person.
+        resumes: the same command goes on after Ctrl-C, which is said then.
+        is_search: the job's notes tell the time that is left of all steps; no step tells its own.
     """
     from ..models.progress import Progress
 
-    with ExitStack() as bar:
+    with _interrupted(resumes), ExitStack() as bar:
         shown: dict[str, Update] = {}
 
         def step(name: str, done: int, total: int) -> None:
             if name not in shown:
                 bar.close()  # a terminal shows one bar at a time
                 shown.clear()
-                shown[name] = bar.enter_context(progress(prefix + name, (units or {}).get(name, "done")))
+                unit = (units or {}).get(name, "done")
+                shown[name] = bar.enter_context(progress(prefix + name, unit, is_whole=not is_search))
             shown[name](done, total)
             if done >= total:  # notes that follow are not drawn over
                 bar.close()
                 shown.clear()
 
         yield Progress(step, lambda figures: note(row(figures)), lambda text: note(one_line(text)))
+
+
+@contextmanager
+def _interrupted(resumes: bool) -> Iterator[None]:
+    """Say after Ctrl-C what becomes of the work."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if resumes:
+            note("interrupted: the same command goes on from here")
+        raise
 
 
 def epoch_line(row: Mapping[str, Any]) -> str:
@@ -86,7 +106,7 @@ def epoch_line(row: Mapping[str, Any]) -> str:
     return f"{row.get('phase', 'distillation')}: epoch {row['epoch']}, {', '.join(figures)}"
 
 
-def _log_lines(what: str, unit: str) -> Update:
+def _log_lines(what: str, unit: str, is_whole: bool = True) -> Update:
     """Print progress as plain lines, at most one every LOG_SECONDS; short work prints nothing."""
     started = written = time.monotonic()
 
@@ -97,7 +117,7 @@ def _log_lines(what: str, unit: str) -> Update:
             return
         written = now
         rate = done / max(1e-9, now - started)
-        left = f", {(total - done) / rate:.0f} s left" if done else ""
+        left = f", {(total - done) / rate:.0f} s left" if done and is_whole else ""
         note(f"{what}: {done} of {total} {unit}, {rate:.1f} {unit}/s{left}")
 
     return update

@@ -54,7 +54,7 @@ def compress(options: CompressOptions) -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     job = _job(options)
-    with job_progress("compress: ", row=epoch_line) as progress:
+    with job_progress("compress: ", row=epoch_line, resumes=options.recover is not None) as progress:
         report = compress(job, progress)
     if options.plot is not None:
         from ...models.report import plot_report

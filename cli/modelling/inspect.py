@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 COMMON = ("kind", "in_features", "out_features", "bias")
 """The members that the structure of every layer has."""
 
+UNUSED: tuple[object, ...] = (None, "", {}, False)
+"""Values of arguments that say that an option was not used."""
+
+LINE = 120
+"""Characters of a command's line, which begins with what matters."""
+
 BundleToInspect = Annotated[
     Path | None,
     typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not given.", parser=bundle_path),
@@ -182,18 +188,37 @@ def _print(document: Mapping[str, Any], layers: bool) -> None:
 def _print_history(document: Mapping[str, Any]) -> None:
     """Print the metrics and the provenance, without a search's record, which is printed apart."""
     for title in ("metrics", "provenance"):
-        values = {name: value for name, value in flattened(document[title]).items() if value not in (None, "", {})}
+        shown = {name: value for name, value in document[title].items() if name != "commands"}
+        values = {name: value for name, value in flattened(shown).items() if value not in (None, "", {})}
         flat = {f"  {name}": value for name, value in values.items() if not _of_search(name)}
+        if title == "provenance":
+            flat |= _commands(document[title].get("commands", ()))
         if flat or not document[title]:
             print(f"\n{title}")
             print_fields(flat or {"  none on record": ""})
 
 
+def _commands(steps: object) -> dict[str, object]:
+    """A line for each command that made the bundle, as far as the record can be read; --json has all of it."""
+    from ...models.report.terms import duration
+
+    lines: dict[str, object] = {}
+    for number, step in enumerate(steps if isinstance(steps, list | tuple) else (), 1):
+        try:
+            version, took = step["versions"]["milkweed"], duration(float(step["seconds"]))
+            arguments = {name: value for name, value in flattened(step["arguments"]).items() if value not in UNUSED}
+            said = ", ".join(f"{name} {value}" for name, value in arguments.items())
+            lines[f"  {number}  {step['command']}"] = f"{took}, milkweed {version}: {said}"[:LINE]
+        except (AttributeError, KeyError, TypeError, ValueError):
+            lines[f"  {number}"] = str(step)[:LINE]
+    return lines
+
+
 def _of_search(name: str) -> bool:
-    """Whether a flattened name belongs to a search's record, of this bundle or of one that it was made from."""
+    """Whether a flattened name belongs to a search's record."""
     from ...models.report.frontier import SEARCH
 
-    return name.startswith(f"{SEARCH}.") or f".input_metrics.{SEARCH}." in name
+    return name.startswith(f"{SEARCH}.")
 
 
 def _share(actual: int, dense: int) -> str:

@@ -43,7 +43,7 @@ def search(options: CompressOptions) -> None:
     from ...models.report.frontier import SEARCH
 
     job = replace(_job(options), source=_source(options))  # what was asked for is right; now it may take time
-    with job_progress("compress: ", row=epoch_line) as progress:
+    with job_progress("compress: ", row=epoch_line, resumes=True, is_search=True) as progress:
         result, config = compress(job, progress)
     if job.source != options.bundle:
         rmtree(job.source)

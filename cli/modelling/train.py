@@ -49,7 +49,8 @@ def train(options: TrainOptions) -> None:
         device = local_device(device)
     use_device(device)
     job = _job(options, device)
-    shown = job_progress(units={"read": "images", "train": "steps"}, row=partial(describe, epochs=options.epochs))
+    units, row = {"read": "images", "train": "steps"}, partial(describe, epochs=options.epochs)
+    shown = job_progress(units=units, row=row, resumes=True)
     with joined(options.parallel, device) as processes, shown as progress:
         rank_progress = progress if processes.rank == 0 else Progress()
         outcome = train(job, rank_progress, processes=processes, command=command_line())

@@ -49,7 +49,7 @@ def build() -> "FastAPI":
 
     settings = load_settings()
     refuse_sockets(settings)
-    configure_logs(settings.log_level)
+    configure_logs(settings.log_level, settings.log_format)
 
     def prepared(error: BaseException | None) -> None:
         if error is None:

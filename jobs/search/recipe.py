@@ -1,6 +1,6 @@
 """The recipes of a search: what it may do to a model, and the names that a person reads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -130,3 +130,10 @@ def mergings(depth: int, class_token: bool) -> Iterator[TokenMerging]:
         for every in EVERY:
             for share in MERGED_SHARES:
                 yield TokenMerging(start, every, share, PROTECT if class_token else 0.0)
+
+
+def spread(items: Sequence[Any], most: int) -> list[Any]:
+    """At most so many of the items, the first and the last among them, the others evenly between."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]

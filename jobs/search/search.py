@@ -25,11 +25,11 @@ from ...models.progress import SILENT, Progress
 from ...models.report.frontier import pareto_frontier
 from ..train_split import digest
 from .baseline import Baseline
-from .distil import distil
+from .distil import TRAINED_IMAGES, distil
 from .evaluator import DENSE, CandidateEvaluator, SearchCandidate, ours_refusal
 from .job import SearchJob
 from .pace import Pace
-from .recipe import ENOUGH_KL, FULL_WIDTH, QUANTIZATIONS, QuantizationConfig, Recipe, mergings
+from .recipe import ENOUGH_KL, FULL_WIDTH, QUANTIZATIONS, QuantizationConfig, Recipe, mergings, spread
 from .selection import MeasuredCandidate, fastest, pick, speedup
 from .trials import Trials
 from .widths import smaller
@@ -78,6 +78,9 @@ class Search:
             progress.note(f"going on with the unfinished search in {job.work}")
         self.evaluator = CandidateEvaluator(self.baseline, job, self.trials, self.progress)
         self.pace = Pace(progress, 2 + MEASURED + self._trained)
+        image = self._image_seconds = min(self.evaluator.dense.ms.values()) / 1e3
+        screening = len(self._plans(TokenPlan())) * SCREENED_IMAGES * image
+        self.pace.expect_seconds(screening=screening, training=self._trained * TRAINED_IMAGES * image)
 
     def run(self) -> SearchResult:
         """Search, and choose.
@@ -95,6 +98,7 @@ class Search:
         else:
             cost = self._screened(best.tokens)
             self._schedules(cost, self._mergeable(best, kl, cost))
+        self.pace.expect_seconds(screening=0.0)
         if self.job.distil:
             self._distilled()
         seconds = time.perf_counter() - self.started
@@ -166,11 +170,15 @@ class Search:
         others = {config: value for config, value in kl.items() if not config.per_channel}
         return replace(best, quantization=self._best_quantization(best.floating, others))
 
+    def _plans(self, tokens: TokenPlan) -> list[TokenPlan]:
+        """The token schedules that are screened."""
+        model = self.baseline.model
+        has_class_token = getattr(model, "cls_token", None) is not None
+        return [TokenPlan(merging, tokens.class_last) for merging in mergings(token_depth(model), has_class_token)]
+
     def _screened(self, tokens: TokenPlan) -> dict[TokenPlan, int]:
         """Multiply-accumulates of token schedules that no other one beats in KL with as many, the least KL first."""
-        model = self.baseline.model
-        class_token = getattr(model, "cls_token", None) is not None
-        plans = [TokenPlan(merging, tokens.class_last) for merging in mergings(token_depth(model), class_token)]
+        plans = self._plans(tokens)
         if not plans or not self._takes(plans[0], "token merging"):
             return {}
         kl: dict[TokenPlan, float] = {}
@@ -203,9 +211,9 @@ class Search:
         """
         target, plans = self._target_speedup(), list(cost)
         if target is None or not plans:
-            spread = _spread(plans, MEASURED)
-            self.pace.expect(len(spread) + self._trained)
-            for plan in spread:
+            measured = spread(plans, MEASURED)
+            self.pace.expect(len(measured) + self._trained)
+            for plan in measured:
                 self._measure(replace(best, tokens=plan))
             return
         whole, now = macs(self.evaluator.model(best), self.baseline.size).total, self._speedup(best)
@@ -263,10 +271,13 @@ class Search:
         place = ordered.index(chosen) if chosen in ordered else 0
         by_model = {measured: candidate.recipe for candidate, measured in self.evaluator.measured.items()}
         near = [by_model[model] for model in ordered[max(0, place - DISTILLED + 1) : place + 1]]
-        for recipe in dict.fromkeys(recipe for recipe in near if recipe.tokens.merging or recipe.widths != FULL_WIDTH):
-            trained = replace(recipe, distilled=True)
+        left = list(dict.fromkeys(recipe for recipe in near if recipe.tokens.merging or recipe.widths != FULL_WIDTH))
+        self.pace.expect(len(left))
+        while left:
+            trained = replace(left.pop(0), distilled=True)
             if not self.evaluator.weights_file(trained).exists():
                 distil(self.evaluator, trained, self.progress)
+            self.pace.expect_seconds(training=len(left) * TRAINED_IMAGES * self._image_seconds)
             self._measure(trained)
 
     def _pick(self) -> SearchCandidate:
@@ -291,10 +302,3 @@ class Search:
             "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {usable_cores()} cores",
             "versions": library_versions(),
         }
-
-
-def _spread(items: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of the items, the first and the last among them, the others evenly between."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]

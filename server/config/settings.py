@@ -107,9 +107,10 @@ class Settings(BaseModel):
         default="auto", description="CUDA: auto = blocks on our kernels; off = plain PyTorch"
     )
     tuning: Literal["auto", "off", "force"] = Field(
-        default="auto", description="CUDA: kernels measured at start: auto = those not in the cache, off, force = all"
+        default="auto",
+        description="measured at start, CUDA: kernels, CPU: backends; auto = those not in the cache, off, force = all",
     )
-    tuning_cache: str = _named("auto", "CUDA: folder of what was measured; auto = in the user's cache")
+    tuning_cache: str = _named("auto", "folder of what was measured; auto = in the user's cache")
     cuda_graphs: bool = Field(default=True, description="CUDA: capture the forward at start, for each batch size")
 
     repository: str = _named(OFF, "folder of bundles to serve: NAME or NAME/NUMBER")
@@ -183,6 +184,9 @@ class Settings(BaseModel):
         default=60.0, gt=0, le=3600, description="seconds a batch may take before /livez says dead"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
+    log_format: Literal["auto", "json", "text"] = Field(
+        default="auto", description="of the log on stderr: auto = text on a terminal, else json"
+    )
     access_log: float = _number(0.0, 0, 1, "share of requests with a log line; above 0 also all that fail by our fault")
     otlp_endpoint: str = Field(
         default=OFF,

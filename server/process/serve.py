@@ -56,7 +56,7 @@ def run_server(settings: Settings, bundles: Mapping[str, Path]) -> int:
     Raises:
         PortError: a port is in use or not ours to take.
     """
-    configure_logs(settings.log_level)
+    configure_logs(settings.log_level, settings.log_format)
     imports = _seconds_since_start()
     sys.setswitchinterval(SWITCH_SECONDS)
     with contextlib.suppress(OSError, ValueError):  # stderr may not be a file

@@ -1,4 +1,4 @@
-"""Writes logs as JSON lines to stderr, with the ids of the request and its trace."""
+"""Writes logs to stderr, as JSON lines with the ids of the request and its trace, or as text for a person."""
 
 import json
 import logging
@@ -6,6 +6,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+from ...models.errors import printable
 from .trace_context import current_span
 
 ACCESS = "milkweed.access"
@@ -36,10 +37,31 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure_logs(level: str) -> None:
-    """Send all logs of the process to stderr as JSON lines; libraries log only warnings."""
+class TextFormatter(logging.Formatter):
+    """Writes one line for a person: time, level, logger, message, what `extra` brought, then the traceback.
+
+    What a terminal might obey is escaped, since clients' words may be in it.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        event = getattr(record, "event", {})
+        facts = {"request_id": record.request_id, **event} if hasattr(record, "request_id") else event
+        time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        head = f"{time} {record.levelname.lower()} {record.name.removeprefix('milkweed.')}: {record.getMessage()}"
+        line = " ".join([head, *(f"{name}={value}" for name, value in facts.items())])
+        trace = self.formatException(record.exc_info).splitlines() if record.exc_info else []
+        return "\n".join(printable(part) for part in [line, *trace])
+
+
+def configure_logs(level: str, form: str = "json") -> None:
+    """Send all logs of the process to stderr, a line each; libraries log only warnings.
+
+    Args:
+        form: json, text, or auto: text where stderr is a terminal.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter())
+    is_text = form == "text" or (form == "auto" and sys.stderr.isatty())
+    handler.setFormatter(TextFormatter() if is_text else JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

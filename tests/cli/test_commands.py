@@ -1,5 +1,7 @@
 """Tests what import, compress, densify, inspect, classify and models do and print, for a person and as JSON."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,21 @@ def test_inspect_prints_a_text_for_a_person(milkweed: Milkweed, bundle: Path) ->
     assert "linear layers  17, 4 of them Monarch\n" in ran.out
     assert "\nmetrics\n  top1  12.5\n" in ran.out
     assert "\nprovenance\n  source.file  made.pth\n" in ran.out
+
+
+def test_inspect_prints_a_line_a_command(milkweed: Milkweed, bundle: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    document = json.loads((copy / "config.json").read_text())
+    made = {"command": "convert", "arguments": {"storage": "int8", "seed": None}, "input_version": "0" * 12}
+    versions = {"milkweed": "0.1.0", "torch": "2"}
+    document["provenance"]["commands"] = [{**made, "seconds": 65.0, "versions": versions}, {"command": "?"}]
+    (copy / "config.json").write_text(json.dumps(document))
+    shown = milkweed("inspect", copy).ok().out.partition("\nprovenance\n")[2].splitlines()
+    assert shown == [
+        "  source.file  made.pth",
+        "  1  convert   1 min 05 s, milkweed 0.1.0: storage int8",
+        "  2            {'command': '?'}",
+    ]
 
 
 def test_classify_agrees_with_the_pipeline(

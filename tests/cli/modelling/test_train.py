@@ -86,7 +86,9 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(
 
     with monkeypatch.context() as patch:
         patch.setattr("milkweed.cli.modelling.train.describe", interrupt)
-        assert train("parts", "--epochs", 3, "--ema", 0.9, "--mixup", 0.3).code == 130
+        stopped = train("parts", "--epochs", 3, "--ema", 0.9, "--mixup", 0.3)
+    assert stopped.code == 130
+    assert stopped.err.endswith("milkweed: interrupted: the same command goes on from here\n")
     assert not (tmp_path / "parts").exists()
     other = train("parts", "--epochs", 3, "--ema", 0.9, "--mixup", 0.4)
     assert other.code == 1
