@@ -131,7 +131,7 @@ ENV PATH=/opt/milkweed/bin:/usr/local/bin:/usr/bin LANG=C.UTF-8
 
 FROM root-${VARIANT}
 ARG VARIANT
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=
 LABEL org.opencontainers.image.title="milkweed" \
       org.opencontainers.image.description="Serves Monarch-compressed vision models (${VARIANT})" \

@@ -40,7 +40,7 @@ def test_the_combination_on_the_page_renders(written: Callable[[str], Manifests]
     assert {url.partition("#")[2] for url in urls} == {rule["alert"].lower() for rule in rules if "alert" in rule}
     assert made.environment["MILKWEED_REPOSITORY"] == "/models"
     assert made.environment["MILKWEED_ALIASES"] == "production=deit@3"
-    assert made.server["image"] == "registry.example/milkweed:0.1.0-cuda"
+    assert made.server["image"] == "registry.example/milkweed:0.2.0-cuda"
 
 
 def test_the_secret_has_the_name_that_is_used(kustomize: Any) -> None:
