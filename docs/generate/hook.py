@@ -18,6 +18,8 @@ from reference import commands_page, http_page, python_page  # noqa: E402
 PAGES: dict[str, Callable[[], str]] = {
     "index.md": lambda: _from_root("README.md"),
     "changes.md": lambda: _from_root("CHANGELOG.md"),
+    "contributing.md": lambda: _from_root("CONTRIBUTING.md"),
+    "reporting.md": lambda: _from_root("SECURITY.md"),
     "reference/commands.md": commands_page,
     "reference/http.md": http_page,
     "reference/python.md": python_page,
@@ -26,6 +28,14 @@ PICTURES = re.compile(r"\]\(\.\./([\w./-]+\.(?:svg|png|jpg))\)")
 """Pictures that pages show and that lie elsewhere in the repository, such as plots beside their figures."""
 LOGO = ("pictures/icon.svg", "server/api/static/icon.svg")
 """The icon of the service's own page: its place in the site, and in the repository."""
+FROM_ROOT = {
+    "](CHANGELOG.md": "](changes.md",
+    "](CONTRIBUTING.md": "](contributing.md",
+    "](SECURITY.md": "](reporting.md",
+    "[citation](CITATION.cff)": "`CITATION.cff`",
+    "](bench/results/": "](../bench/results/",
+}
+"""Links of pages in the repository's root, and what they are in the site."""
 OUTSIDE = re.compile(
     r"<(?:script|img|source|iframe)\b[^>]*\bsrc=\"?(?:https?:)?//|<link\b[^>]*\bhref=\"?(?:https?:)?//"
 )
@@ -55,6 +65,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """GitHub's Markdown as mkdocs reads it."""
+    markdown = markdown.replace("](../CHANGELOG.md", "](changes.md")
     lines = github_lists(PICTURES.sub(r"](\1)", markdown)).split("\n")
     return "\n".join(_table_row(line) for line in lines)
 
@@ -101,5 +112,6 @@ def _table_row(line: str) -> str:
 def _from_root(name: str) -> str:
     """A page of the repository's root, whose links begin one folder further up."""
     text = (ROOT / name).read_text(encoding="utf-8")
-    text = text.replace("](CHANGELOG.md", "](changes.md").replace("](bench/results/", "](../bench/results/")
+    for there, here in FROM_ROOT.items():
+        text = text.replace(there, here)
     return re.sub(r"(\]\(|src=\")docs/", r"\1", text)

@@ -4,6 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from torch import nn
+
+from ...models.architectures.token_blocks import token_depth
 from ...models.layers.token_plan import ALL_TOKENS, TokenMerging, TokenPlan
 
 MERGED_SHARES, EVERY, PROTECT = (0.16, 0.22, 0.28, 0.34, 0.4), (2, 3, 4), 0.1
@@ -124,8 +127,9 @@ def merging_name(merging: TokenMerging) -> str:
     return f"merge {100 * merging.share:g} % {blocks} from {merging.start}{protect}"
 
 
-def mergings(depth: int, class_token: bool) -> Iterator[TokenMerging]:
+def mergings(model: nn.Module) -> Iterator[TokenMerging]:
     """Yield the schedules that are tried: from a quarter and a third of the depth on, since early merges cost most."""
+    depth, class_token = token_depth(model), getattr(model, "cls_token", None) is not None
     for start in sorted({max(1, depth // 4), max(1, depth // 3)}):
         for every in EVERY:
             for share in MERGED_SHARES:

@@ -7,7 +7,7 @@ quantisation nearly add up, so their sum says which pairs are worth measuring.
 
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 
 from ...inference.device import CPU, computes_in_bfloat16, usable_cores
 from ...models.accounting import macs
-from ...models.architectures.token_blocks import apply_token_plan, has_token_rules, token_depth
+from ...models.architectures.token_blocks import apply_token_plan, has_token_rules
 from ...models.bundle.provenance import library_versions
 from ...models.divergence import diverge
 from ...models.layers.token_plan import TokenPlan
@@ -157,9 +157,7 @@ class Search:
         by_model = {model: config for config, recipe in recipes.items() for model in self._measurements(recipe)}
         return by_model[fastest(list(by_model), self.evaluator.dense)]
 
-    def _mergeable(
-        self, best: Recipe, kl: Mapping[QuantizationConfig, float], plans: Mapping[TokenPlan, int]
-    ) -> Recipe:
+    def _mergeable(self, best: Recipe, kl: Mapping[QuantizationConfig, float], plans: Collection[TokenPlan]) -> Recipe:
         """The best recipe whose kernels can merge tokens so: ours do not in every model."""
         if not plans or best.quantization is None or not best.quantization.per_channel:
             return best
@@ -172,9 +170,7 @@ class Search:
 
     def _plans(self, tokens: TokenPlan) -> list[TokenPlan]:
         """The token schedules that are screened."""
-        model = self.baseline.model
-        has_class_token = getattr(model, "cls_token", None) is not None
-        return [TokenPlan(merging, tokens.class_last) for merging in mergings(token_depth(model), has_class_token)]
+        return [TokenPlan(merging, tokens.class_last) for merging in mergings(self.baseline.model)]
 
     def _screened(self, tokens: TokenPlan) -> dict[TokenPlan, int]:
         """Multiply-accumulates of token schedules that no other one beats in KL with as many, the least KL first."""

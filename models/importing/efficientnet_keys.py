@@ -39,11 +39,11 @@ def timm_efficientnet_keys(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _renamed(key: str, state: Mapping[str, Tensor], places: Mapping[int, str]) -> str:
-    names, prefix, rest = _STEM_AND_HEAD, "", key
+    names, prefix, inner = _STEM_AND_HEAD, "", key
     if (match := _BLOCK.fullmatch(key)) and (place := places.get(int(match[1]))):
         names = _EXPANDED if f"_blocks.{match[1]}._expand_conv.weight" in state else _SEPARABLE
-        prefix, rest = f"{place}.", match[2]
-    layer, _, parameter = rest.partition(".")
+        prefix, inner = f"{place}.", match[2]
+    layer, _, parameter = inner.partition(".")
     return f"{prefix}{names[layer]}.{parameter}" if layer in names else key
 
 

@@ -45,7 +45,8 @@ def _milkweed(args: list[str], usage: Callable[[str], str]) -> None:
         command = command.commands[name]
     given = command.make_context(name, args).params
     if name == "serve":
-        load_settings({key: value for key, value in given.items() if key not in ("models", "config")}, None)
+        beside = ("models", "config", "compress", "images")
+        load_settings({key: value for key, value in given.items() if key not in beside}, None)
 
 
 def _python(args: list[str], usage: Callable[[str], str]) -> None:

@@ -46,7 +46,7 @@ def test_one_action_has_one_version() -> None:
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_what_is_run_is_there(path: Path) -> None:
     text = "\n".join(step.get("run", "") for step in steps(path))
-    assert set(re.findall(r"\bmake ([\w./-]+)", text)) <= TARGETS | {".venv/.installed-check", "wheel"}
+    assert set(re.findall(r"\bmake ([\w./-]+)", text)) <= TARGETS | {".venv/.installed-check"}
     for name in re.findall(r"(?<!\S)(?:\./)?(\.ci/\w+|docs/\S+|pyproject\.toml)", text):
         assert (ROOT / name).exists(), name
 

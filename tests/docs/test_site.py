@@ -34,7 +34,15 @@ def test_every_path_is_in_the_reference() -> None:
 def test_every_page_is_in_the_navigation_once() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     nav = re.findall(r"[\w/-]+\.md$", yaml.dump(yaml.safe_load(text)["nav"]), re.MULTILINE)
-    made = {"index.md", "changes.md", "reference/commands.md", "reference/http.md", "reference/python.md"}
+    made = {
+        "index.md",
+        "changes.md",
+        "contributing.md",
+        "reporting.md",
+        "reference/commands.md",
+        "reference/http.md",
+        "reference/python.md",
+    }
     assert len(nav) == len(set(nav))
     assert set(nav) == {Path(page).name for page in PAGES if page != "README.md"} | made
 

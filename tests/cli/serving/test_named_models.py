@@ -13,7 +13,7 @@ from milkweed.cli.errors import CommandError
 from milkweed.cli.serving.named_models import imported
 from milkweed.models import read_config
 
-from ...models.importing.transformers_folders import PROCESSOR, written
+from ...models.importing.transformers.folders import PROCESSOR, written
 
 COMMIT, OTHER = "a1" * 20, "b2" * 20
 NAME = "hf://someone/newts"

@@ -15,8 +15,8 @@ from milkweed.models.architectures.registry import is_model
 from milkweed.models.errors import CheckpointError
 from milkweed.models.programs.from_model import program_of
 
-from .containers import Payload
-from .transformers_folders import FAMILIES, PROCESSOR, changed, written
+from ..containers import Payload
+from .folders import FAMILIES, PROCESSOR, changed, written
 
 CNNS = {"resnet": "resnet50", "resnet of basic blocks": "resnet18", "mobilenet_v2": "mobilenetv2_035"}
 SIZED = {"swin": 64, "swinv2": 64, "convnext": 64, "convnextv2": 64, "resnet": 64, "mobilenet_v2": 64}
