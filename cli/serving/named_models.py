@@ -51,7 +51,7 @@ def _served(match: re.Match[str], compress: str | None, images: Path | None) -> 
         option = "--" + target.replace("_", "-")
         commands.append(["compress", str(bundle), str(smaller), "--images", str(images), option, value])
         if not (smaller / "config.json").is_file():
-            _run(commands[-1])
+            run_command(commands[-1])
         bundle = smaller
     name = match["name"] or match["model"].rpartition("/")[2][:64]
     note(f"{match['source']} stands for these commands:")
@@ -62,26 +62,26 @@ def _served(match: re.Match[str], compress: str | None, images: Path | None) -> 
 
 def _cached(match: re.Match[str]) -> Path | None:
     """The bundle of a name that was imported before; None where none was."""
-    folders = [path for path in _folder().glob(f"{escape(_stem(match))}@*") if _COMMIT.fullmatch(_commit(path))]
+    folders = [path for path in bundles_folder().glob(f"{escape(_stem(match))}@*") if _COMMIT.fullmatch(_commit(path))]
     if revision := match["revision"]:
         folders = [path for path in folders if revision.startswith(_commit(path)) or _source(path) == match["source"]]
     if len(folders) > 1:
         versions = ", ".join(sorted(_commit(path) for path in folders))
         raise CommandError(
-            f"{match['source']}: {len(folders)} versions of it are in {_folder()} ({versions}): remove all but one, "
-            "or name one as hf://ORG/REPO@COMMIT"
+            f"{match['source']}: {len(folders)} versions of it are in {bundles_folder()} ({versions}): remove all but "
+            "one, or name one as hf://ORG/REPO@COMMIT"
         )
     return folders[0] if folders else None
 
 
 def _import(match: re.Match[str]) -> Path:
     """Import into a folder that no other process uses, and give it its name then."""
-    partial = _folder() / f".{_stem(match)}.{os.getpid()}"
+    partial = bundles_folder() / f".{_stem(match)}.{os.getpid()}"
     try:
-        document = json.loads(_run(["import", match["source"], str(partial), "--force", "--json"]))
+        document = json.loads(run_command(["import", match["source"], str(partial), "--force", "--json"]))
         for text in document["notes"]:
             note(text)
-        bundle = _folder() / f"{_stem(match)}@{document['source']['commit'][:12]}"
+        bundle = bundles_folder() / f"{_stem(match)}@{document['source']['commit'][:12]}"
         if not (bundle / "config.json").is_file():  # a branch may have been imported by its commit before
             partial.rename(bundle)
         return bundle
@@ -89,7 +89,7 @@ def _import(match: re.Match[str]) -> Path:
         rmtree(partial, ignore_errors=True)
 
 
-def _run(command: Sequence[str]) -> bytes:
+def run_command(command: Sequence[str]) -> bytes:
     """What a command prints, run in a process of its own: a server needs nothing that it loads."""
     ran = subprocess.run([sys.executable, "-P", "-m", "milkweed.cli", *command], stdout=subprocess.PIPE)
     if ran.returncode:
@@ -97,7 +97,8 @@ def _run(command: Sequence[str]) -> bytes:
     return ran.stdout
 
 
-def _folder() -> Path:
+def bundles_folder() -> Path:
+    """Where imported models are kept. Raises CommandError where there is no such place."""
     from ...kernels.tuning.cache import user_folder
 
     folder = user_folder(part="bundles")

@@ -32,5 +32,6 @@ export function labelInWords(label) {
 export function knowsInWords({ label, labels }) {
   if (!labels || labels.length > MAX_CLASSES_IN_WORDS) return "";
   const known = labels.map(labelInWords).join(", ");
-  return `${label} knows ${known}. Whatever else a photo shows, it answers with the nearest of these, and may be sure of it.`;
+  const larger = label === "demo" ? " “milkweed demo imagenet” serves one of 1,000 classes." : "";
+  return `${label} knows ${known}. Whatever else a photo shows, it answers with the nearest of these, and may be sure of it.${larger}`;
 }
