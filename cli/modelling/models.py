@@ -18,7 +18,7 @@ WithMacs = Annotated[bool, typer.Option("--macs", help="Also the multiply-accumu
 
 
 def models(pattern: Pattern = None, macs: WithMacs = False, json: Json = False) -> None:
-    """List the architectures: family and image size; of a PATTERN also parameters and linear layers.
+    """List the architectures; those of a PATTERN with their sizes.
 
     Linear layers are those that can be replaced, outside the classifier; they and the parameters are counted in
     models that are built without memory for weights: some ten a second. docs/models.md describes the families.

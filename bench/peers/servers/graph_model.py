@@ -47,12 +47,16 @@ def pixels(
     mean: Sequence[float],
     std: Sequence[float],
     orientation: str = "apply",
+    crop_mode: str = "center",
 ) -> np.ndarray:
     """The model's input, float32 (3, size, size): short side resized, centre cut out, normalised.
 
     Raises:
         OSError: no image that Pillow can decode.
+        ValueError: a `crop_mode` that is not computed here.
     """
+    if crop_mode != "center":
+        raise ValueError(f"crop_mode {crop_mode!r}: must be center")
     image: Image.Image = Image.open(io.BytesIO(body))
     image = (ImageOps.exif_transpose(image) if orientation == "apply" else image).convert("RGB")
     short, least = math.floor(size / crop_pct), min(image.size)

@@ -13,7 +13,7 @@ from ...support.command import Milkweed, Refused
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "QUANTIZATIONS", ())
-    monkeypatch.setattr(search, "mergings", lambda depth, token: [])
+    monkeypatch.setattr(search, "mergings", lambda model: [])
     monkeypatch.setattr(timing, "SECONDS", 0.01)
     monkeypatch.setattr(timing, "TURN_SECONDS", 0.001)
 

@@ -80,7 +80,7 @@ def exported_once() -> Iterator[None]:
 def quick(exported_once: None) -> Iterator[None]:
     """One schedule, one quantisation, short timings."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "mergings", lambda depth, token: [TokenMerging(1, 1, 0.4, 0.1)])
+        patch.setattr(search, "mergings", lambda model: [TokenMerging(1, 1, 0.4, 0.1)])
         patch.setattr(search, "QUANTIZATIONS", (QuantizationConfig(),))
         patch.setattr(search, "MOST_KL", 100.0)
         patch.setattr(timing, "SECONDS", 0.01)

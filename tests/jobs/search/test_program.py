@@ -139,7 +139,7 @@ def test_a_vitae_merges_its_tokens_in_other_numbers(
 ) -> None:
     from .conftest import saved
 
-    monkeypatch.setattr(search, "mergings", lambda depth, token: [TokenMerging(1, 1, 0.4)])
+    monkeypatch.setattr(search, "mergings", lambda model: [TokenMerging(1, 1, 0.4)])
     cells = {"reductions": ["performer"], "embed_dims": [16], "token_dims": [32], "downsample": [4]}
     cells |= {
         "kernel_sizes": [7],

@@ -63,7 +63,7 @@ def test_the_first_schedule_that_keeps_a_speed_is_bisected(job: SearchJob, monke
         return 0.0 if recipe.tokens.merging is None else recipe.tokens.merging.share
 
     schedules = [TokenMerging(1, 1, k / 16, 0.1) for k in range(1, 9)]
-    monkeypatch.setattr(search, "mergings", lambda depth, token: schedules)
+    monkeypatch.setattr(search, "mergings", lambda model: schedules)
     monkeypatch.setattr(search.Search, "_kl", lambda self, recipe: share(recipe))
     monkeypatch.setattr(search.Search, "_speedup", lambda self, recipe: 1 + 10 * (share(recipe) or 10))
     monkeypatch.setattr(search.Search, "_target_speedup", lambda self: 1 + 10 * 5.5 / 16)
