@@ -41,10 +41,11 @@ export function snapshotOf(text, at) {
 /** What happened between two snapshots; null of what nothing happened to. */
 export function between(before, after) {
   const batches = after.batches - before.batches;
+  const seconds = Math.max(after.at - before.at, 1) / 1000; // two answers in one tick of the clock
   const durations = [...after.durations].map(([bound, count]) => [bound, count - (before.durations.get(bound) ?? 0)]);
   durations.sort(([one], [other]) => one - other);
   return {
-    rate: (after.images - before.images) / ((after.at - before.at) / 1000),
+    rate: (after.images - before.images) / seconds,
     p50: quantileOf(durations, 0.5),
     p99: quantileOf(durations, 0.99),
     batch: batches > 0 ? (after.batched - before.batched) / batches : null,
