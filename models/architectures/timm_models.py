@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -82,6 +82,7 @@ def list_timm_models() -> list[str]:
     return [name for name in _timm().list_models() if has_timm_model(name)]
 
 
+@cache  # the list asks it of 1,371 names, and a checkpoint without a name asks for the list a few times
 def has_timm_model(arch: str) -> bool:
     """Whether the installed timm has a classifier of that name, and weights of its tag if any (`resnet50.a1_in1k`)."""
     return _published(arch) is not None and timm_refusal(arch) is None

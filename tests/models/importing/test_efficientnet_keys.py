@@ -41,6 +41,7 @@ def original(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("arch", ["tf_efficientnet_lite0", "tf_efficientnet_b0"])
+@pytest.mark.slow_beyond(1)
 def test_logits_are_those_of_timms_model(arch: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
     model = with_statistics(timm.create_model(arch, num_classes=5))

@@ -184,7 +184,7 @@ async def test_log_lines_of_a_traced_request_have_its_trace(
 
 def test_missing_packages_are_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(TracingError, match=r"otlp_endpoint needs .*: (make install-otel|.*milkweed\[otel\])") as raised:
+    with pytest.raises(TracingError, match=r"otlp_endpoint needs .*: .*install.*otel") as raised:
         Tracer.of(Settings(otlp_endpoint="http://localhost:4318"))
     assert "\n" not in str(raised.value)
 
