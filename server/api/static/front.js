@@ -12,7 +12,7 @@ export function showClaims(box, models) {
 }
 
 function claimOf({ label, search }) {
-  const { dense, peer, images, measured_on } = search;
+  const { batch, dense, peer, images, measured_on } = search;
   const { ms, speedup, agreement } = chosenOf(search);
   const beside = peer ? ` (${inTimes(peer.speedup)} over ${peer.computed_by})` : "";
   const speed = `speedup ${inTimes(speedup)} over its dense model in ${dense.computed_by}${beside}`;
@@ -20,7 +20,8 @@ function claimOf({ label, search }) {
   const said = `${label}: ${speed}, top-1 agreement ${same} % [${low}, ${high}]`;
   const where = measured_on ? `, on ${measured_on}` : "";
   const made = `Measured when it was made, with ${images} photographs${where}`;
-  const how = `${made}: ${inMs(ms)} instead of ${inMs(dense.ms)} an image. `;
+  const together = `${batch === 1 ? "one" : batch} at a time`; // the speedup is the least of all batch sizes
+  const how = `${made}: ${inMs(ms)} instead of ${inMs(dense.ms)} an image, ${together}. `;
   const more = make("a", "All that was measured", { href: "#front" });
   return make("div", [make("p.lead", said), make("p.hint", [how, more])]);
 }
