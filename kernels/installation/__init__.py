@@ -7,8 +7,7 @@ import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 LIBRARIES = {"cpu-kernels": "milkweed.kernels.cpu.build", "kernels": "milkweed.kernels.native.build"}
 """Libraries of kernels by the make target that builds them: the module that does it without make."""
@@ -47,6 +46,6 @@ def _requirement(extras: str) -> str:
     except (PackageNotFoundError, ValueError):
         url = ""
     if url.startswith("file:"):
-        file = Path(url2pathname(urlsplit(url).path))
+        file = Path(unquote(urlsplit(url).path))
         return f"{file if file.exists() else file.name}[{extras}]"
     return f"milkweed[{extras}] @ {url}" if url else f"milkweed[{extras}]"

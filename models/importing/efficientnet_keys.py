@@ -24,7 +24,7 @@ _EXPANDED = {
     **_SQUEEZE,
 }
 _SEPARABLE = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2", **_SQUEEZE}
-"""Of a block without an expansion."""
+"""The layers of a block that does not expand its channels first."""
 
 
 def is_efficientnet_pytorch(state: Mapping[str, Tensor]) -> bool:

@@ -70,7 +70,7 @@ class OipModel(BaseModel):
 
 
 class OipIndexRequest(BaseModel):
-    """Which models to list."""
+    """The body of a request for the index: which models it lists."""
 
     ready: bool = Field(default=False, description="those alone that are ready")
 

@@ -229,7 +229,7 @@ class _VersionChange(dashboard_model.AnnotationQuery):
         super().__init__(name=title, datasource=SOURCE, enable=True, icon_color=colour, expr=expr)
 
     def to_json(self) -> dict[str, object]:
-        """As Grafana's source of Prometheus reads it."""
+        """The query as JSON that Grafana's Prometheus data source reads."""
         return {**super().to_json(), "titleFormat": self.name}
 
 

@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from . import variables
+from . import objectives, variables
 from .panels import IMAGES, IMAGES_A_SECOND, Panel, Query, board, figure, lines, listing, warmth
 from .series import (
     ANSWERED,
@@ -13,8 +13,6 @@ from .series import (
     most,
     quantile,
     rate,
-    recorded,
-    recorded_share,
     series,
     share,
     total,
@@ -47,7 +45,7 @@ def dashboard() -> Dashboard:
         ],
         [
             ("Now", _now()),
-            ("Objectives", _objectives()),
+            ("Objectives", objectives.panels()),
             ("Requests and images", _requests()),
             ("Latency", _latency()),
             ("Batches", _batches()),
@@ -84,42 +82,6 @@ def _now() -> list[Panel]:
         figure("Waiting", IMAGES, "Images in the queue.", total(series("milkweed_queue_depth_images", MODEL))),
         figure("Replicas up", "none", "Servers that Prometheus reaches.", total(series("up"))),
     ]
-
-
-def _objectives() -> list[Panel]:
-    """By the rules that the alerts ask, which keep namespace and job alone."""
-    budgets = (
-        ("Error", "failed", "requests", 0.005, "99.5 % of the requests are to be answered"),
-        ("Latency", "slow", "requests_answered", 0.01, "99 % of the answers are to take at most 1 s"),
-    )
-    left = [
-        figure(
-            f"{name} budget left",
-            "percentunit",
-            f"{objective}, over 30 days, or as long as Prometheus keeps: how much of the rest is not spent. Below 0 "
-            "the objective is missed.",
-            f"1 - {recorded_share(f'requests_{part}', whole)} / {allowed}",
-            span=6,
-            steps=[(0, "orange"), (0.25, "green")],
-            decimals=1,
-            base="red",
-        )
-        for name, part, whole, allowed, objective in budgets
-    ]
-    burn = [
-        lines(
-            f"{name} budget: burn rate",
-            "none",
-            "1 spends the budget of 30 days in 30 days. A person is called at 14.4 over an hour and at 6 over six.",
-            *(
-                Query(f"max({recorded(f'requests_{part}_per_{per}:ratio_rate{window}')}) / {allowed}", window)
-                for window in ("1h", "6h")
-            ),
-            span=6,
-        )
-        for name, part, per, allowed in (("Error", "failed", "requests", 0.005), ("Latency", "slow", "answered", 0.01))
-    ]
-    return [*left, *burn]
 
 
 def _requests() -> list[Panel]:

@@ -197,7 +197,7 @@ FAMILIES: Mapping[str, TransformersFamily] = {
     "resnet": TransformersFamily(_resnet, _RESNET, keys.RESNET),
     "mobilenet_v2": TransformersFamily(_mobilenet_v2, _MOBILENETV2, keys.MOBILENETV2),
 }
-"""By `model_type` of config.json."""
+"""The families that are read; a key is the `model_type` of config.json."""
 
 WITH_TEACHER = TransformersFamily(
     lambda args, config: (_named("deit_{}_distilled_patch{}_{}", args), {}), _BIASED_VIT, keys.DISTILLED, sized=True

@@ -36,10 +36,10 @@ _USUAL: Processor = {
     "crop_size": 224,
 }
 _FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
-"""By Pillow's number."""
+"""The names of Pillow's filters; a place is the filter's number in Pillow."""
 
 _WARPED_FROM = 384
-"""From this size on ConvNeXt's processor squashes images in place of cropping them."""
+"""ConvNeXt's processor crops images below this size, px, and squashes them from it on."""
 
 
 def read_processor(document: Any) -> dict[str, Any]:

@@ -70,14 +70,14 @@ def test_what_is_there_is_served_with_the_options_of_serve(
 
 @pytest.mark.slow
 def test_it_is_made_once_and_whole(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milkweed.cli.serving.demo.bundles_folder", lambda: tmp_path)
+    folder = tmp_path / "cache" / "milkweed" / "bundles"
     torch.save({}, installed / "models" / "empty.pth")
     with pytest.raises(CheckpointError):
         serve_arguments(["imagenet"], monkeypatch)
-    assert not list(tmp_path.glob("*imagenet*"))
+    assert not list(folder.glob("*imagenet*"))
     torch.save(original(timm.create_model("tf_efficientnet_lite0")), installed / "models" / "empty.pth")
     [_, named] = serve_arguments(["imagenet"], monkeypatch)
-    config = read_config(tmp_path / "imagenet@0.1.0")
-    assert named == f"imagenet={tmp_path / 'imagenet@0.1.0'}"
+    config = read_config(folder / "imagenet@0.1.0")
+    assert named == f"imagenet={folder / 'imagenet@0.1.0'}"
     assert (config.labels[9].id, config.labels[9].label) == ("n01518878", "ostrich")
     assert config.graph is not None

@@ -8,7 +8,8 @@ import pytest
 
 from milkweed.inference.results import SCORE_BYTES
 
-from ...support.server_parts import RawCall, Running, Start, calm, check_error, encoded, entered, one_reason, until
+from ...support.raw_call import RawCall
+from ...support.server_parts import Running, Start, calm, check_error, encoded, entered, one_reason, until
 from ..oip.rest_client import infer
 
 JSON = {"content-type": "application/json"}

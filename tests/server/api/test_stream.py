@@ -9,8 +9,8 @@ import pytest
 
 from milkweed.server.http.parser_threads import ParserThreads
 
+from ...support.raw_call import RawCall
 from ...support.server_parts import (
-    RawCall,
     Running,
     Start,
     broken,

@@ -11,7 +11,8 @@ from fastapi import FastAPI
 
 from milkweed.server.security.keys import key_block, new_key
 
-from ...support.server_parts import RawCall, Running, Start, check_error, encoded, one_reason, running_app
+from ...support.raw_call import RawCall
+from ...support.server_parts import Running, Start, check_error, encoded, one_reason, running_app
 
 KEY = new_key()
 

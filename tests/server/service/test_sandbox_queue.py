@@ -23,7 +23,8 @@ from milkweed.server.telemetry.context import RequestContext
 
 from ...support import server_parts
 from ...support.bodies import as_tensor, files
-from ...support.server_parts import SIZE, RawCall, Running, Start, check_error, one_reason, until
+from ...support.raw_call import RawCall
+from ...support.server_parts import SIZE, Running, Start, check_error, one_reason, until
 from ...support.waiting import HANG_SECONDS
 
 RARE_TOO = {"formats": LOCAL_FORMATS}
