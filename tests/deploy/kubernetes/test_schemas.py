@@ -1,6 +1,6 @@
 """Every document fits its schema: Kubernetes' own from a package, those of custom resources from crds.json.
 
-Of what no schema knows (a trigger's metadata) or none could be had for, the fields that are used here.
+Of a trigger's metadata, which no schema knows, the fields that are used here.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import COMBINATIONS, Document
+from .conftest import COMBINATIONS
 
 CUSTOM = {
     "ServiceMonitor": "monitoring.coreos.com/v1",
@@ -20,43 +20,43 @@ CUSTOM = {
     "InferenceService": "serving.kserve.io/v1beta1",
 }
 
-# Real definitions, trimmed; where they are from is in the file.
+# Real definitions; where they are from and what is cut is in the file.
 SCHEMAS = json.loads(Path(__file__).with_name("crds.json").read_text(encoding="utf-8"))
 
 # The oldest that the manifests are for; the newest is that whose schemas the package has.
 OLDEST = "1.32"
 
-# Each field with its type, of WORDS with its value; `?` where it may be missing. In FREE any keys may be.
-WORDS, FREE = {"type", "scaleMetric", "metricType", "ignoreNullValues"}, {"labels", "annotations", "matchLabels"}
-KNOWN = {
+# Each field of a trigger with its type, of WORDS with its value; `?` where it may be missing.
+WORDS = {"type", "metricType", "ignoreNullValues"}
+TRIGGERS = {
     # https://keda.sh/docs/latest/scalers/prometheus/: all of a trigger's metadata are strings
     "prometheus": """type=prometheus name=str metricType?=Value metricType?=AverageValue metadata.serverAddress=str
         metadata.query=str metadata.threshold=str metadata.ignoreNullValues=false""",
     "external-push": "type=external-push name=str metadata.scalerAddress=str metadata.interceptorRoute=str",
-    # https://keda.sh/http-add-on/latest/reference/interceptorroute/
-    "InterceptorRoute": """target.service=str target.portName=str rules[].hosts[]=str
-        scalingMetric.concurrency.targetValue=int timeouts.readiness=str""",
-    # What KServe knows beside the pod.
-    "InferenceService": "labels.*=str minReplicas=int maxReplicas=int scaleMetric=cpu scaleTarget=int",
 }
+
+# In these any names may be.
+FREE = {"labels", "annotations", "matchLabels", "nodeSelector", "requests", "limits", "metadata"}
 
 
 def fields(value: Any, where: str = "") -> set[str]:
-    """Return the path of every plain value with its type, or of WORDS with the value."""
-    key = where.rpartition(".")[2]
+    """Return the path of every value with its type, or of WORDS with the value."""
     if isinstance(value, dict):
-        paths = {name: f"{where}.{'*' if key in FREE else name}".lstrip(".") for name in value}
-        return {field for name, inner in value.items() for field in fields(inner, paths[name])}
+        return {field for name, inner in value.items() for field in fields(inner, f"{where}.{name}".lstrip("."))}
+    return {f"{where}={value if where.rpartition('.')[2] in WORDS else type(value).__name__}"}
+
+
+def mistakes(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the value of a key with a mistake in it, every one in turn: a name misspelt, a value of another type."""
+    yield f"{key}: of another type", {bool: "true", int: 1.5, str: True}.get(type(value), [[]])
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from ((f"{key}.{path}", {**value, name: wrong}) for path, wrong in mistakes(inner, name))
+            if key not in FREE:
+                correct = {other: value[other] for other in value if other != name}
+                yield f"{key}.{name}: misspelt", {**correct, f"{name}s": inner}
     if isinstance(value, list):
-        return {field for inner in value for field in fields(inner, where + "[]")}
-    return {f"{where}={value if key in WORDS else type(value).__name__}"}
-
-
-def shapes(kind: str, spec: Document) -> Iterator[tuple[str, Document]]:
-    """Yield what KNOWN describes of a custom resource."""
-    if kind in KNOWN:
-        yield kind, spec
-    yield from ((trigger["type"], trigger) for trigger in spec.get("triggers", ()))
+        yield from ((f"{key}[]{path}", [wrong]) for inner in value for path, wrong in mistakes(inner))
 
 
 def test_custom_resources_fit(manifests: Any) -> None:
@@ -67,26 +67,37 @@ def test_custom_resources_fit(manifests: Any) -> None:
             continue
         assert document["apiVersion"] == CUSTOM[kind]
         assert document.keys() == {"apiVersion", "kind", "metadata", "spec"}
-        if kind in SCHEMAS:
-            jsonschema.validate(spec, SCHEMAS[kind])
-        if kind == "InferenceService":
-            assert spec.keys() == {"predictor"}
-            spec = {key: value for key, value in spec["predictor"].items() if key not in manifests.pod}
-        for name, part in shapes(kind, spec):
-            known = {field.replace("?", ""): "?" in field for field in KNOWN[name].split()}
-            used = fields(part)
-            assert used <= known.keys(), f"{name}: unknown"
-            assert {field for field, optional in known.items() if not optional} <= used, f"{name}: missing"
+        jsonschema.validate(spec, SCHEMAS[kind])
+        for trigger in spec.get("triggers", ()):
+            known = {field.replace("?", ""): "?" in field for field in TRIGGERS[trigger["type"]].split()}
+            used = fields(trigger)
+            assert used <= known.keys(), f"{trigger['name']}: unknown"
+            assert {field for field, optional in known.items() if not optional} <= used, f"{trigger['name']}: missing"
 
 
-def test_every_custom_resource_is_held_to_something() -> None:
-    assert SCHEMAS.keys() - {"$comment"} | KNOWN.keys() >= CUSTOM.keys()
+def test_a_mistake_in_a_custom_resource_does_not_fit(kustomize: Any) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="the extra `test` is not installed")
+    renders = [kustomize(*names) for names in COMBINATIONS if {"scale-to-zero", "monitoring", "kserve"} & {*names}]
+    documents = [document for render in renders for document in render.documents if document["kind"] in CUSTOM]
+    assert {document["kind"] for document in documents} == CUSTOM.keys() == SCHEMAS.keys() - {"$comment"}
+    wrong = {
+        json.dumps([document["kind"], spec], sort_keys=True): path
+        for document in documents
+        for path, spec in mistakes(document["spec"], document["kind"])
+    }
+    for text, path in wrong.items():
+        kind, spec = json.loads(text)
+        assert not jsonschema.Draft202012Validator(SCHEMAS[kind]).is_valid(spec), path
 
 
 def test_kserve_makes_a_deployment_and_an_autoscaler(kustomize: Any) -> None:
+    made = kustomize("kserve")
     annotations = {"deploymentMode": "Standard", "autoscalerClass": "hpa"}
     expected = {f"serving.kserve.io/{name}": value for name, value in annotations.items()}
-    assert kustomize("kserve").one("InferenceService")["metadata"]["annotations"] == expected
+    assert made.one("InferenceService")["metadata"]["annotations"] == expected
+    assert made.predictor["scaleMetric"] == "cpu"
+    assert made.predictor["scaleTarget"] < 100
+    assert 2 <= made.predictor["minReplicas"] < made.predictor["maxReplicas"]
 
 
 def test_every_document_fits_its_schema(kustomize: Any) -> None:
