@@ -59,7 +59,7 @@ class CompressOptions:
     speedup: Annotated[float | None, decimal_option("Target: minimum speedup over the dense model in float32.")] = None
     target_ms: Annotated[float | None, decimal_option("Target: maximum latency, ms/image.")] = None
     max_drop: Annotated[
-        float | None, decimal_option("Target: points of top-1 lost at most, by the 95 % interval; 1 if none is given.")
+        float | None, decimal_option("Target: points of top-1 lost at most, by the 95 % interval; 2 if none is given.")
     ] = None
     bytes: Annotated[str | None, text_option("SIZE", "Target: maximum size of the bundle, such as 6MB.")] = None
     batch: Annotated[str, text_option("LIST", "Batch sizes at which a target of speed has to be met.")] = "1,8"
@@ -68,6 +68,9 @@ class CompressOptions:
     ] = ""
     keep_weights: Annotated[
         bool, typer.Option("--keep-weights", help="Keep float weights beside a graph, for GPUs and to train on from.")
+    ] = False
+    discard_search: Annotated[
+        bool, typer.Option("--discard-search", help="Remove what was measured, with which another target goes on.")
     ] = False
     distil: Annotated[bool, typer.Option(help="Train what is chosen to answer as the dense model, for minutes.")] = True
     layers: Layers = "mlp"
@@ -127,7 +130,18 @@ class CompressOptions:
 
 
 OF_SEARCH = frozenset(
-    {"images", "speedup", "target_ms", "max_drop", "bytes", "batch", "backend", "keep_weights", "distil"}
+    {
+        "images",
+        "speedup",
+        "target_ms",
+        "max_drop",
+        "bytes",
+        "batch",
+        "backend",
+        "keep_weights",
+        "discard_search",
+        "distil",
+    }
 )
 """The options of the search."""
 

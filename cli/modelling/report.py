@@ -10,6 +10,7 @@ from ..output import megabytes, print_fields, print_table
 
 if TYPE_CHECKING:
     from ...models.report import CurvePoint, Frontier, LayerRow, RunReport
+    from ...models.report.frontier import ConfidenceInterval
 
 CURVE_WIDTH, CURVE_HEIGHT, SPARK_WIDTH, BAR_WIDTH = 64, 14, 40, 8
 """Characters that the drawings take."""
@@ -65,7 +66,6 @@ def print_frontier(frontier: "Frontier", *, frontier_only: bool = False) -> None
         if frontier_only and not (model.on_front or model.chosen):
             continue
         quality = model.quality
-        change = quality.top1
         rows.append(
             (
                 "->" if model.chosen else "*" if model.on_front and not frontier_only else "",
@@ -75,13 +75,19 @@ def print_frontier(frontier: "Frontier", *, frontier_only: bool = False) -> None
                 f"{model.speedup:.2f}x",
                 f"{quality.kl.value:.4f}",
                 f"{quality.agreement.value:.1f} %",
-                "-" if change is None else f"{change.value:+.1f} [{change.low:+.1f}, {change.high:+.1f}]",
+                _change_of_top1(quality.expected),
+                _change_of_top1(quality.top1),
                 megabytes(model.bytes),
             )
         )
     print_table(
-        ("", "model", "computed by", *batches, " speedup", " KL", " agreement", " change of top-1", " size"), rows
+        ("", "model", "computed by", *batches, " speedup", " KL", " agreement", " expected", " counted", " size"), rows
     )
+
+
+def _change_of_top1(change: "ConfidenceInterval | None") -> str:
+    """A change of top-1 in points, expected or counted, with its interval."""
+    return "-" if change is None else f"{change.value:+.1f} [{change.low:+.1f}, {change.high:+.1f}]"
 
 
 def curve_lines(report: "RunReport") -> list[str]:

@@ -14,6 +14,7 @@ from .report import print_frontier
 
 if TYPE_CHECKING:
     from ...jobs.search.job import SearchJob
+    from ...jobs.search.search import SearchResult
     from ...jobs.search.selection import Target
     from ...models import BundleConfig
     from ...models.report import Frontier
@@ -54,7 +55,7 @@ def search(options: CompressOptions) -> None:
     if options.json:
         print_json({"bundle": str(options.out), "version": config.version, **record})
     else:
-        _print(options.out, config, frontier, result.seconds)
+        _print(options.out, config, frontier, result)
 
 
 def _job(options: CompressOptions) -> "SearchJob":
@@ -76,6 +77,7 @@ def _job(options: CompressOptions) -> "SearchJob":
         batches=tuple(map(int, batches)),
         keep_weights=options.keep_weights,
         distil=options.distil,
+        discard_search=options.discard_search,
         overwrite=options.force,
         command=command_line(),
     )
@@ -106,7 +108,7 @@ def _source(options: CompressOptions) -> Path:
     return source
 
 
-def _print(out: Path, config: "BundleConfig", frontier: "Frontier", seconds: float) -> None:
+def _print(out: Path, config: "BundleConfig", frontier: "Frontier", result: "SearchResult") -> None:
     from ...models.report.terms import duration
     from ...models.report.verdict import doubts
 
@@ -117,7 +119,8 @@ def _print(out: Path, config: "BundleConfig", frontier: "Frontier", seconds: flo
             "bundle": bundle_line(out, config),
             "judged on": f"{frontier.images} held-out images"
             + ("" if top1 is None else f"; top-1 of the dense model {top1:.1f} %"),
-            "took": duration(seconds),
+            "took": duration(result.seconds),
+            **({"kept": f"{result.work}: another target goes on from there"} if result.work.exists() else {}),
             "report": out / "report.html",
             **{f"note {number}": text for number, text in enumerate(frontier.notes, 1)},
             **{f"warning {number}": text for number, text in enumerate(doubts(frontier), 1)},

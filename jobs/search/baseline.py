@@ -1,15 +1,20 @@
 """The baseline of a search: the dense model, its calibration and held-out images, and its answers to the latter."""
 
+import platform
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ...inference.device import usable_cores
 from ...models import load_bundle
+from ...models.bundle.provenance import library_versions
 from ...models.divergence import answers
 from ...models.progress import Progress
 from ..calibration_images import folder_samples, read_images
 from ..dataset import DataError, spaced
+from ..train_split import digest
 from .job import MIN_IMAGES, SearchJob
 
 
@@ -63,3 +68,14 @@ class Baseline:
         """Return a copy of the dense model."""
         model, _ = load_bundle(self._source)
         return model
+
+    def belongs_to(self, job: SearchJob) -> dict[str, Any]:
+        """All that decides the results of a search."""
+        return {
+            "model": self.config.version,
+            "images": digest(job.images, self.samples),
+            "batches": job.batches,
+            "backends": job.backends,
+            "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {usable_cores()} cores",
+            "versions": library_versions(),
+        }

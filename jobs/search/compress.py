@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from ...inference.device import processor_name, usable_cores
@@ -20,7 +21,7 @@ from .widths import widths_of
 
 
 def compress(job: SearchJob, progress: Progress = SILENT) -> tuple[SearchResult, BundleConfig]:
-    """Search, write the bundle `job.out`, and remove the work folder; a search that was interrupted goes on.
+    """Search, and write the bundle `job.out`; a search that was interrupted goes on, as does one with another target.
 
     The bundle holds what was measured: the graph where a runtime computes it, the weights where torch does.
 
@@ -30,8 +31,16 @@ def compress(job: SearchJob, progress: Progress = SILENT) -> tuple[SearchResult,
     """
     check_report_packages()
     search = Search(job, progress)
-    result = search.run()
-    recipe = result.chosen.recipe
+    with closing(search.trials):
+        result = search.run()
+        saved = _write(search, result)
+    if job.discard_search:
+        shutil.rmtree(result.work)
+    return result, saved
+
+
+def _write(search: Search, result: SearchResult) -> BundleConfig:
+    job, recipe = search.job, result.chosen.recipe
     arguments = {**recipe.to_dict(), "target": vars(job.target), "batches": list(job.batches)}
     config = made_from(
         search.baseline.config,
@@ -46,9 +55,7 @@ def compress(job: SearchJob, progress: Progress = SILENT) -> tuple[SearchResult,
     def extras(saved: BundleConfig) -> Mapping[str, bytes]:
         return write_report(run_report(search, result, saved, arguments))
 
-    saved = save_bundle(job.out, config=config, overwrite=job.overwrite, extras=extras, **_contents(search, result))
-    shutil.rmtree(job.work)
-    return result, saved
+    return save_bundle(job.out, config=config, overwrite=job.overwrite, extras=extras, **_contents(search, result))
 
 
 def _contents(search: Search, result: SearchResult) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class CandidateEvaluator:
         self.baseline, self.job, self.trials, self.progress = baseline, job, trials, progress
         self.measured: dict[SearchCandidate, MeasuredCandidate] = {}
         self.plan = plan_lanes(CPU, macs(baseline.model, baseline.size).total)
-        self._graphs = job.work / "graphs"
+        self._graphs = trials.folder / "graphs"
         self._graphs.mkdir(parents=True, exist_ok=True)
         refusal = (
             ours_refusal(baseline.model, baseline.size) if not job.backends or OURS in job.backends else "not asked for"

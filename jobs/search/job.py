@@ -26,6 +26,7 @@ class SearchJob:
         max_images: how many images are used at most, evenly spaced.
         keep_weights: write the weights beside a graph, for torch and GPUs, and to train on from.
         distil: train the chosen model to answer as the dense one, for some minutes.
+        discard_search: remove what was measured, which another target of the same model and images could begin with.
         command: the command line that does it again, for the report.
 
     Raises:
@@ -41,6 +42,7 @@ class SearchJob:
     max_images: int = MAX_IMAGES
     keep_weights: bool = False
     distil: bool = True
+    discard_search: bool = False
     overwrite: bool = False
     command: str | None = None
 
@@ -50,8 +52,3 @@ class SearchJob:
             raise ValueError(f"batch {quoted(odd[0] if odd else '')}: must be whole numbers from 1 to {MAX_BATCH}")
         if self.max_images < MIN_IMAGES:
             raise ValueError(f"images {self.max_images}: a search needs at least {MIN_IMAGES}")
-
-    @property
-    def work(self) -> Path:
-        """The folder of an unfinished search, beside the bundle that it will become."""
-        return self.out.parent / f".{self.out.name}.search"

@@ -1,11 +1,20 @@
-"""Estimates how long a search may still take, by what its models took and its other parts are expected to."""
+"""Tells how long a search may still take, and whether it had the machine to itself."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
 
+import psutil
+
 from ...models.progress import Progress
+
+BUSY = 0.1
+"""The share of the cores that other programs may use before it is said."""
+
+KINDS = ("user", "nice", "system", "irq", "softirq", "steal")
+"""Of a processor's time, what is neither idle nor counted twice."""
 
 
 class Pace:
@@ -18,6 +27,7 @@ class Pace:
     def __init__(self, progress: Progress, left: int) -> None:
         self._progress, self._left, self._done, self._seconds = progress, left, 0, list[float]()
         self._other: dict[str, float] = {}
+        self._started = time.perf_counter(), _seconds_of_others()
 
     def expect(self, left: int) -> None:
         """So many models are left at most, as far as is known now."""
@@ -39,3 +49,16 @@ class Pace:
         minutes = (self._left * median(self._seconds) + sum(self._other.values())) / 60
         left = f", about {max(1, round(minutes))} min left" if self._left else ""
         self._progress.note(f"search: {self._done} of {self._done + self._left} models{left}")
+
+    def note_others(self) -> None:
+        """Say how many cores other programs have used since the start, in the mean, where they were many."""
+        started, before = self._started
+        used = (_seconds_of_others() - before) / max(1e-3, time.perf_counter() - started)
+        if used > BUSY * (cores := os.cpu_count() or 1):
+            self._progress.note(f"other programs used {used:.1f} of the {cores} cores: times are of a busy machine")
+
+
+def _seconds_of_others() -> float:
+    """CPU seconds of the whole machine but for this process and its ended children; steal is of other machines."""
+    machine, ours = psutil.cpu_times(), os.times()
+    return sum(getattr(machine, kind, 0.0) for kind in KINDS) - sum(ours[:4])

@@ -5,31 +5,29 @@ the Pareto frontier are exported and timed, a few of them quantised, and the cho
 quantisation nearly add up, so their sum says which pairs are worth measuring.
 """
 
-import platform
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
+from pathlib import Path
 
 import torch
+from torch import nn
 
-from ...inference.device import CPU, computes_in_bfloat16, usable_cores
+from ...inference.device import CPU, computes_in_bfloat16
 from ...models.accounting import macs
 from ...models.architectures.token_blocks import apply_token_plan, has_token_rules
-from ...models.bundle.provenance import library_versions
 from ...models.divergence import diverge
 from ...models.layers.token_plan import TokenPlan
 from ...models.onnx.quantize import int8_instructions
 from ...models.progress import SILENT, Progress
 from ...models.report.frontier import pareto_frontier
-from ..train_split import digest
 from .baseline import Baseline
 from .distil import TRAINED_IMAGES, distil
 from .evaluator import DENSE, CandidateEvaluator, SearchCandidate, ours_refusal
 from .job import SearchJob
 from .pace import Pace
-from .recipe import ENOUGH_KL, FULL_WIDTH, QUANTIZATIONS, QuantizationConfig, Recipe, mergings, spread
+from .recipe import ENOUGH_KL, FULL_WIDTH, QUANTIZATIONS, QuantizationConfig, Recipe, mergings
 from .selection import MeasuredCandidate, fastest, pick, speedup
 from .trials import Trials
 from .widths import smaller
@@ -38,8 +36,8 @@ SCREENED_IMAGES = 64
 """Token schedules are compared by so many held-out images; those that are left, by all."""
 
 MEASURED, NARROWER, DISTILLED = 4, 2, 2
-"""So many token schedules are exported, quantised and timed where no speed is asked for; so many models that are narrow
-enough for the bytes; so many are trained."""
+"""About so many token schedules are exported, quantised and timed; so many models that are narrow enough for the bytes;
+so many are trained."""
 
 MOST_KL = 0.3
 """Beyond this a model answers something else."""
@@ -53,6 +51,7 @@ class SearchResult:
         dense: the dense model in float32, in the backend that it is fastest in.
         models: everything that was measured.
         chosen: the one that meets the target.
+        work: the folder of what was measured, with which another search of the same model and images goes on.
     """
 
     dense: MeasuredCandidate
@@ -60,6 +59,7 @@ class SearchResult:
     chosen: SearchCandidate
     notes: Sequence[str]
     seconds: float
+    work: Path
 
 
 class Search:
@@ -70,13 +70,17 @@ class Search:
     """
 
     def __init__(self, job: SearchJob, progress: Progress = SILENT) -> None:
-        self.job, self.notes, self.started = job, list[str](), time.perf_counter()
-        self.progress = replace(progress, note=self._note(progress))
+        self.job, self.notes, self.started, self._tell = job, list[str](), time.perf_counter(), progress.note
+        self.progress = replace(progress, note=self._note)
         self.baseline = Baseline(job, self.progress)
-        self.trials = Trials(job.work, self._belongs_to())
+        self.trials = Trials(job.out.parent, self.baseline.belongs_to(job))
         if self.trials.resumed:
-            progress.note(f"going on with the unfinished search in {job.work}")
-        self.evaluator = CandidateEvaluator(self.baseline, job, self.trials, self.progress)
+            progress.note(f"going on with what was measured in {self.trials.folder}")
+        try:
+            self.evaluator = CandidateEvaluator(self.baseline, job, self.trials, self.progress)
+        except BaseException:
+            self.trials.close()
+            raise
         self.pace = Pace(progress, 2 + MEASURED + self._trained)
         image = self._image_seconds = min(self.evaluator.dense.ms.values()) / 1e3
         screening = len(self._plans(TokenPlan())) * SCREENED_IMAGES * image
@@ -92,17 +96,21 @@ class Search:
         self._measure(exact)
         kl = self._quantizations(exact)
         best = replace(exact, quantization=self._best_quantization(exact, kl))
-        over = min((model.bytes for model in self._measurements(best)), default=0) - (self.job.target.bytes or inf)
-        if over > 0:  # merging tokens saves no bytes
-            self._narrower(best, int(over))
+        if self.job.target.bytes is not None:  # merging tokens saves none
+            over = min((model.bytes for model in self._measurements(best)), default=0) - self.job.target.bytes
+            if over > 0:
+                self._narrower(best, over)
         else:
             cost = self._screened(best.tokens)
             self._schedules(cost, self._mergeable(best, kl, cost))
         self.pace.expect_seconds(screening=0.0)
         if self.job.distil:
             self._distilled()
-        seconds = time.perf_counter() - self.started
-        return SearchResult(self.evaluator.dense, self.evaluator.measured, self._pick(), self.notes, seconds)
+        self.pace.note_others()
+        chosen, seconds = self._pick(), time.perf_counter() - self.started
+        return SearchResult(
+            self.evaluator.dense, self.evaluator.measured, chosen, self.notes, seconds, self.trials.folder
+        )
 
     def _exact(self) -> Recipe:
         """The rewrites that change nothing but rounding."""
@@ -180,8 +188,9 @@ class Search:
         kl: dict[TokenPlan, float] = {}
         cost: dict[TokenPlan, int] = {}
         for at, plan in enumerate(plans):
-            cost[plan] = macs(self.evaluator.model(Recipe(plan)), self.baseline.size).total
-            kl[plan] = self._kl(Recipe(plan))
+            model = self.evaluator.model(Recipe(plan))
+            cost[plan] = macs(model, self.baseline.size).total
+            kl[plan] = self._kl(Recipe(plan), model)
             self.progress.step("token schedules", at + 1, len(plans))
         kept: list[TokenPlan] = []
         for plan in sorted(plans, key=lambda plan: (cost[plan], kl[plan])):
@@ -189,40 +198,44 @@ class Search:
                 kept.append(plan)
         return {plan: cost[plan] for plan in reversed(kept)}
 
-    def _kl(self, recipe: Recipe) -> float:
-        """KL of a model without quantisation, by some of the held-out images."""
+    def _kl(self, recipe: Recipe, model: nn.Module | None = None) -> float:
+        """KL of a model without quantisation, which is made where none is given, by some of the held-out images."""
 
         def measured() -> float:
             dtype = torch.bfloat16 if computes_in_bfloat16(CPU) else torch.float32
             batches = self.baseline.held_out.pixels[:SCREENED_IMAGES].to(dtype).split(32)
-            return diverge(self.evaluator.model(recipe).to(dtype), batches, self.baseline.dense[:SCREENED_IMAGES]).kl
+            compressed = model or self.evaluator.model(recipe)
+            return diverge(compressed.to(dtype), batches, self.baseline.dense[:SCREENED_IMAGES]).kl
 
         return float(self.trials.get(f"screened/{recipe.file}", measured))
 
     def _schedules(self, cost: Mapping[TokenPlan, int], best: Recipe) -> None:
-        """Measure some schedules: those that find the first one which meets a target of speed, or from end to end.
+        """Measure those schedules that find the first one which is fast enough, or the last one that loses little.
 
         Args:
             cost: multiply-accumulates of each, the least KL and the most operations first.
         """
-        target, plans = self._target_speedup(), list(cost)
-        if target is None or not plans:
-            measured = spread(plans, MEASURED)
-            self.pace.expect(len(measured) + self._trained)
-            for plan in measured:
-                self._measure(replace(best, tokens=plan))
-            return
-        whole, now = macs(self.evaluator.model(best), self.baseline.size).total, self._speedup(best)
-        slow = sum(now * whole / cost[plan] < target for plan in plans)  # as fast as their operations say at best
-        first, end = min(slow, len(plans) - 1), len(plans)
+        plans, first, target = list(cost), 0, self._target_speedup()
+        if target is not None and plans:  # as fast as their operations say at best
+            whole, now = macs(self.evaluator.model(best), self.baseline.size).total, self._speedup(best)
+            first = min(sum(now * whole / cost[plan] < target for plan in plans), len(plans) - 1)
+        end = len(plans)
         while first < end:
             self.pace.expect((end - first).bit_length() + self._trained)
             middle = (first + end) // 2
-            self._measure(replace(best, tokens=plans[middle]))
-            if self._speedup(replace(best, tokens=plans[middle])) >= target:
+            recipe = replace(best, tokens=plans[middle])
+            self._measure(recipe)
+            if self._merges_enough(recipe):
                 end = middle
             else:
                 first = middle + 1
+
+    def _merges_enough(self, recipe: Recipe) -> bool:
+        """Whether no schedule that merges more is of interest: this one is fast enough, or loses too much."""
+        if (target := self._target_speedup()) is not None:
+            return self._speedup(recipe) >= target
+        assert self.job.target.drop is not None
+        return not any(model.quality.change.low >= -self.job.target.drop for model in self._measurements(recipe))
 
     def _narrower(self, best: Recipe, over: int) -> None:
         """Measure models whose layers are so narrow that their file has `over` bytes less."""
@@ -280,21 +293,6 @@ class Search:
         by_model = {measured: candidate for candidate, measured in self.evaluator.measured.items()}
         return by_model[pick(list(by_model), self.evaluator.dense, self.job.target)]
 
-    def _note(self, progress: Progress) -> Any:
-        def note(text: str) -> None:
-            self.notes.append(text)
-            progress.note(text)
-
-        return note
-
-    def _belongs_to(self) -> dict[str, Any]:
-        """All that decides the results."""
-        job = self.job
-        return {
-            "model": self.baseline.config.version,
-            "images": digest(job.images, self.baseline.samples),
-            "batches": job.batches,
-            "backends": job.backends,
-            "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {usable_cores()} cores",
-            "versions": library_versions(),
-        }
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self._tell(text)

@@ -4,6 +4,8 @@ What a search asks for it asks by a key; a key that has a line is not computed a
 the lines that are there in no time, and goes on behind them.
 """
 
+import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -12,36 +14,46 @@ from typing import Any
 
 FILE = "trials.jsonl"
 
+FORMAT = 2
+"""Of the lines: another one never reads these."""
+
 
 class TrialsError(ValueError):
-    """The folder holds the trials of another search."""
+    """Another process works in the folder."""
 
 
 class Trials:
-    """The results of one search.
+    """The results of all searches of one model by the same images, on one machine.
 
     Args:
-        folder: its work folder, which is made.
+        beside: the folder that their own folder is made in, whose name is a hash of `belongs_to`.
         belongs_to: plain data that decides all results: the model, the images, the packages, the machine.
 
     Raises:
-        TrialsError: the folder holds those of another search; the message names the first difference.
+        TrialsError: another process searches there.
     """
 
-    def __init__(self, folder: Path, belongs_to: Mapping[str, Any]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / FILE
+    def __init__(self, beside: Path, belongs_to: Mapping[str, Any]) -> None:
+        header = json.dumps({"format": FORMAT, **belongs_to}, sort_keys=True)
+        self.folder = beside / f".milkweed-search-{hashlib.sha256(header.encode()).hexdigest()[:12]}"
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.values: dict[str, Any] = {}
-        ours = json.loads(json.dumps(belongs_to))
-        theirs = self._read()
-        if theirs is None:
-            self._write({"search": ours})
-        elif theirs != ours:
-            odd = next(name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name))
+        self._file = (self.folder / FILE).open("ab+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
             raise TrialsError(
-                f"{folder} holds an unfinished search with {odd} {theirs.get(odd)!r}, not {ours.get(odd)!r}: give "
-                "that search's options to go on with it, or remove the folder"
-            )
+                f"{self.folder}: another process searches with this model and these images, wait until it has ended"
+            ) from None
+        self._read()
+        self._resumed = bool(self.values)
+        if not self._file.tell():
+            self._write({"search": json.loads(header)})
+
+    def close(self) -> None:
+        """Let others search here."""
+        self._file.close()
 
     @property
     def resumed(self) -> bool:
@@ -56,29 +68,24 @@ class Trials:
             self.values[key] = value
         return self.values[key]
 
-    def _read(self) -> Any:
-        """Read the lines, without one that a killed process left unfinished; return what they belong to."""
-        belongs_to, whole = None, b""
-        for line in self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []:
+    def _read(self) -> None:
+        """Read the lines, and cut off one that a killed process left unfinished."""
+        whole = 0
+        self._file.seek(0)
+        for line in self._file:
             try:
                 record = json.loads(line)
             except ValueError:
                 break
             if not line.endswith(b"\n"):
                 break
-            whole += line
-            if "search" in record:
-                belongs_to = record["search"]
-            else:
+            whole += len(line)
+            if "key" in record:
                 self.values[record["key"]] = record["value"]
-        if self.path.exists():
-            with self.path.open("r+b") as file:
-                file.truncate(len(whole))
-        self._resumed = bool(self.values)
-        return belongs_to
+        self._file.truncate(whole)
+        self._file.seek(whole)
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        with self.path.open("ab") as file:
-            file.write((json.dumps(record) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
+        self._file.write((json.dumps(record) + "\n").encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())

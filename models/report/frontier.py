@@ -37,6 +37,7 @@ class Quality:
         agreement: percent of the images whose best class is the dense model's.
         top1: change of top-1 in points; None without labels.
         top1_of_dense: percent; None without labels.
+        expected: expected change of top-1 in points, by the dense model's margins; None in old records.
     """
 
     images: int
@@ -44,12 +45,13 @@ class Quality:
     agreement: ConfidenceInterval
     top1: ConfidenceInterval | None = None
     top1_of_dense: float | None = None
+    expected: ConfidenceInterval | None = None
 
     @property
     def change(self) -> ConfidenceInterval:
-        """The change of top-1 in points; without labels the most that can be lost, every answer that is another."""
-        if self.top1 is not None:
-            return self.top1
+        """The change of top-1 in points that a promise is judged by; the most that can be lost where none is known."""
+        if known := self.expected or self.top1:
+            return known
         same = self.agreement
         return ConfidenceInterval(same.value - 100, same.low - 100, same.high - 100)
 
@@ -61,8 +63,10 @@ class Quality:
     def from_dict(cls, values: Mapping[str, Any]) -> "Quality":
         """Read what `to_dict` wrote."""
         kl, agreement = (ConfidenceInterval(**values[name]) for name in ("kl", "agreement"))
-        change = None if values["top1"] is None else ConfidenceInterval(**values["top1"])
-        return cls(values["images"], kl, agreement, change, values["top1_of_dense"])
+        top1, expected = (
+            None if values.get(name) is None else ConfidenceInterval(**values[name]) for name in ("top1", "expected")
+        )
+        return cls(values["images"], kl, agreement, top1, values["top1_of_dense"], expected)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,13 +120,16 @@ def _columns(table: str, rows: Sequence[Any]) -> list[Column]:
 def _models(frontier: Frontier) -> list[list[str]]:
     """The table of a search's models; its first row names the columns."""
     batches = (f"ms, batch {batch}" for batch in frontier.batches)
-    rows = [[*batches, "speedup", "KL", "top-1 agreement, %", "change of top-1", "size"]]
+    rows = [[*batches, "speedup", "KL", "top-1 agreement, %", "expected change of top-1", "counted", "size"]]
     for model in frontier.models:
         quality = model.quality
         times = (three_digits(ms) for ms in model.ms.values())
-        change = terms.MISSING if quality.top1 is None else _interval(quality.top1, points)
+        changes = (
+            terms.MISSING if change is None else _interval(change, points)
+            for change in (quality.expected, quality.top1)
+        )
         kl, agreement = _interval(quality.kl, three_digits), _interval(quality.agreement, "{:.1f}".format)
-        rows.append([*times, f"{model.speedup:.2f}×", kl, agreement, change, size(model.bytes)])
+        rows.append([*times, f"{model.speedup:.2f}×", kl, agreement, *changes, size(model.bytes)])
     return rows
 
 

@@ -42,7 +42,8 @@ def verdict(report: RunReport) -> Verdict:
 def doubts(frontier: Frontier) -> list[str]:
     """The warnings about differences that so many images cannot show."""
     chosen, images = frontier.chosen.quality, counted(frontier.images, "image")
-    labelled, change = chosen.top1 is not None, chosen.change
+    expected, change = chosen.expected is not None, chosen.change
+    labelled = expected or chosen.top1 is not None
     warnings = [SEARCH_CHOSE]
     if change.value < -(FAIR_POINTS if labelled else 100 - FAIR_AGREEMENT):
         lost = f"{-change.value:.1f}"
@@ -56,7 +57,8 @@ def doubts(frontier: Frontier) -> list[str]:
     elif labelled:
         ends = f"{points(change.low)} and {points(change.high)} points"
         warnings.append(
-            f"by {images} the chosen model's change of top-1 lies between {ends} (95 %): more would narrow it"
+            f"by {images} the chosen model's {'expected ' if expected else ''}change of top-1 lies between {ends} "
+            "(95 %): more would narrow it"
         )
     else:
         ends = f"{chosen.agreement.low:.1f} and {chosen.agreement.high:.1f} %"
@@ -64,9 +66,10 @@ def doubts(frontier: Frontier) -> list[str]:
     others = [model for model in frontier.models if model.on_front and not model.chosen]
     alike = sum(model.quality.change.overlaps(change) for model in others)
     if alike:
+        what = f"how many answers are {'right' if labelled else 'the same'}"
         warnings.append(
             f"{images} cannot distinguish the chosen model from {alike} of the {len(others)} others on the Pareto "
-            f"frontier by how many answers are {'right' if labelled else 'the same'}: their intervals overlap; KL, "
+            f"frontier by {'the expected change of top-1' if expected else what}: their intervals overlap; KL, "
             "which needs fewer, puts them in order"
         )
     return warnings

@@ -162,6 +162,9 @@ class Tried(BaseModel):
     speedup: float = Field(description="over the dense model, at the batch size where that is least")
     kl: Interval = Field(description="to the dense model's answers, nats: the mean and the ends of its 95 % interval")
     agreement: Interval = Field(description="percent of images with the dense model's answer")
+    expected_change: Interval | None = Field(
+        description="points of top-1, by how sure the dense model is of its answers; null in old records"
+    )
     top1_change: Interval | None = Field(description="points; null where the images had no labels")
     bytes: int
     on_front: bool = Field(description="no other one is both faster and nearer to the dense model")

@@ -43,6 +43,7 @@ def _row(model: FrontierModel, batch: int) -> dict[str, Any]:
         "speedup": _short(model.speedup),
         "kl": _interval(model.quality.kl),
         "agreement": _interval(model.quality.agreement),
+        "expected_change": None if model.quality.expected is None else _interval(model.quality.expected),
         "top1_change": None if model.quality.top1 is None else _interval(model.quality.top1),
         "bytes": model.bytes,
     }

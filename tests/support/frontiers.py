@@ -44,6 +44,9 @@ def _row(place: int, row: tuple[Any, ...], labelled: bool, images: int) -> dict[
         "agreement": {"value": agreement, "low": agreement - half, "high": min(100.0, agreement + half)},
         "top1": {"value": change, "low": change - half, "high": change + half} if labelled else None,
         "top1_of_dense": 77.4 if labelled else None,
+        "expected": {"value": (agreement - 100) / 15, "low": (agreement - 100) / 8, "high": (agreement - 100) / 70}
+        if labelled
+        else None,
     }
     return {
         "name": name,

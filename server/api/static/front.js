@@ -47,7 +47,7 @@ function chosenOf({ models }) {
 }
 
 function denseRow(dense) {
-  return makeRow(["dense ", make("small", dense.computed_by)], [inMs(dense.ms), "1.0 ×", "100", "0", "", ""]);
+  return makeRow(["dense ", make("small", dense.computed_by)], [inMs(dense.ms), "1.0 ×", "100", "0", "", "", ""]);
 }
 
 function modelRow(model) {
@@ -57,6 +57,7 @@ function modelRow(model) {
     `${inTimes(model.speedup)} ×`,
     interval(model.agreement, inPoints),
     interval(model.kl, (kl) => String(Number(kl.toPrecision(2)))),
+    model.expected_change ? interval(model.expected_change, signed) : "",
     model.top1_change ? interval(model.top1_change, signed) : "",
     inBytes(model.bytes),
   ]);

@@ -54,6 +54,9 @@ def test_inspect_prints_the_frontier(milkweed: Milkweed, searched: Callable[[Any
         "0.0261",
         "92.6",
         "%",
+        "-0.5",
+        "[-0.9,",
+        "-0.1]",
         "-0.2",
         "[-2.5,",
         "+2.1]",
@@ -92,7 +95,7 @@ def test_compress_prints_all_models_and_draws_them(
 ) -> None:
     def search(job: Any, progress: Any) -> tuple[Any, BundleConfig]:
         assert (job.source, job.target.speedup, job.batches) == (bundle, 3.0, (8, 1))
-        return SimpleNamespace(seconds=754.0), load_bundle(searched(record()))[1]
+        return SimpleNamespace(seconds=754.0, work=tmp_path / "gone"), load_bundle(searched(record()))[1]
 
     monkeypatch.setattr("milkweed.jobs.search.compress.compress", search)
     picture, out = tmp_path / "front.png", tmp_path / "out"
@@ -110,4 +113,4 @@ def test_compress_prints_all_models_and_draws_them(
     )
     assert fields["took"].strip() == "12 min 34 s"
     assert fields["judged on"].strip() == "500 held-out images; top-1 of the dense model 77.4 %"
-    assert "between −2.5 and +2.1 points" in fields["warning 2"]
+    assert "expected change of top-1 lies between −0.9 and −0.1 points" in fields["warning 2"]

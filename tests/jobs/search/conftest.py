@@ -92,7 +92,7 @@ def quick(exported_once: None) -> Iterator[None]:
 def job(vit: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SearchJob:
     """A search in torch, which needs no exports, without quantisation, which takes longest, and without training."""
     monkeypatch.setattr(search, "QUANTIZATIONS", ())
-    out, anything = tmp_path / "out", Target(bytes=1 << 30)
+    out, anything = tmp_path / "out", Target(drop=1e6)
     return SearchJob(source=vit, out=out, images=photos, target=anything, backends=("torch",), distil=False)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from milkweed.jobs.search.selection import MeasuredCandidate as Model
-from milkweed.jobs.search.selection import Target, TargetError, pick, speedup
+from milkweed.jobs.search.selection import Target, TargetError, keeping, pick, speedup
 from milkweed.models.report.frontier import ConfidenceInterval, Quality, pareto_frontier
 
 
@@ -37,7 +37,7 @@ def test_the_frontier_has_what_nothing_beats() -> None:
         (Target(drop=1), "int8"),
         (Target(drop=2), "tokens"),
         (Target(drop=0.1), "dense"),
-        (Target(), "int8"),
+        (Target(), "tokens"),
         (Target(bytes=100), "slow"),  # bytes alone may cost speed
     ],
 )
@@ -48,6 +48,14 @@ def test_a_target_is_met_with_the_least_divergence_or_fastest(target: Target, na
 def test_of_models_that_are_about_as_fast_the_one_with_less_divergence_is_taken() -> None:
     near = [DENSE, model("fastest", 9.9, 0.02), model("nearer", 10, 0.01), model("slower", 11, 0.001)]
     assert pick(near, DENSE, Target(drop=50)).name == "nearer"
+
+
+def test_a_promise_is_tested_from_the_slowest_on_up_to_the_first_that_fails() -> None:
+    unsure = [*MODELS, model("doubtful", 9, 0.01, -2.5)]  # "tokens", which is faster and keeps it, is not reached
+    assert [kept.name for kept in keeping(unsure, 2)] == ["dense", "int8"]
+    assert pick(unsure, DENSE, Target(drop=2)).name == "int8"
+    off_the_frontier = [*MODELS, model("worse", 12.5, 0.006, -9)]
+    assert [kept.name for kept in keeping(off_the_frontier, 2)] == ["dense", "int8", "tokens"]
 
 
 def test_what_is_slower_than_the_dense_model_is_not_taken() -> None:

@@ -8,12 +8,11 @@ import pytest
 
 from milkweed.inference import backend, device
 from milkweed.jobs.dataset import DataError
-from milkweed.jobs.search import search
+from milkweed.jobs.search import evaluator, search, timing
 from milkweed.jobs.search.compress import compress
 from milkweed.jobs.search.job import SearchJob
 from milkweed.jobs.search.recipe import Recipe
 from milkweed.jobs.search.selection import Target, TargetError
-from milkweed.jobs.search.trials import TrialsError
 from milkweed.kernels.installation import install_command
 from milkweed.models import load_bundle
 from milkweed.models.layers.token_plan import TokenMerging
@@ -25,12 +24,21 @@ pytest.importorskip("nncf", reason="the extra `quantize` is not installed")
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-def test_another_searchs_folder_is_not_gone_on_with(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search.Search, "run", lambda self: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        compress(job)
-    with pytest.raises(TrialsError, match=r"batches \[1, 8\], not \[2\]"):
-        compress(replace(job, batches=(2,)))
+def test_what_was_measured_serves_another_target_and_another_folder(
+    job: SearchJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, config = compress(job)
+    with monkeypatch.context() as patch:
+        patch.setattr(timing, "time_in_turns", lambda *_: pytest.fail("nothing is measured again"))
+        patch.setattr(evaluator, "time_in_turns", lambda *_: pytest.fail("nothing is measured again"))
+        again, other = compress(replace(job, out=job.out.with_name("other"), target=Target(bytes=1 << 30)))
+    assert (again.work, again.models) == (first.work, again.models)
+    assert {row["name"] for row in other.metrics["search"]["models"]} <= {
+        row["name"] for row in config.metrics["search"]["models"]
+    }
+    other_batch, _ = compress(replace(job, out=job.out.with_name("batch"), batches=(2,), discard_search=True))
+    assert other_batch.work != first.work
+    assert (first.work.exists(), other_batch.work.exists()) == (True, False)
 
 
 def test_a_target_out_of_reach_says_what_can(job: SearchJob) -> None:
@@ -64,7 +72,7 @@ def test_the_first_schedule_that_keeps_a_speed_is_bisected(job: SearchJob, monke
 
     schedules = [TokenMerging(1, 1, k / 16, 0.1) for k in range(1, 9)]
     monkeypatch.setattr(search, "mergings", lambda model: schedules)
-    monkeypatch.setattr(search.Search, "_kl", lambda self, recipe: share(recipe))
+    monkeypatch.setattr(search.Search, "_kl", lambda self, recipe, model=None: share(recipe))
     monkeypatch.setattr(search.Search, "_speedup", lambda self, recipe: 1 + 10 * (share(recipe) or 10))
     monkeypatch.setattr(search.Search, "_target_speedup", lambda self: 1 + 10 * 5.5 / 16)
     result, _ = compress(job)

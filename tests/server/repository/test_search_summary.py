@@ -32,6 +32,7 @@ def test_it_is_of_one_image_at_a_time() -> None:
         "speedup": 3.034,  # of both batch sizes the least, as `milkweed inspect` prints it
         "kl": pytest.approx([0.0261, 0.0261 * 0.85, 0.0261 * 1.15], rel=1e-3),
         "agreement": pytest.approx([92.6, 92.6 - half, 92.6 + half], rel=1e-3),
+        "expected_change": pytest.approx([-7.4 / 15, -7.4 / 8, -7.4 / 70], rel=1e-3),
         "top1_change": pytest.approx([-0.2, -0.2 - half, -0.2 + half], rel=1e-3),
         "bytes": 6_000_000,
         "on_front": True,
