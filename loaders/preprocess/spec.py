@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 Interpolation = Literal["bicubic", "bilinear"]
 Orientation = Literal["apply", "ignore"]
-CropMode = Literal["center", "center_down", "squash"]
+CropMode = Literal["center", "center_down", "squash", "squash_down"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -21,8 +21,8 @@ class PreprocessSpec:
         size: side of the square the model sees, px.
         crop_pct: size over the resized short side; above 1 the crop is padded with black, as in timm.
         mean, std: per channel, of values in 0..1.
-        crop_mode: "center" keeps the shape of the picture and crops its centre, rounded as timm does; "center_down" so
-            too, rounded as transformers does; "squash" resizes the picture to a square first, whatever its shape.
+        crop_mode: "center" keeps the shape of the picture and crops its centre; "squash" resizes it to a square first,
+            whatever its shape. Both round as timm does, with "_down" behind them as transformers does.
         orientation: "apply" turns photographs upright by their EXIF tag; "ignore" is what timm does.
     """
 
@@ -97,13 +97,13 @@ def geometry(spec: PreprocessSpec, width: int, height: int) -> Geometry:
     if width < 1 or height < 1:
         raise ValueError(f"image is {width}x{height} px: expected at least 1x1")
     short = spec.resize_short
-    if spec.crop_mode == "squash":
+    if spec.crop_mode.startswith("squash"):
         resized = short, short
     elif width <= height:
         resized = short, int(short * height / width)  # truncates, as torchvision does
     else:
         resized = int(short * width / height), short
-    left, top = (_offset(length, spec.size, spec.crop_mode != "center") for length in resized)
+    left, top = (_offset(length, spec.size, spec.crop_mode.endswith("_down")) for length in resized)
     # Pillow's rule from version 13 on, whichever is installed: pictures more than twice as high as wide that shrink.
     columns_first = height - resized[1] > max(0, 2 * (width - resized[0]))
     return Geometry(resized[0], resized[1], left, top, spec.size, columns_first)

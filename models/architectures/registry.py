@@ -98,7 +98,8 @@ def is_model(arch: str) -> bool:
 
 
 def default_preprocess(arch: str, **arch_args: Any) -> dict[str, Any]:
-    """The preprocessing of the published model of this name: size, crop_pct, interpolation, mean, std.
+    """The preprocessing of the published model of this name: size, crop_pct, interpolation, mean, std, and
+    `crop_mode` where that is not center.
 
     Raises:
         ValueError: an unknown name, or an `img_size` that is no square.

@@ -172,9 +172,8 @@ def timm_weights_repository(arch: str) -> str | None:
 
 
 def timm_preprocess(arch: str) -> dict[str, Any]:
-    """The preprocessing with which timm evaluates a model: size, crop_pct, interpolation, mean, std.
-
-    Where timm pads or squashes an image (`crop_mode`), milkweed crops its centre.
+    """The preprocessing with which timm evaluates a model: size, crop_pct, interpolation, mean, std, and `crop_mode`
+    where images are squashed. Where timm pads them ("border", which no classifier has), milkweed crops the centre.
     """
     config = _timm().models.get_pretrained_cfg(arch)
     return {
@@ -183,6 +182,7 @@ def timm_preprocess(arch: str) -> dict[str, Any]:
         "interpolation": str(config.interpolation),
         "mean": [float(value) for value in config.mean],
         "std": [float(value) for value in config.std],
+        **({"crop_mode": "squash"} if config.crop_mode == "squash" else {}),
     }
 
 

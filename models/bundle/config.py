@@ -33,7 +33,10 @@ REMARKS = {"provenance", "metrics", "golden", "quantisation"}
 """Members, also of graph and program, on which no answer depends."""
 
 _PREPROCESS_KEYS = {"size", "crop_pct", "interpolation", "mean", "std"}
-_PREPROCESS_CHOICES = {"orientation": ("apply", "ignore"), "crop_mode": ("center", "center_down", "squash")}
+_PREPROCESS_CHOICES = {
+    "orientation": ("apply", "ignore"),
+    "crop_mode": ("center", "center_down", "squash", "squash_down"),
+}
 """Members that may be missing, with their values; the first is what a bundle means that does not say."""
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")

@@ -136,6 +136,8 @@ def _preprocess(fitted: Fitted, card: ModelCard) -> dict[str, Any]:
     """What is published for the architecture, with what the checkpoint's keys and card say otherwise."""
     args = {name: value for name, value in fitted.arch_args.items() if name != "num_classes"}
     prepared = default_preprocess(fitted.arch, **args) | dict(fitted.preprocess) | dict(card.preprocess)
+    if prepared.get("crop_mode") == "center":  # as a bundle means that does not say
+        del prepared["crop_mode"]
     return prepared | ({"size": args["img_size"]} if "img_size" in args else {})
 
 

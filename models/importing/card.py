@@ -86,8 +86,11 @@ def _preprocess(published: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
     if "interpolation" in preprocess and preprocess["interpolation"] not in INTERPOLATIONS:
         notes.append(f"images are resized bicubic: {quoted(preprocess['interpolation'])} of its config is none of ours")
         preprocess["interpolation"] = "bicubic"
-    if published.get("crop_mode", "center") != "center":
-        notes.append(f"images are cropped at the centre: its config says {quoted(published['crop_mode'])}")
+    mode = published.get("crop_mode") or "center"
+    if preprocess or mode != "center":  # as timm reads it: not as it prepares newer weights
+        preprocess["crop_mode"] = mode if mode == "squash" else "center"
+    if mode not in ("center", "squash"):
+        notes.append(f"images are cropped at the centre: its config says {quoted(mode)}")
     check_preprocess({**filler, **preprocess})
     return preprocess, tuple(notes)
 

@@ -82,7 +82,7 @@ def _geometry(processor: Processor, kind: str) -> tuple[int, int, str]:
     edges = dict.fromkeys(usual, edges) if type(edges) is int else edges  # as files had it before 2023
     match {name: edge for name, edge in edges.items() if edge is not None} if isinstance(edges, dict) else {}:
         case {"shortest_edge": int(short), **others} if short > 0 and not others:
-            mode = "center_down"
+            mode = "center"
         case {"height": int(short), "width": int(width), **others} if short == width > 0 and not others:
             mode = "squash"
         case _:
@@ -92,9 +92,9 @@ def _geometry(processor: Processor, kind: str) -> tuple[int, int, str]:
         sides = list(crop.values()) if isinstance(crop, dict) else [crop]
         if any(type(side) is not int or side != sides[0] for side in sides) or not sides:
             raise ValueError(f"crop_size {quoted(crop)} must be a square")
-        return sides[0], short, mode
+        return sides[0], short, f"{mode}_down"
     if kind == "ConvNext" and short < _WARPED_FROM:
-        return short, int(short / _number(processor, "crop_pct")), mode
+        return short, int(short / _number(processor, "crop_pct")), f"{mode}_down"
     if kind != "ConvNext" and mode != "squash":
         raise ValueError(f"size {quoted(edges)} without do_center_crop: images must be square")
     return short, short, "squash"

@@ -28,9 +28,10 @@ def loader():
     made.close()
 
 
-def test_a_pixel_too_far_would_be_seen(picture, encoded):
+@pytest.mark.parametrize("crop_mode", ["center", "squash"])
+def test_a_pixel_too_far_would_be_seen(crop_mode, encoded):
     """A chequer of columns: a crop that is off by a pixel of the source shows as many levels."""
-    spec = PreprocessSpec(size=64, crop_pct=1.0)
+    spec = PreprocessSpec(size=64, crop_pct=1.0, crop_mode=crop_mode)
     for width, height in ((64, 101), (101, 64), (65, 64), (64, 64), (90, 67)):
         ramp = np.zeros((height, width, 3), np.uint8)
         ramp[..., 0], ramp[..., 1] = np.arange(width) * 2 % 256, (np.arange(height) * 2 % 256)[:, None]

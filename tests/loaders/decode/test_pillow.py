@@ -7,7 +7,7 @@ import PIL
 import pytest
 from PIL import Image, ImageOps
 
-from milkweed.loaders import ImageLimits, PillowLoader, PreprocessSpec, validate
+from milkweed.loaders import CpuLoader, ImageLimits, PillowLoader, PreprocessSpec, validate
 
 ANY_ASPECT = ImageLimits(max_aspect=100_000)
 SIZES = [
@@ -30,6 +30,7 @@ def timm_transform(spec: PreprocessSpec):
         spec.size,
         interpolation=spec.interpolation,
         crop_pct=spec.crop_pct,
+        crop_mode=spec.crop_mode,
         mean=spec.mean,
         std=spec.std,
         is_training=False,
@@ -55,6 +56,19 @@ def test_equals_timm_for_odd_sizes(size, interpolation, picture, encoded):
 def test_equals_timm_for_specs(size, crop_pct, picture, encoded):
     spec = PreprocessSpec(size=size, crop_pct=crop_pct, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
     assert_equals_timm(encoded(picture(301, 203), "PNG"), spec)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("side", "crop_pct"), [(63, 1.0), (224, 1.0), (192, 0.9), (101, 0.8), (63, 0.9), (384, 0.951)])
+def test_squashed_pictures_equal_timm(size, side, crop_pct, picture, encoded):
+    """Of the last two 7 and 19 px are cropped, which timm rounds otherwise than transformers."""
+    interpolation = "bilinear" if side == 101 else "bicubic"
+    spec = PreprocessSpec(size=side, crop_pct=crop_pct, crop_mode="squash", interpolation=interpolation)
+    body = encoded(picture(*size), "PNG")
+    assert_equals_timm(body, spec)
+    assert np.array_equal(
+        CpuLoader(spec, ANY_ASPECT).load([body]).pixels, PillowLoader(spec, ANY_ASPECT).load([body]).pixels
+    )
 
 
 @pytest.mark.parametrize("size", [(64, 64), (100, 30), (30, 101)])

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 
 from milkweed.models.architectures.meta_init import on_meta
@@ -147,6 +148,11 @@ def test_separate_attention_computes_what_the_packed_one_does(tiny_vit: dict[str
         assert not torch.allclose(other(x), packed(x), rtol=1e-3)
 
 
+def test_no_classifier_of_timm_has_another_crop_mode_than_a_bundle_can_say() -> None:
+    configs = [timm.models.get_pretrained_cfg(name) for name in timm.list_pretrained()]
+    assert {config.crop_mode for config in configs if config.num_classes} == {"center", "squash"}
+
+
 def test_default_preprocess_is_the_published_one() -> None:
     imagenet = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
     half = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
@@ -156,6 +162,7 @@ def test_default_preprocess_is_the_published_one() -> None:
     for arch in ("vit_small_patch16_224", "vit_tiny_patch16_224.augreg_in21k_ft_in1k"):
         assert default_preprocess(arch) == {**common, **half}
     assert default_preprocess("vit_base_patch16_384")["size"] == 384
+    assert default_preprocess("dm_nfnet_f4.dm_in1k")["crop_mode"] == "squash"
     for img_size in (32, [32, 32]):
         assert default_preprocess("vitae_basic", img_size=img_size)["size"] == 32
     for img_size in ([32, 48], []):

@@ -53,7 +53,7 @@ def test_a_card_may_hold_the_architecture_alone(changed: Write) -> None:
 @pytest.mark.parametrize(
     ("change", "note"),
     [
-        (lambda d: d["pretrained_cfg"].update(crop_mode="squash"), "cropped at the centre: its config says 'squash'"),
+        (lambda d: d["pretrained_cfg"].update(crop_mode="border"), "cropped at the centre: its config says 'border'"),
         (
             lambda d: d["pretrained_cfg"].update(interpolation="random"),
             "resized bicubic: 'random' of its config is none",
@@ -61,7 +61,18 @@ def test_a_card_may_hold_the_architecture_alone(changed: Write) -> None:
     ],
 )
 def test_preprocessing_that_no_loader_does_is_noted(changed: Write, change: Any, note: str) -> None:
-    assert note in read_card(changed(change)).notes[0]
+    card = read_card(changed(change))
+    assert note in card.notes[0]
+    assert card.preprocess["crop_mode"] == "center"
+
+
+def test_a_squashed_picture_is_the_bundles(changed: Write) -> None:
+    card = read_card(changed(lambda d: d["pretrained_cfg"].update(crop_mode="squash")))
+    assert (card.preprocess["crop_mode"], card.notes) == ("squash", ())
+
+
+def test_an_older_config_without_a_crop_mode_crops_the_centre(changed: Write) -> None:
+    assert read_card(changed(lambda d: d["pretrained_cfg"].pop("crop_mode"))).preprocess["crop_mode"] == "center"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,15 @@ def test_a_folder_that_timm_wrote_answers_as_timm_does(
     assert torch.allclose(logits(loaded, size), logits(model, size), atol=1e-6)
 
 
+def test_a_squashed_picture_stays_one_and_the_centre_is_not_said(tmp_path: Path) -> None:
+    written(tmp_path / "f", "test_vit", {"num_classes": 3})
+    assert "crop_mode" not in import_checkpoint(tmp_path / "f", None, tmp_path / "b").config.preprocess
+    document = json.loads((tmp_path / "f" / "config.json").read_text())
+    document["pretrained_cfg"]["crop_mode"] = "squash"
+    (tmp_path / "f" / "config.json").write_text(json.dumps(document))
+    assert import_checkpoint(tmp_path / "f", None, tmp_path / "c").config.preprocess["crop_mode"] == "squash"
+
+
 Change = Callable[[dict[str, Any]], object]
 
 

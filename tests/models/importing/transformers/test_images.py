@@ -25,6 +25,7 @@ SMALL = {"size": {"shortest_edge": 97}, "crop_size": {"height": 90, "width": 90}
         ("ViT", {"rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [1.0] * 3}),
         ("ViT", {"do_normalize": False}),
         ("DeiT", {}),
+        ("DeiT", {"size": {"height": 97, "width": 97}, "crop_size": {"height": 90, "width": 90}}),
         ("Beit", {}),
         ("Siglip", {}),
         ("CLIP", {}),
