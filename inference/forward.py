@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..loaders.thread_clock import thread_cpu_seconds
 from ..loaders.thread_pool import ThreadPool
-from ..models.bundle.golden import check_golden, golden_images, softmax
+from ..models.bundle.golden import check_golden, golden_images, sigmoid, softmax
 from .device import CPU, Device, usable_cores
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ class Forward:
         dtype: the number type that it computes in.
         size: side of the model's input, px.
         weight_bytes: what the weights take in memory.
+        multi_label: whether each class has a probability by itself, the sigmoid of its logit.
     """
 
     device: Device = CPU
@@ -160,14 +161,24 @@ class Forward:
     computes_elsewhere = False
     _helpers = ThreadPool("milkweed-lane")  # all models share them; the calling thread is a lane itself
 
-    def __init__(self, session: Session, plan: LanePlan, *, dtype: str, size: int, weight_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        session: Session,
+        plan: LanePlan,
+        *,
+        dtype: str,
+        size: int,
+        weight_bytes: int = 0,
+        multi_label: bool = False,
+    ) -> None:
         self._session, self.computes_elsewhere = session, session.computes_elsewhere
         # Where a lane waits for a runtime's own threads, its wall time has to stand for their CPU time.
-        self._prepare(plan, dtype, size, time.perf_counter if session.computes_elsewhere else thread_cpu_seconds)
+        clock = time.perf_counter if session.computes_elsewhere else thread_cpu_seconds
+        self._prepare(plan, dtype, size, multi_label, clock)
         self.resident_bytes = weight_bytes
 
-    def _prepare(self, plan: LanePlan, dtype: str, size: int, clock: Any) -> None:
-        self.plan, self.dtype, self.size = plan, dtype, size
+    def _prepare(self, plan: LanePlan, dtype: str, size: int, multi_label: bool, clock: Any) -> None:
+        self.plan, self.dtype, self.size, self.multi_label = plan, dtype, size, multi_label
         self.warm_seconds: dict[int, float] = {}
         """Time of a forward by its number of images, as `warm_up` measured it."""
         self._clock = clock
@@ -208,6 +219,13 @@ class Forward:
 
     def run(self, pixels: Any) -> ForwardResult:
         """Probabilities of normalised float32 images (n, 3, S, S), n >= 1."""
+        result = self._run(pixels)
+        if not self.multi_label:
+            return result
+        return replace(result, probabilities=sigmoid(self._on_host(result.probabilities)))
+
+    def _run(self, pixels: Any) -> ForwardResult:
+        """As `run`, but of a multi-label model the logits, of which a golden record holds the softmax too."""
         return self._run_in_lanes(np.asarray(pixels))
 
     def _run_in_lanes(self, pixels: Any) -> ForwardResult:
@@ -250,14 +268,15 @@ class Forward:
         bound: str | None = None,
         check: Callable[[Mapping[str, Any], NDArray[np.float32], str], None] = check_golden,
     ) -> None:
-        """Compare the answers with those that a bundle recorded for its golden images; raises BundleError.
+        """Compare the softmax of the logits with what a bundle recorded for its golden images; raises BundleError.
 
         Args:
             bound: the number type whose tolerance holds, where it is not the forward's: int8 for a quantised graph.
             check: what compares them.
         """
         if record:
-            check(record, self._on_host(self.run(golden_images(self.size)).probabilities), bound or self.dtype)
+            answers = self._on_host(self._run(golden_images(self.size)).probabilities)
+            check(record, softmax(answers) if self.multi_label else answers, bound or self.dtype)
 
     def close(self) -> None:
         """Let go of what a collector alone would free: here nothing."""
@@ -272,13 +291,6 @@ class Forward:
             images, missing = chunks[turn], sizes[turn] - len(chunks[turn])
             if missing:
                 images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.float32)])
-            results[turn] = softmax(self._session(images)[: len(chunks[turn])])
+            logits = self._session(images)[: len(chunks[turn])]
+            results[turn] = logits if self.multi_label else softmax(logits)
         return self._clock() - started
-
-
-def batches(count: int, size: int) -> Iterator[range]:
-    """Cut `count` places into ranges of at most `size`."""
-    for start in itertools.count(0, size):
-        if start >= count:
-            return
-        yield range(start, min(start + size, count))

@@ -60,7 +60,9 @@ def exported_graph(bundle: Path, version: str, temporary: ExitStack) -> Graph:
     return Graph(file, export(bundle, version, file))
 
 
-def graph_forward(graph: Graph, candidate: Candidate, plan: LanePlan, size: int, *, fixed: bool = False) -> Forward:
+def graph_forward(
+    graph: Graph, candidate: Candidate, plan: LanePlan, size: int, *, fixed: bool = False, multi_label: bool = False
+) -> Forward:
     """Make the forward of a graph in a backend that runs graphs.
 
     Args:
@@ -81,7 +83,8 @@ def graph_forward(graph: Graph, candidate: Candidate, plan: LanePlan, size: int,
     weight_bytes = graph.weight_bytes
     if graph.weight_dtype != "int8":
         weight_bytes = weight_bytes * ITEM_BYTES[candidate.dtype] // ITEM_BYTES[graph.weight_dtype]
-    return Forward(session, plan, dtype=candidate.dtype, size=size, weight_bytes=weight_bytes)
+    dtype = candidate.dtype
+    return Forward(session, plan, dtype=dtype, size=size, weight_bytes=weight_bytes, multi_label=multi_label)
 
 
 def _session(candidate: Candidate, graph: Graph, plan: LanePlan, batch: int) -> GraphSession:

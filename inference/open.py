@@ -183,18 +183,19 @@ def make_forward(bundle: ReadBundle, candidate: Candidate) -> Forward:
         BackendError: why the backend cannot compute the model.
         BundleError: what is wrong with the bundle, whose weights may be read once more.
     """
+    plan, size, multi_label = bundle.plan, bundle.size, bundle.config.multi_label
     if candidate.backend in ("onnxruntime", "openvino"):
         graph, fixed = _graph(bundle), bundle.options.micro_batch > 0
-        return graph_forward(graph, candidate, bundle.plan, bundle.size, fixed=fixed)
+        return graph_forward(graph, candidate, plan, size, fixed=fixed, multi_label=multi_label)
     if bundle.program is not None:
-        return session_forward(bundle.program, bundle.plan, bundle.size)
+        return session_forward(bundle.program, plan, size, multi_label)
     model = _read_model(bundle) if bundle.model is None else bundle.model
     bundle.model = None
     if candidate.backend == "milkweed":
-        return program_forward(model, bundle.plan, bundle.size, bundle.activations)
+        return program_forward(model, plan, size, bundle.activations, multi_label)
     from .torch_forward import torch_forward
 
-    return torch_forward(model, bundle.config, bundle.plan, bundle.device, candidate.dtype, bundle.options)
+    return torch_forward(model, bundle.config, plan, bundle.device, candidate.dtype, bundle.options)
 
 
 def check_answers(bundle: ReadBundle, forward: Forward) -> None:

@@ -15,7 +15,7 @@ from ..loaders.thread_clock import thread_cpu_seconds
 from .backend import BackendChoice
 from .decode_stage import DecodedBatch, DecodeStage
 from .device import Device
-from .forward import Forward, LanePlan, batches
+from .forward import Forward, LanePlan
 from .results import BatchResult, ForwardStats, ImageResult, InferenceError, TopClasses
 
 logger = logging.getLogger("milkweed.pipeline")
@@ -71,8 +71,8 @@ class Pipeline:
         if not 1 <= top_k <= self.num_classes:
             raise ValueError(f"top_k is {top_k}: expected 1..{self.num_classes}")
         outcomes: list[ImageResult] = []
-        for places in batches(len(images), CLASSIFY_BATCH):
-            part = images[places.start : places.stop]
+        for first in range(0, len(images), CLASSIFY_BATCH):
+            part = images[first : first + CLASSIFY_BATCH]
             outcomes += self.run(part, [None] * len(part), [top_k] * len(part)).outcomes
         return outcomes
 

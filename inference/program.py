@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from ..models.programs.file import Program
 
 
-def program_forward(model: "nn.Module", plan: LanePlan, size: int, activations: "Activations | None" = None) -> Forward:
+def program_forward(
+    model: "nn.Module", plan: LanePlan, size: int, activations: "Activations | None" = None, multi_label: bool = False
+) -> Forward:
     """Make the forward of a model as `load_bundle` gives it, in int8 where there are activations, else in bfloat16.
 
     Raises:
@@ -31,10 +33,10 @@ def program_forward(model: "nn.Module", plan: LanePlan, size: int, activations: 
         program = program_of(model, size) if activations is None else int8_program(model, size, activations)
     except (NotFusable, ValueError) as error:
         raise BackendError(str(error)) from error
-    return session_forward(program, plan, size)
+    return session_forward(program, plan, size, multi_label)
 
 
-def session_forward(program: "Program", plan: LanePlan, size: int) -> Forward:
+def session_forward(program: "Program", plan: LanePlan, size: int, multi_label: bool = False) -> Forward:
     """Make the forward of a program.
 
     An image's answer is the same in any company, since no row of a product knows of another. One thread computes an
@@ -49,4 +51,5 @@ def session_forward(program: "Program", plan: LanePlan, size: int) -> Forward:
     except (ExportError, ValueError) as error:
         raise BackendError(str(error)) from error
     dtype = "int8" if is_int8(program) else "bfloat16"
-    return Forward(session, plan, dtype=dtype, size=size, weight_bytes=session.weight_bytes)
+    weight_bytes = session.weight_bytes
+    return Forward(session, plan, dtype=dtype, size=size, weight_bytes=weight_bytes, multi_label=multi_label)

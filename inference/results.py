@@ -29,7 +29,7 @@ class TopClasses:
 
     Args:
         int32: the place of each class in the model's labels, as the bytes of int32 values.
-        float32: their softmax probabilities, as the bytes of float32 values: whoever writes the answer makes numbers
+        float32: their probabilities, as the bytes of float32 values: whoever writes the answer makes numbers
             of them, not the engine's thread, where 1,000 take a millisecond. Numbers take ten times the memory.
     """
 

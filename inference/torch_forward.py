@@ -93,6 +93,7 @@ def torch_forward(
         graph_batch_sizes=graphs,
         cpu_graphs=options.cpu_graphs and not options.one_shot,
         fusion=fusion,
+        multi_label=config.multi_label,
     )
 
 
@@ -107,6 +108,7 @@ class TorchForward(Forward):
         cpu_graphs: record the forward as a TorchScript graph where it runs in micro-batches.
         capture: makes a CUDA graph; tests bring their own.
         fusion: how the model was fused; None where it was not.
+        multi_label: see `Forward`.
     """
 
     def __init__(
@@ -121,20 +123,20 @@ class TorchForward(Forward):
         cpu_graphs: bool = False,
         capture: "Capture | None" = None,
         fusion: FusionReport | None = None,
+        multi_label: bool = False,
     ) -> None:
-        self._prepare(plan, dtype, size, thread_cpu_seconds)
+        self._prepare(plan, dtype, size, multi_label, thread_cpu_seconds)
         self.device, self._torch_device = device, torch.device(str(device))
         self._dtype: torch.dtype = getattr(torch, dtype)
         self.resident_bytes, self.fusion = resident_bytes(model), fusion
-        self._probabilities = _Probabilities(model.to(self._torch_device))
+        self._probabilities = _Probabilities(model.to(self._torch_device), multi_label)
         self._compute: Callable[[Tensor], Tensor] = self._probabilities
         if graph_batch_sizes:
             self.cuda_graphs = self._captured(graph_batch_sizes, capture)
         elif cpu_graphs and plan.micro_batch:
             self.traced = self._compute = self._traced()
 
-    def run(self, pixels: NDArray[np.float32] | Tensor) -> ForwardResult:
-        """Probabilities, a tensor, of normalised float32 images (n, 3, S, S), n >= 1."""
+    def _run(self, pixels: NDArray[np.float32] | Tensor) -> ForwardResult:
         images = torch.as_tensor(pixels)
         return self._run_in_lanes(images) if self.plan.micro_batch else self._run_whole(images)
 
@@ -144,8 +146,8 @@ class TorchForward(Forward):
         tensors = [torch.as_tensor(part) for part in parts]
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
-    def best(self, probabilities: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        scores, indices = probabilities.topk(k)
+    def best(self, probabilities: Any, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        scores, indices = torch.as_tensor(probabilities).topk(k)
         return indices.cpu().numpy(), scores.cpu().numpy()  # one copy to the host each
 
     def close(self) -> None:
@@ -203,14 +205,18 @@ class TorchForward(Forward):
 
 
 class _Probabilities(nn.Module):
-    """Images of the model's type to probabilities in float32."""
+    """Images of the model's type to probabilities in float32, or to logits where the model is multi-label."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, multi_label: bool) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.multi_label = model, multi_label
 
     def forward(self, images: Tensor) -> Tensor:
-        return cast(Tensor, self.model(images)).float().softmax(-1)
+        logits = cast(Tensor, self.model(images)).float()
+        return logits if self.multi_label else logits.softmax(-1)
+
+    def extra_repr(self) -> str:
+        return f"multi_label={self.multi_label}"  # by which TorchScriptForward tells graphs apart
 
 
 def _filled_up(chunk: Tensor, size: int) -> Tensor:

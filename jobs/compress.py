@@ -16,6 +16,7 @@ from ..loaders.dataset.training import Sample, TrainingImages
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import BundleConfig, load_bundle, read_config
 from ..models.bundle.provenance import add_step
+from ..models.bundle.reading import read_single_label
 from ..models.bundle.storage import as_stored
 from ..models.compress import CompressReport, CompressRequest, compress_model
 from ..models.compress.choice import HELD_OUT_CHOSE
@@ -54,6 +55,7 @@ def compress(job: CompressJob, progress: Progress = SILENT) -> CompressReport:
         BundleError, DataError, TrainingError, ValueError: one line that says what is wrong.
         ImportError: the report's packages are not installed.
     """
+    read_single_label(job.source, "compress")
     if job.recover is None:
         return _compressed(job, job.request, job.out, progress, job.overwrite)
     started = time.perf_counter()

@@ -11,6 +11,7 @@ from ..loaders.dataset.evaluation import PreparedImages
 from ..loaders.dataset.training import Sample
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import read_config
+from ..models.bundle.reading import read_single_label
 from ..models.compress.conversion import ConvertReport, convert_model
 from ..models.compress.quantisation import INT8_LIMIT
 from ..models.progress import SILENT, Progress
@@ -53,6 +54,8 @@ def convert(job: ConvertJob, progress: Progress = SILENT) -> ConvertReport:
         BundleError, DataError, ValueError: one line that says what is wrong.
     """
     measured, tried = job.evaluate or job.images, job.images or job.evaluate
+    if measured is not None:
+        read_single_label(job.source, "a conversion with images")
     batches = None if measured is None else _Batches(job, measured, progress, "measuring", job.limit)
     sample = None if tried is None else _Batches(job, tried, progress, "trying int8", SAMPLE_IMAGES)
     return convert_model(

@@ -12,7 +12,7 @@ from ..loaders.dataset.training import Sample, TrainingImages
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import BundleConfig, load_bundle, save_bundle
 from ..models.bundle.provenance import add_step
-from ..models.bundle.reading import read_config
+from ..models.bundle.reading import read_single_label
 from ..models.layers.select import layer_specs_of
 from ..models.progress import SILENT, Progress
 from ..models.report import Measured, check_report_packages, write_report
@@ -59,7 +59,9 @@ def train(
     if (job.state / "state.json").exists():
         progress.note(f"going on from the state in {job.state}")
     # As it lies there: training may begin with another structure or other preprocessing.
-    input_version = read_config(job.start_bundle).version if job.start_bundle else None
+    input_version = read_single_label(job.start_bundle, "train").version if job.start_bundle else None
+    if job.teacher is not None:
+        read_single_label(job.teacher, "train")
     model, config = starting_model(job)
     training, held_out = split_samples(job, config.labels)
     source = _source(job, config, training, processes, progress)

@@ -49,12 +49,12 @@ def evaluate(
     """
     from ...jobs.dataset import labelled_images, spaced
     from ...jobs.evaluate import evaluate
-    from ...models import read_config
+    from ...models.bundle.reading import read_single_label
     from ...server.config.sources import load_settings
     from ...server.repository.served_model import open_model
 
     settings = load_settings({"device": device}, serving=False)
-    dataset = labelled_images(data, read_config(bundle).labels)
+    dataset = labelled_images(data, read_single_label(bundle, "evaluate").labels)
     model = open_model(bundle.resolve().name, bundle, settings)
     with closing(model.pipeline), job_progress(units={"evaluate": "images"}) as progress:
         result = evaluate(

@@ -25,6 +25,10 @@ COMMON = ("kind", "in_features", "out_features", "bias")
 UNUSED: tuple[object, ...] = (None, "", {}, False)
 """Values of arguments that say that an option was not used."""
 
+SCORES = {
+    "single_label_classification": "scores are their softmax",
+    "multi_label_classification": "several an image: each score is a sigmoid",
+}
 LINE = 120
 """Characters of a command's line, which begins with what matters."""
 
@@ -131,6 +135,7 @@ def _described_model(config: "BundleConfig") -> dict[str, Any]:
         "arch": config.arch,
         "arch_args": dict(config.arch_args),
         "num_classes": config.num_classes,
+        "problem_type": config.problem_type,
         "preprocess": dict(config.preprocess),
         "structure": {name: layer.to_dict() for name, layer in config.structure.items()},
         "widths": dict(config.widths),
@@ -165,7 +170,7 @@ def _print(document: Mapping[str, Any], layers: bool) -> None:
         {
             "bundle": f"{document['bundle']} (version {document['version']}, verified)",
             "arch": document["arch"],
-            "classes": document["num_classes"],
+            "classes": f"{document['num_classes']}, {SCORES[document['problem_type']]}",
             "image": f"{preprocess['size']} px, {preprocess['interpolation']}, crop {preprocess['crop_pct']}",
             "linear layers": f"{len(document['layers'])}, {_kinds(structured)}",
             **({"narrower": widths_summary(document["widths"])} if document["widths"] else {}),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ...inference.device import usable_cores
 from ...models import load_bundle
 from ...models.bundle.provenance import library_versions
+from ...models.bundle.reading import read_single_label
 from ...models.divergence import answers
 from ...models.progress import Progress
 from ..calibration_images import folder_samples, read_images
@@ -31,6 +32,7 @@ class Baseline:
     """
 
     def __init__(self, job: SearchJob, progress: Progress) -> None:
+        read_single_label(job.source, "compress")
         self._source = job.source
         self.model, self.config = load_bundle(job.source)
         samples = spaced(folder_samples(job.images, self.config), job.max_images)

@@ -22,6 +22,10 @@ PRECISIONS = ("bfloat16", "float16", "int8")
 """Number types that a layer's weights can have in the file, beside float32."""
 
 STORAGES = ("float32", *PRECISIONS)
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification")
+"""Whether scores are the softmax of all classes or, where an image may have several, the sigmoid of each; as
+transformers calls it. The first is what a bundle means that does not say."""
+
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 MAX_SIZE_PX = 4096
 MAX_FILES = 64
@@ -32,6 +36,7 @@ MAX_METRICS_BYTES = 1 << 20
 REMARKS = {"provenance", "metrics", "golden", "quantisation"}
 """Members, also of graph and program, on which no answer depends."""
 
+_OPTIONAL = {"golden", "graph", "problem_type", "program", "storage", "tokens", "widths"}
 _PREPROCESS_KEYS = {"size", "crop_pct", "interpolation", "mean", "std"}
 _PREPROCESS_CHOICES = {
     "orientation": ("apply", "ignore"),
@@ -53,6 +58,7 @@ class BundleConfig:
         structure: layer specs of the structured layers, by name.
         tokens: which tokens the model computes, where that is not all.
         storage: precision of a layer's weights in the file (`storage.py`), by name, where it is not float32.
+        problem_type: one of PROBLEM_TYPES.
         preprocess: size in pixels, crop_pct, interpolation, mean, std (of RGB in 0..1).
         provenance: source file and its sha256, the commands since, library versions.
         metrics: what was measured, and on what.
@@ -71,6 +77,7 @@ class BundleConfig:
     structure: Mapping[str, LayerSpec] = field(default_factory=dict)
     tokens: TokenPlan = ALL_TOKENS
     storage: Mapping[str, str] = field(default_factory=dict)
+    problem_type: str = PROBLEM_TYPES[0]
     preprocess: Mapping[str, Any]
     provenance: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -96,6 +103,11 @@ class BundleConfig:
         """Number of the model's classes."""
         return int(self.arch_args.get("num_classes", 1000))
 
+    @property
+    def multi_label(self) -> bool:
+        """Whether each class has a probability by itself."""
+        return self.problem_type != PROBLEM_TYPES[0]
+
     def to_dict(self) -> dict[str, Any]:
         """The content of config.json."""
         return {
@@ -106,6 +118,7 @@ class BundleConfig:
             "structure": {name: layer.to_dict() for name, layer in self.structure.items()},
             **({"tokens": self.tokens.to_dict()} if self.tokens else {}),
             **({"storage": dict(self.storage)} if self.storage else {}),
+            **({"problem_type": self.problem_type} if self.multi_label else {}),
             "preprocess": dict(self.preprocess),
             "provenance": dict(self.provenance),
             "metrics": dict(self.metrics),
@@ -136,16 +149,18 @@ class BundleConfig:
         _check_format(document.get("format"))
         known = {f.name for f in fields(cls)} - {"labels", "bytes_on_disk"}
         _require(set(document) <= known, f"unknown member {quoted(next(iter(set(document) - known), None))}")
-        for name in sorted(known - set(document) - {"golden", "graph", "program", "storage", "tokens", "widths"}):
+        for name in sorted(known - set(document) - _OPTIONAL):
             raise BundleError(f"member {name!r} is missing")
         _require(isinstance(document["arch"], str), f"arch {quoted(document['arch'])} must be a string")
-        for name in sorted((known & set(document)) - {"arch", "format"}):
+        for name in sorted((known & set(document)) - {"arch", "format", "problem_type"}):
             _require(isinstance(document[name], dict), f"{name} {quoted(document[name], 40)} must be an object")
         classes = document["arch_args"].get("num_classes", 1000)
         _require(
             type(classes) is int and 1 <= classes <= MAX_CLASSES,
             f"arch_args: num_classes {quoted(classes)} must be between 1 and {MAX_CLASSES}",
         )
+        task = document.get("problem_type", PROBLEM_TYPES[0])
+        _require(task in PROBLEM_TYPES, f"problem_type {quoted(task)} must be {' or '.join(PROBLEM_TYPES)}")
         _check_metrics(document["metrics"])
         _check_files(document["files"])
         check_preprocess(document["preprocess"])

@@ -90,6 +90,12 @@ def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return powers
 
 
+def sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The probability of each class by itself; a logit that is not finite gives none that is."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.float32(1) / (np.float32(1) + np.exp(-logits)) + (logits - logits)
+
+
 def check_record(record: Mapping[str, Any], num_classes: int) -> None:
     """Raise BundleError for a record that cannot be a model's answers."""
     index: Any = record.get("index")

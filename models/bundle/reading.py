@@ -30,6 +30,14 @@ def read_config(path: str | Path) -> BundleConfig:
         return read_unnamed(path)
 
 
+def read_single_label(path: str | Path, command: str) -> BundleConfig:
+    """`read_config` for a command that judges by one class an image; BundleError where one may have several."""
+    config = read_config(path)
+    if config.multi_label:
+        raise BundleError(f"bundle {path}: problem_type {config.problem_type}: {command} judges by one class an image")
+    return config
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Turn every error inside into one BundleError that begins with the bundle's path."""

@@ -80,6 +80,7 @@ def import_checkpoint(
         arch_args=fitted.arch_args,
         structure=fitted.layer_specs,
         labels=_labels(path, labels, card, classes),
+        problem_type=card.problem_type,
         preprocess=_preprocess(fitted, card) | dict(preprocess or {}),
         provenance=add_step(
             {"source": _source(info, notes)},

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..architectures.arch_args import MAX_CLASSES
-from ..bundle.config import INTERPOLATIONS, check_preprocess
+from ..bundle.config import INTERPOLATIONS, PROBLEM_TYPES, check_preprocess
 from ..bundle.labels import Label, parse_labels
 from ..errors import CheckpointError, quoted
 from .source import read_json
@@ -26,6 +26,7 @@ class ModelCard:
         preprocess: the members of a bundle's preprocess that the file gives.
         labels: one for each class; None where the file has none.
         notes: sentences on what could not be taken over.
+        problem_type: one of PROBLEM_TYPES.
         convert: what makes the keys and tensors of timm of those beside it; None where they are timm's.
     """
 
@@ -34,6 +35,7 @@ class ModelCard:
     preprocess: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[Label, ...] | None = None
     notes: tuple[str, ...] = ()
+    problem_type: str = PROBLEM_TYPES[0]
     convert: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
 
 

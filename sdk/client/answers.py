@@ -19,7 +19,7 @@ class Prediction:
         index: the place of the class in the model's output.
         id: the name of the class, such as n01440764.
         label: the name for people.
-        score: softmax probability, 0 to 1.
+        score: softmax probability, 0 to 1, or the sigmoid of a multi-label model.
     """
 
     index: int

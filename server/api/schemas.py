@@ -23,7 +23,7 @@ class ErrorAnswer(BaseModel):
 
 
 class Prediction(BaseModel):
-    """One class; `score` is its softmax probability."""
+    """One class; `score` is its softmax probability, or its sigmoid where the model's `problem_type` is multi-label."""
 
     index: int = Field(ge=0, examples=[0])
     id: str = Field(examples=["n01440764"])
@@ -192,6 +192,9 @@ class Model(BaseModel):
     default: bool = Field(description="answers requests that name no model")
     arch: str
     num_classes: int
+    problem_type: Literal["single_label_classification", "multi_label_classification"] = Field(
+        description="scores are the softmax of all classes; multi_label_classification: the sigmoid of each"
+    )
     labels: list[str] | None = Field(description="of the classes, in order; null where they are more than 100")
     preprocess: dict[str, Any]
     monarch_layers: int

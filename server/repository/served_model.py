@@ -202,6 +202,7 @@ class ServedModel:
             "ready": True,
             "arch": config.arch,
             "num_classes": config.num_classes,
+            "problem_type": config.problem_type,
             "labels": [label.label for label in config.labels] if config.num_classes <= MOST_LABELS else None,
             "preprocess": dict(config.preprocess),
             "monarch_layers": len(config.structure),

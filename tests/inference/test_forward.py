@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -133,6 +134,15 @@ def test_whole_batches_run_through_graphs() -> None:
     plain, graphed = (forward.run(x) for forward in forwards)
     torch.testing.assert_close(graphed.probabilities, plain.probabilities)
     assert (plain.padding, graphed.padding) == (0, 1)  # 4 and 3, the latter in the bucket of 4
+    sizes = (1, 2, 4)
+    forwards.append(
+        TorchForward(model, WHOLE, dtype="float32", size=32, graph_batch_sizes=sizes, capture=capture, multi_label=True)
+    )
+    sigmoids = forwards[-1].run(x).probabilities
+    np.testing.assert_allclose(sigmoids, model(x).sigmoid().detach(), rtol=1e-5)
+    index, score = forwards[-1].best(sigmoids, 3)
+    assert np.array_equal(index, np.argsort(-sigmoids, 1)[:, :3])
+    assert np.array_equal(score, np.take_along_axis(sigmoids, index, 1))
     for forward in forwards:
         forward.close()
 

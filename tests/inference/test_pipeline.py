@@ -9,7 +9,7 @@ import torch
 
 from milkweed.inference import forward as forward_module
 from milkweed.inference.device import CPU, Device
-from milkweed.inference.forward import Forward, LanePlan, batches, plan_lanes
+from milkweed.inference.forward import Forward, LanePlan, plan_lanes
 from milkweed.inference.pipeline import Pipeline
 from milkweed.inference.results import InferenceError, TopClasses
 from milkweed.inference.torch_forward import TorchForward
@@ -181,11 +181,6 @@ def test_plan_follows_model_and_cores(
 
 def test_gpu_takes_the_whole_batch() -> None:
     assert plan_lanes(Device("cuda"), 1) == LanePlan(0, 1, 0)
-
-
-def test_batches_cover_every_place_once() -> None:
-    assert [list(places) for places in batches(7, 3)] == [[0, 1, 2], [3, 4, 5], [6]]
-    assert list(batches(0, 3)) == []
 
 
 class Counting(GraphSession):

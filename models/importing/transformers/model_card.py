@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...bundle.config import PROBLEM_TYPES
 from ...bundle.labels import Label, read_labels
 from ...errors import CheckpointError, quoted
 from ..card import ModelCard
@@ -45,8 +46,8 @@ def read_transformers_card(path: Path, document: Mapping[str, Any]) -> ModelCard
 
 
 def _card(path: Path, family: TransformersFamily, document: Mapping[str, Any]) -> ModelCard:
-    if (task := document.get("problem_type")) not in (None, "single_label_classification"):
-        raise ValueError(f"problem_type {quoted(task)}: milkweed answers with the softmax of all classes")
+    if (task := document.get("problem_type") or PROBLEM_TYPES[0]) not in PROBLEM_TYPES:
+        raise ValueError(f"problem_type {quoted(task)} must be {' or '.join(PROBLEM_TYPES)}")
     tower = document.get("vision_config", {}) if document["model_type"] in ("clip", "siglip") else {}
     if not isinstance(tower, dict):
         raise ValueError(f"vision_config {quoted(tower, 40)} must be an object")
@@ -69,7 +70,7 @@ def _card(path: Path, family: TransformersFamily, document: Mapping[str, Any]) -
     counts = Counter(label.label for label in labels or ())
     if twice := next((name for name, count in counts.items() if count > 1), None):
         notes += (f"{counts[twice]} classes are called {quoted(twice)}: their ids tell them apart",)
-    return ModelCard(arch, args, preprocess, labels, notes, convert)
+    return ModelCard(arch, args, preprocess, labels, notes, task, convert)
 
 
 def _preprocess(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:

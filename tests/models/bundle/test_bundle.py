@@ -86,6 +86,7 @@ def test_the_version_depends_on_the_weights(
         {"preprocess": {"std": [0.1, 0.2, 0.3]}},
         {"preprocess": {"interpolation": "nearest"}},
         {"preprocess": {"orientation": "ignore"}},
+        {"problem_type": "multi_label_classification"},
         {"arch": "vitae_tiny"},
         {"arch_args": {"num_heads": 2}},
         {"storage": {"head": "int8"}},

@@ -197,6 +197,11 @@ def test_no_value_of_a_config_is_anything_but_taken_or_refused(tiny_bundle: Path
         (lambda d: d["structure"]["layers.1.NC.0.mlp.fc1"].update(nblocks=10**9), "nblocks 1000000000 must be"),
         (lambda d: d["structure"]["layers.1.NC.0.mlp.fc1"].update(in_features=17), "the model has 16"),
         (lambda d: d.update(extra=1), "unknown member 'extra'"),
+        (
+            lambda d: d.update(problem_type="regression"),
+            "problem_type 'regression' must be single_label_classification or",
+        ),
+        (lambda d: d.update(problem_type={}), "problem_type {} must be single_label_classification or"),
         *(
             (lambda d, values=values: d["preprocess"].update(values), f"config.json: preprocess: {message}")
             for values, message in (
@@ -206,6 +211,7 @@ def test_no_value_of_a_config_is_anything_but_taken_or_refused(tiny_bundle: Path
                 ({"mean": [0.5, 0.5]}, "mean [0.5, 0.5] must be three numbers"),
                 ({"std": [0.5, 0.5, 0]}, "std [0.5, 0.5, 0] must be three numbers"),
                 ({"orientation": "sideways"}, "orientation 'sideways' must be apply or ignore"),
+                ({"crop_mode": "border"}, "crop_mode 'border' must be center or center_down or squash or squash_down"),
                 ({"more": 1}, "unknown member"),
             )
         ),

@@ -65,7 +65,7 @@ def test_a_bundle_that_fails_leaves_no_thread(
 def test_a_backend_that_cannot_be_measured_leaves_no_thread(
     colour_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def graph_forward(graph: Graph, candidate: Candidate, plan: LanePlan, size: int, fixed: bool) -> Forward:
+    def graph_forward(graph: Graph, candidate: Candidate, plan: LanePlan, size: int, **options: Any) -> Forward:
         made = TorchForward(HeldModel(), LanePlan(1, 2, 1), dtype=candidate.dtype, size=size)
         made.run(made.blank(4))
         return made

@@ -5,8 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
+from PIL import Image
 
 VIT = {
     "image_size": 32,
@@ -91,3 +94,20 @@ def changed(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
     document = json.loads(file.read_text())
     change(document)
     file.write_text(json.dumps(document))
+
+
+def written_multi_label(folder: Path) -> Any:
+    """A ViT whose images may have several classes, saved to a folder."""
+    model = written(folder, processor=PROCESSOR)
+    changed(folder / "config.json", lambda d: d.update(problem_type="multi_label_classification"))
+    return model
+
+
+def sigmoids(model: Any, pictures: list[Image.Image]) -> NDArray[np.float64]:
+    """The probabilities (n, classes) that transformers' processor and model give by themselves, in float64."""
+    processor = transformers.ViTImageProcessorPil(**{k: v for k, v in PROCESSOR.items() if k != "image_processor_type"})
+    pixels = torch.from_numpy(np.stack(processor(images=pictures)["pixel_values"]))
+    with torch.no_grad():
+        logits = model.double()(pixels.double()).logits.numpy()
+    assert logits.std() > 0.5
+    return np.asarray(1 / (1 + np.exp(-logits)))

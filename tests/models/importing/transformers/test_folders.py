@@ -114,6 +114,22 @@ def test_two_classes_may_have_the_same_label(tmp_path: Path) -> None:
     assert report.config.labels == (Label("0", "cat"), Label("1", "dog"), Label("2", "cat"))
 
 
+@pytest.mark.parametrize(
+    ("said", "task"),
+    [
+        (None, "single_label_classification"),
+        ("single_label_classification", "single_label_classification"),
+        ("multi_label_classification", "multi_label_classification"),
+    ],
+)
+def test_several_labels_an_image_are_the_bundles_problem_type(tmp_path: Path, said: str | None, task: str) -> None:
+    written(tmp_path / "f", "vit", PROCESSOR)
+    changed(tmp_path / "f" / "config.json", lambda d: d.update(problem_type=said))
+    config = import_checkpoint(tmp_path / "f", None, tmp_path / "b").config
+    assert load_bundle(tmp_path / "b")[1].problem_type == config.problem_type == task
+    assert ("problem_type" in config.to_dict()) == (task == "multi_label_classification")
+
+
 Change = Callable[[dict[str, Any]], object]
 
 
@@ -137,7 +153,10 @@ Change = Callable[[dict[str, Any]], object]
         (lambda d: d.update(image_size=64), "image_size is 64, preprocessor_config.json makes images of 32 px"),
         (lambda d: d.update(hidden_act="mish"), "hidden_act 'mish' must be gelu, gelu_pytorch_tanh, "),
         (lambda d: d.update(hidden_act=["gelu"]), r"hidden_act \['gelu'\] must be gelu"),
-        (lambda d: d.update(problem_type="regression"), "problem_type 'regression': milkweed answers with"),
+        (
+            lambda d: d.update(problem_type="regression"),
+            "problem_type 'regression' must be single_label_classification or",
+        ),
         (lambda d: d["id2label"].pop("1"), r"config.json: 2 labels, but none for index 1 \(id2label\)"),
         (lambda d: d.update(id2label={"0": "a", "00": "b", "1": "c"}), "index 0 appears twice"),
     ],
