@@ -51,7 +51,6 @@ class ChoiceCache:
     Args:
         version: of the bundle.
         candidates: which were measured against each other.
-        writes: whether what is measured is kept.
     """
 
     def __init__(
@@ -61,12 +60,10 @@ class ChoiceCache:
         candidates: Sequence[Candidate],
         plan: LanePlan,
         batch_sizes: Sequence[int],
-        *,
-        writes: bool,
     ) -> None:
         self._file = measurements(FILE, options.tuning_cache, KEPT)
         self._candidates = {str(candidate): candidate for candidate in candidates}
-        self._reads, self._writes = options.tuning != "force", writes
+        self._reads, self._writes = options.tuning != "force", options.remembers and not options.one_shot
         sizes = ",".join(map(str, sorted(set(batch_sizes))))
         forwards = f"fixed={options.micro_batch > 0} graphs={options.cpu_graphs} batches={sizes}"
         self._described = [version, *sorted(self._candidates), str(plan), forwards]

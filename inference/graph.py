@@ -4,7 +4,8 @@ import json
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from ..models.bundle import graph as bundle_graph
+from ..models.bundle.config import BundleConfig
+from ..models.bundle.durable import sha256_of
 from ..models.bundle.onnx_header import read_header
-from ..models.errors import ExportError, first_line
+from ..models.bundle.reading import WEIGHTS, check_digest, naming, read_config
+from ..models.errors import BundleError, ExportError, first_line
+from ..models.onnx.export_cache import ExportCache
 from ..models.onnx.session import GraphSession, OnnxSession
 from .backend import BackendError, Candidate
 from .batch_sizes import with_equal_size
@@ -58,6 +63,20 @@ def exported_graph(bundle: Path, version: str, temporary: ExitStack) -> Graph:
     except OSError as error:  # no room
         raise BackendError(first_line(error)) from error
     return Graph(file, export(bundle, version, file))
+
+
+def kept_graph(bundle: Path, config: BundleConfig, kept: ExportCache) -> Graph | None:
+    """The graph that an earlier start exported, if it was kept; the weights, which it stands for, are checked.
+
+    Raises:
+        BackendError, BundleError: the weights are not those of the config.
+    """
+    graph = kept.graph()
+    if graph is None:
+        return None
+    with of_one_version(bundle, config), naming(bundle):
+        check_digest(WEIGHTS, sha256_of(bundle / WEIGHTS), config)
+    return Graph(*graph)
 
 
 def graph_forward(
@@ -122,3 +141,13 @@ def check_version(bundle: Path, version: str, now: str) -> None:
     """Raise BackendError where a bundle that is read again is not the one that was opened."""
     if now != version:
         raise BackendError(f"bundle {bundle}: was replaced while it was opened: {version} by {now}")
+
+
+@contextmanager
+def of_one_version(bundle: Path, config: BundleConfig) -> Iterator[None]:
+    """Say so where what is read does not fit the config because another bundle has taken the place of this one."""
+    try:
+        yield
+    except BundleError:
+        check_version(bundle, config.version, read_config(bundle).version)
+        raise

@@ -4,8 +4,8 @@ Everything that takes long happens here, so that no request ever waits for a mea
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,16 +17,17 @@ from ..loaders.select import create_loader
 from ..models.bundle.config import BundleConfig
 from ..models.bundle.golden import check_divergence, golden_record
 from ..models.bundle.graph import load_graph
-from ..models.bundle.graph_record import GraphRecord
+from ..models.bundle.graph_record import BACKENDS, GraphRecord
 from ..models.bundle.program_record import ACTIVATIONS, OPERATORS, ProgramRecord, read_activations
 from ..models.bundle.reading import naming, read_config
 from ..models.errors import BundleError
+from ..models.onnx.export_cache import ExportCache
 from ..models.programs.file import load_operators
 from .backend import BackendChoice, BackendError, Candidate, find_candidates
 from .choice import ChoiceCache, choose_forward, chosen_by_search
 from .device import ITEM_BYTES, Device, resolve_device, trim_heap, usable_cores, use_device
 from .forward import Forward, LanePlan, plan_lanes
-from .graph import Graph, check_version, exported_graph, graph_forward, own_graph
+from .graph import Graph, check_version, exported_graph, graph_forward, kept_graph, of_one_version, own_graph
 from .options import InferenceOptions
 from .pipeline import GPU_BATCH_SIZE, Pipeline, default_batch_size
 from .program import program_forward, session_forward
@@ -54,10 +55,11 @@ class ReadBundle:
 
     Args:
         candidates, refused: as `find_candidates` returns them.
+        kept: what is made of the weights, for the next start.
         record: of the graph or the program that is computed; None where the weights are.
         golden: the answers to the golden images that every forward is held to; empty where there are none.
         counts: COUNTS of the model.
-        graph: the bundle's own, or one that is exported from its weights when a backend needs it, or why it cannot be.
+        graph: the bundle's own, or that of its weights, kept or exported when a backend needs it, or why it cannot be.
         program: what our CPU kernels compute; None where they make it of the weights.
         activations: of a program in int8 that is made of the weights.
         model: the weights as torch reads them, until a forward uses them up.
@@ -70,6 +72,7 @@ class ReadBundle:
     device: Device
     candidates: Sequence[Candidate]
     refused: Mapping[str, str]
+    kept: ExportCache
     record: GraphRecord | ProgramRecord | None = None
     golden: Mapping[str, Any] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -104,14 +107,11 @@ class ReadBundle:
 DEFAULT_OPTIONS = InferenceOptions()
 
 
-def open_model(
-    path: Path, options: InferenceOptions = DEFAULT_OPTIONS, version: str | None = None, *, remembers: bool = True
-) -> OpenedModel:
+def open_model(path: Path, options: InferenceOptions = DEFAULT_OPTIONS, version: str | None = None) -> OpenedModel:
     """Open a bundle. It runs on the thread that will own the device; whatever is raised, nothing stays open.
 
     Args:
         version: the only one to open, whatever lies there by now; None opens any.
-        remembers: which backend was the fastest is kept for the next start.
 
     Raises:
         ValueError: (BundleError, DeviceError, BackendError) one line that says what is wrong; a wrong answer to the
@@ -127,7 +127,7 @@ def open_model(
         opened.callback(loader.close)
         loaded = time.perf_counter()
         loader.warm_up(max_batch_size)
-        forward, choice = _chosen_forward(bundle, (1, max_batch_size), remembers)
+        forward, choice = _chosen_forward(bundle, (1, max_batch_size))
         opened.callback(forward.close)
         pipeline = Pipeline(
             loader,
@@ -156,8 +156,9 @@ def read_bundle(path: Path, options: InferenceOptions, device: Device, version: 
     backends = find_candidates(
         options.backend, options.dtype, device, config.graph, config.program, weights=not config.graph_only
     )
-    bundle, first, program = ReadBundle(path, config, options, device, *backends), backends[0][0], config.program
-    with _of_one_version(bundle):
+    kept = ExportCache(options.tuning_cache, config.version, writes=options.remembers and not options.one_shot)
+    bundle, first, program = ReadBundle(path, config, options, device, *backends, kept), backends[0][0], config.program
+    with of_one_version(path, config):
         if config.graph is not None and first.backend in config.graph.backends:
             bundle.record, bundle.graph = config.graph, own_graph(load_graph(path, config)[0])
         elif program is not None and str(first) == f"milkweed {program.precision}":
@@ -168,11 +169,12 @@ def read_bundle(path: Path, options: InferenceOptions, device: Device, version: 
                 with naming(path):
                     bundle.activations = read_activations(path, config.files[ACTIVATIONS])
     if bundle.graph is None and bundle.program is None:
-        bundle.model = _read_model(bundle)
+        _read_weights(bundle)
     bundle.golden = config.golden if bundle.record is None else bundle.record.golden
     if not bundle.golden and bundle.model is not None and len(bundle.candidates) > 1:
         bundle.golden = golden_record(bundle.model, bundle.size)  # in float32, before a serving form uses it up
-    bundle.counts = (bundle.record.counts if bundle.record is not None else {}) or _counted(bundle)
+    counts = bundle.record.counts if bundle.record is not None else {}
+    bundle.counts = counts or kept.counts(partial(_counted, bundle))
     return bundle
 
 
@@ -207,26 +209,29 @@ def check_answers(bundle: ReadBundle, forward: Forward) -> None:
         forward.check_golden(bundle.golden, "int8" if record is not None and record.precision == "int8" else None)
 
 
-def _chosen_forward(bundle: ReadBundle, batch_sizes: Sequence[int], remembers: bool) -> tuple[Forward, BackendChoice]:
+def _chosen_forward(bundle: ReadBundle, batch_sizes: Sequence[int]) -> tuple[Forward, BackendChoice]:
     """The forward that `choose_forward` takes, and why; raises what that raises, with what failed before it."""
     options, candidates = bundle.options, bundle.candidates
     measures = options.backend == "auto" or not (options.one_shot or options.tuning == "off")
     if not measures:
         chosen = chosen_by_search(bundle.config.metrics)
         candidates = sorted(candidates, key=lambda candidate: str(candidate) != chosen)
-    writes = remembers and not options.one_shot
-    cache = ChoiceCache(options, bundle.config.version, candidates, bundle.plan, batch_sizes, writes=writes)
+    cache = ChoiceCache(options, bundle.config.version, candidates, bundle.plan, batch_sizes)
     with bundle.temporary:
         warm = partial(_warm_forward, bundle, batch_sizes=batch_sizes)
         refused, origin = bundle.refused, bundle.origin
         try:
-            return choose_forward(
+            forward, choice = choose_forward(
                 warm, candidates, batch_sizes, cache, measures=measures, refused=refused, origin=origin
             )
         except BackendError as error:
             raise BackendError(f"backend {candidates[0].backend}: {error}") from error
         except BundleError as error:
             raise BundleError(f"bundle {bundle.path}: {error}") from error
+        graph = bundle.graph
+        if choice.name in BACKENDS and isinstance(graph, Graph) and isinstance(graph.source, Path):
+            bundle.kept.put_graph(graph.source, graph.weight_bytes)
+    return forward, choice
 
 
 def _warm_forward(bundle: ReadBundle, candidate: Candidate, batch_sizes: Sequence[int]) -> Forward:
@@ -241,11 +246,19 @@ def _warm_forward(bundle: ReadBundle, candidate: Candidate, batch_sizes: Sequenc
     return forward
 
 
+def _read_weights(bundle: ReadBundle) -> None:
+    """Read the model, or the graph that an earlier start kept of it, which is all that its backend needs."""
+    if bundle.config.golden and any(candidate.backend in BACKENDS for candidate in bundle.candidates):
+        bundle.graph = kept_graph(bundle.path, bundle.config, bundle.kept)
+    if bundle.graph is None:
+        bundle.model = _read_model(bundle)
+
+
 def _read_model(bundle: ReadBundle) -> "nn.Module":
     """The weights as a torch model, in float32."""
     from ..models.bundle.bundle import load_bundle
 
-    with _of_one_version(bundle):
+    with of_one_version(bundle.path, bundle.config):
         return load_bundle(bundle.path, bundle.config)[0]
 
 
@@ -268,16 +281,6 @@ def _graph(bundle: ReadBundle) -> Graph:
     if isinstance(bundle.graph, BackendError):
         raise bundle.graph
     return bundle.graph
-
-
-@contextmanager
-def _of_one_version(bundle: ReadBundle) -> Iterator[None]:
-    """Say so where what is read does not fit the config because another bundle has taken the place of this one."""
-    try:
-        yield
-    except BundleError:
-        check_version(bundle.path, bundle.config.version, read_config(bundle.path).version)
-        raise
 
 
 def _loader(bundle: ReadBundle) -> Loader:

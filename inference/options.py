@@ -19,7 +19,8 @@ class InferenceOptions:
         fusion, cuda_graphs: for a GPU.
         cpu_graphs: for a CPU.
         tuning: what is measured: what is not in the cache, nothing, or all.
-        tuning_cache: folder of what was measured; auto = in the user's cache.
+        tuning_cache: folder of what was measured and exported; auto = in the user's cache.
+        remembers: what is made and measured is kept for the next start, except in one shot.
         one_shot: for a few images of one process: nothing is measured, timed or recorded before the first one.
         limits: of one image.
     """
@@ -38,6 +39,7 @@ class InferenceOptions:
     tuning_cache: str = "auto"
     cuda_graphs: bool = True
     cpu_graphs: bool = True
+    remembers: bool = True
     one_shot: bool = False
     dali: DaliOptions = field(default_factory=DaliOptions)
     limits: ImageLimits = DEFAULT_LIMITS

@@ -65,7 +65,7 @@ class TuningCache:
             with FileLock(f"{self.path}.lock", timeout=LOCK_SECONDS):
                 others = [item for item in self._read(self.path).items() if item[0] != key]
                 entries = dict([*others, (key, value)][-self._limit if self._limit else 0 :])
-                _replace(self.path, json.dumps({"format": FORMAT, "entries": entries}, indent=1))
+                replace_file(self.path, json.dumps({"format": FORMAT, "entries": entries}, indent=1).encode())
         except (OSError, NotImplementedError, Timeout) as error:  # NFS may have no locks
             self._warn(self.path, f"cannot be written ({error}): what was measured is lost with this process")
             return
@@ -126,12 +126,12 @@ def device_file_name(device: "torch.device") -> str:
     return f"{slug}-sm{properties.major}{properties.minor}.json"
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Write a file atomically."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

@@ -9,7 +9,7 @@ from .settings import Settings, image_limits
 
 def inference_options(settings: Settings) -> InferenceOptions:
     """The options of `inference.open.open_model` that these settings mean."""
-    same_names = {option.name for option in fields(InferenceOptions)} - {"dali", "limits", "one_shot"}
+    same_names = {option.name for option in fields(InferenceOptions)} - {"dali", "limits", "remembers", "one_shot"}
     return InferenceOptions(
         **{name: getattr(settings, name) for name in same_names},
         dali=DaliOptions(

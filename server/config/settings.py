@@ -110,7 +110,7 @@ class Settings(BaseModel):
         default="auto",
         description="measured at start, CUDA: kernels, CPU: backends; auto = those not in the cache, off, force = all",
     )
-    tuning_cache: str = _named("auto", "folder of what was measured; auto = in the user's cache")
+    tuning_cache: str = _named("auto", "folder of what was measured and exported; auto = in the user's cache")
     cuda_graphs: bool = Field(default=True, description="CUDA: capture the forward at start, for each batch size")
 
     repository: str = _named(OFF, "folder of bundles to serve: NAME or NAME/NUMBER")

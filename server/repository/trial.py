@@ -146,7 +146,7 @@ def _answer(request: bytes) -> dict[str, Any]:
     _limit(memory_bytes)
     try:
         # What fails for want of the child's memory must not be remembered.
-        return {"version": open_model(path, options, remembers=False).config.version}
+        return {"version": open_model(path, replace(options, remembers=False)).config.version}
     except Exception as error:
         kind, text = type(error).__name__ if is_ours(error) else "", str(error)
         # The words of native libraries for a failed allocation differ, but for this one.

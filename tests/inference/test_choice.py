@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_written_costs_a_line(
 
 
 def test_a_child_that_tries_a_bundle_leaves_nothing(graph_alone: Path, options: InferenceOptions) -> None:
-    opened(graph_alone, options, remembers=False)
+    opened(graph_alone, replace(options, remembers=False))
     assert not (Path(options.tuning_cache) / FILE).exists()
 
 
