@@ -13,7 +13,7 @@ from ..models.errors import printable
 if TYPE_CHECKING:
     from ..models import BundleConfig
 
-PIPE_WIDTH = 200
+PIPE_WIDTH = 240
 """The width of a table, in characters, where stdout is no terminal."""
 
 NAMED_LAYERS = 5

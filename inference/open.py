@@ -219,11 +219,9 @@ def _chosen_forward(bundle: ReadBundle, batch_sizes: Sequence[int]) -> tuple[For
     cache = ChoiceCache(options, bundle.config.version, candidates, bundle.plan, batch_sizes)
     with bundle.temporary:
         warm = partial(_warm_forward, bundle, batch_sizes=batch_sizes)
-        refused, origin = bundle.refused, bundle.origin
+        told: Any = {"measures": measures, "refused": bundle.refused, "origin": bundle.origin}
         try:
-            forward, choice = choose_forward(
-                warm, candidates, batch_sizes, cache, measures=measures, refused=refused, origin=origin
-            )
+            forward, choice = choose_forward(warm, candidates, batch_sizes, cache, **told)
         except BackendError as error:
             raise BackendError(f"backend {candidates[0].backend}: {error}") from error
         except BundleError as error:

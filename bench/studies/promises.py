@@ -11,7 +11,7 @@ Beside it stands the fastest model whose change of top-1, counted with labels, h
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -41,10 +41,15 @@ Row = dict[str, Any]
 SHARES = {(4, 2): (0.16, 0.22, 0.28, 0.34, 0.4), (3, 3): (0.28,), (4, 3): (0.22, 0.34), (3, 2): (0.28, 0.34, 0.4)}
 """Shares of the tokens that merge, by the first block and the distance to the next."""
 
-RULES: dict[str, Callable[[Sequence[MeasuredCandidate], float], list[MeasuredCandidate]]] = {
-    "expected": keeping,
-    "counted": lambda models, drop: [model for model in models if model.quality.top1.low >= -drop],  # type: ignore[union-attr]
-}
+LABELS, NO_LABELS = "with labels", "without labels"
+
+
+def _counted(models: Sequence[MeasuredCandidate], drop: float) -> list[MeasuredCandidate]:
+    return [model for model in models if model.quality.top1 is not None and model.quality.top1.low >= -drop]
+
+
+RULES = (("expected", LABELS, keeping), ("expected", NO_LABELS, keeping), ("counted", LABELS, _counted))
+"""Name, which measurements it needs, and the models that it keeps."""
 
 
 def recorded(bundle: Path, photos: Path, file: Path) -> dict[str, Tensor]:
@@ -97,7 +102,7 @@ def judged(rows: dict[str, Tensor], judging: int, sets: int) -> Iterator[dict[st
                 MeasuredCandidate(name, quality(dense, rows[name][drawn], targets), {1: ms[name]}, 0, "")
                 for name in names
             ]
-            for how, targets in (("with labels", rows["labels"][drawn]), ("without labels", None))
+            for how, targets in ((LABELS, rows["labels"][drawn]), (NO_LABELS, None))
         }
 
 
@@ -107,13 +112,10 @@ def promises(rows: dict[str, Tensor], judging: int, sets: int, drops: Sequence[f
     truth = {name: 100 * float((row - right["dense"]).mean()) for name, row in right.items()}
     chosen: dict[tuple[str, str, float], list[str | None]] = {}
     for measured in judged(rows, judging, sets):
-        for how, models in measured.items():
-            for rule, keep in RULES.items():
-                if rule == "counted" and how == "without labels":
-                    continue
-                for drop in drops:
-                    kept = min(keep(models, drop), key=lambda model: model.ms[1], default=None)
-                    chosen.setdefault((rule, how, drop), []).append(None if kept is None else kept.name)
+        for rule, how, keep in RULES:
+            for drop in drops:
+                kept = min(keep(measured[how], drop), key=lambda model: model.ms[1], default=None)
+                chosen.setdefault((rule, how, drop), []).append(None if kept is None else kept.name)
     return [
         {
             "rule": f"{rule}, {how}",
@@ -138,14 +140,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args, load = parser.parse_args(), os.getloadavg()
     rows = recorded(args.bundle, args.photos, args.answers)
-    found = promises(rows, args.judging, args.sets, args.drops)
-    for row in found:
+    judgements = promises(rows, args.judging, args.sets, args.drops)
+    for row in judgements:
         print(
             f"{row['rule']}, drop {row['drop']:g}: nothing kept {row['nothing_percent']:.1f} %, "
             f"broken {row['broken_percent']:.1f} %, chosen {row['chosen_percent']}"
         )
     if args.out is not None:
-        save(args.out, {**about("promises", load), "judging": args.judging, "sets": args.sets, "rows": found})
+        save(args.out, {**about("promises", load), "judging": args.judging, "sets": args.sets, "rows": judgements})
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def print_search(frontier: "Frontier") -> None:
     chosen, dense, peer = frontier.chosen, frontier.dense, frontier.peer
     speed = f"speedup {chosen.speedup:.2f} over dense in {_text(dense.computed_by)}"
     if peer is not None:
-        speed += f" ({frontier.peer_speedup:.2f} over {_text(peer.computed_by)})"
+        speed += f" ({frontier.over_peer(chosen):.2f} over {_text(peer.computed_by)})"
     quality, agreement = chosen.quality, chosen.quality.agreement
     same = f"top-1 agreement {agreement.value:.1f} % [{agreement.low:.1f}, {agreement.high:.1f}]"
     top1 = ""
@@ -72,7 +72,7 @@ def print_frontier(frontier: "Frontier", *, frontier_only: bool = False) -> None
                 _text(model.name),
                 _text(model.computed_by),
                 *(f"{ms:.2f}" for ms in model.ms.values()),
-                f"{model.speedup:.2f}x",
+                f"{model.speedup:.2f}x" + (f" ({frontier.over_peer(model):.2f}x)" if frontier.peer else ""),
                 f"{quality.kl.value:.4f}",
                 f"{quality.agreement.value:.1f} %",
                 _change_of_top1(quality.expected),
@@ -80,8 +80,9 @@ def print_frontier(frontier: "Frontier", *, frontier_only: bool = False) -> None
                 megabytes(model.bytes),
             )
         )
+    speedup = " speedup (bfloat16)" if frontier.peer else " speedup"
     print_table(
-        ("", "model", "computed by", *batches, " speedup", " KL", " agreement", " expected", " counted", " size"), rows
+        ("", "model", "computed by", *batches, speedup, " KL", " agreement", " expected", " counted", " size"), rows
     )
 
 

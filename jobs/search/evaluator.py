@@ -62,7 +62,7 @@ class CandidateEvaluator:
 
     Args:
         measured: the candidates that were, and what.
-        base: the dense model in float32, in the backend that it is fastest in. All others are timed in turns with it.
+        base: the dense model in float32 in its fastest backend, with which all are timed in turns.
         ours: whether our own kernels may compute the result.
 
     Raises:
@@ -75,9 +75,8 @@ class CandidateEvaluator:
         self.plan = plan_lanes(CPU, macs(baseline.model, baseline.size).total)
         self._graphs = trials.folder / "graphs"
         self._graphs.mkdir(parents=True, exist_ok=True)
-        refusal = (
-            ours_refusal(baseline.model, baseline.size) if not job.backends or OURS in job.backends else "not asked for"
-        )
+        asked = not job.backends or OURS in job.backends
+        refusal = ours_refusal(baseline.model, baseline.size) if asked else "not asked for"
         self.ours = refusal is None
         runtimes = _usable(job, progress, refusal)
         # Our own kernels compute nothing in float32, of which all speeds are multiples.
@@ -186,9 +185,10 @@ class CandidateEvaluator:
         return self.graph_file(candidate.recipe, candidate.runtime.dtype)
 
     def _runtimes(self, recipe: Recipe) -> list[Runtime]:
-        """The backends that a model is measured in: the dense model's base, or the fastest that compute its graph."""
+        """The backends that measure a model: the dense one's base and best bfloat16, or the fastest for its graph."""
         if recipe == DENSE:
-            return list(dict.fromkeys([self.base.runtime, *self.runtimes[:1]]))
+            peers = [runtime for runtime in self.runtimes if runtime.dtype == "bfloat16" and runtime.backend != OURS]
+            return list(dict.fromkeys([self.base.runtime, *self.runtimes[:1], *peers[:1]]))
         if recipe.quantization is not None and recipe.quantization.per_channel:
             return [Runtime(OURS, "int8")]
         if recipe.quantization is None:
@@ -235,8 +235,8 @@ class CandidateEvaluator:
 
     def _times(self, candidates: Sequence[SearchCandidate]) -> dict[str, dict[int, float]]:
         with ExitStack() as opened:
-            times = time_in_turns(self._forwards(candidates, opened), self.job.batches)
-            return {str(candidate): ms for candidate, ms in times.items()}
+            forwards = self._forwards(candidates, opened)
+            return {str(candidate): ms for candidate, ms in time_in_turns(forwards, self.job.batches).items()}
 
     def _forwards(self, candidates: Iterable[SearchCandidate], opened: ExitStack) -> dict[SearchCandidate, Forward]:
         """Make the forwards; a model that cannot be exported, or that no backend computes, is noted and left out."""

@@ -147,10 +147,9 @@ class Frontier:
             default=None,
         )
 
-    @property
-    def peer_speedup(self) -> float:
-        """The chosen model's speedup over `peer`, at the batch size where that is least; 0 without one."""
-        return 0.0 if self.peer is None else min(self.peer.ms[batch] / ms for batch, ms in self.chosen.ms.items())
+    def over_peer(self, model: FrontierModel) -> float:
+        """A model's speedup over `peer`, at the batch size where that is least; 0 without one."""
+        return 0.0 if self.peer is None else min(self.peer.ms[batch] / ms for batch, ms in model.ms.items())
 
     @property
     def chosen(self) -> FrontierModel:

@@ -120,7 +120,17 @@ def _columns(table: str, rows: Sequence[Any]) -> list[Column]:
 def _models(frontier: Frontier) -> list[list[str]]:
     """The table of a search's models; its first row names the columns."""
     batches = (f"ms, batch {batch}" for batch in frontier.batches)
-    rows = [[*batches, "speedup", "KL", "top-1 agreement, %", "expected change of top-1", "counted", "size"]]
+    rows = [
+        [
+            *batches,
+            "speedup" + (", over bfloat16" if frontier.peer else ""),
+            "KL",
+            "top-1 agreement, %",
+            "expected change of top-1",
+            "counted",
+            "size",
+        ]
+    ]
     for model in frontier.models:
         quality = model.quality
         times = (three_digits(ms) for ms in model.ms.values())
@@ -129,7 +139,8 @@ def _models(frontier: Frontier) -> list[list[str]]:
             for change in (quality.expected, quality.top1)
         )
         kl, agreement = _interval(quality.kl, three_digits), _interval(quality.agreement, "{:.1f}".format)
-        rows.append([*times, f"{model.speedup:.2f}×", kl, agreement, *changes, size(model.bytes)])
+        speed = f"{model.speedup:.2f}×" + (f", {frontier.over_peer(model):.2f}×" if frontier.peer else "")
+        rows.append([*times, speed, kl, agreement, *changes, size(model.bytes)])
     return rows
 
 

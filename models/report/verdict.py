@@ -1,5 +1,6 @@
 """Describes the result of a run, in words that need no knowledge of compression."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .document import RunReport, Totals
@@ -63,16 +64,22 @@ def doubts(frontier: Frontier) -> list[str]:
     else:
         ends = f"{chosen.agreement.low:.1f} and {chosen.agreement.high:.1f} %"
         warnings.append(f"by {images} between {ends} of answers stay the same (95 %): more would narrow it")
+    return [
+        *warnings,
+        *_alike(frontier, "expected change of top-1" if expected else "top-1" if labelled else "agreement"),
+    ]
+
+
+def _alike(frontier: Frontier, measure: str) -> Iterator[str]:
+    """The warning where intervals overlap."""
     others = [model for model in frontier.models if model.on_front and not model.chosen]
-    alike = sum(model.quality.change.overlaps(change) for model in others)
+    alike = sum(model.quality.change.overlaps(frontier.chosen.quality.change) for model in others)
     if alike:
-        what = f"how many answers are {'right' if labelled else 'the same'}"
-        warnings.append(
-            f"{images} cannot distinguish the chosen model from {alike} of the {len(others)} others on the Pareto "
-            f"frontier by {'the expected change of top-1' if expected else what}: their intervals overlap; KL, "
-            "which needs fewer, puts them in order"
+        yield (
+            f"{counted(frontier.images, 'image')} cannot tell the chosen model from {alike} of the {len(others)} "
+            f"others on the Pareto frontier by {measure}: their intervals overlap; KL, which needs fewer, puts them in "
+            "order"
         )
-    return warnings
 
 
 def _compressed(report: RunReport) -> tuple[str, str]:

@@ -160,6 +160,7 @@ class Tried(BaseModel):
     computed_by: str = Field(examples=["openvino bfloat16"])
     ms: float = Field(description="an image")
     speedup: float = Field(description="over the dense model, at the batch size where that is least")
+    over_peer: float | None = Field(description="the same over `peer`; null where none was measured")
     kl: Interval = Field(description="to the dense model's answers, nats: the mean and the ends of its 95 % interval")
     agreement: Interval = Field(description="percent of images with the dense model's answer")
     expected_change: Interval | None = Field(

@@ -30,8 +30,18 @@ def search_summary(name: str, metrics: Mapping[str, Any]) -> dict[str, Any] | No
         "images": frontier.images,
         "measured_on": frontier.measured_on,
         "dense": {"computed_by": frontier.dense.computed_by, "ms": _short(frontier.dense.ms[batch])},
-        "peer": None if peer is None else {"computed_by": peer.computed_by, "speedup": _short(frontier.peer_speedup)},
-        "models": [_row(model, batch) | {"on_front": model in ahead, "chosen": model.chosen} for model in ordered],
+        "peer": None
+        if peer is None
+        else {"computed_by": peer.computed_by, "speedup": _short(frontier.over_peer(frontier.chosen))},
+        "models": [
+            _row(model, batch)
+            | {
+                "over_peer": None if peer is None else _short(frontier.over_peer(model)),
+                "on_front": model in ahead,
+                "chosen": model.chosen,
+            }
+            for model in ordered
+        ],
     }
 
 

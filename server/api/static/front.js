@@ -54,7 +54,9 @@ function modelRow(model) {
   const mark = model.chosen ? "chosen" : model.on_front ? "on the front" : "";
   return makeRow([`${model.name} `, make("em", mark), make("small", model.computed_by)], [
     inMs(model.ms),
-    `${inTimes(model.speedup)} ×`,
+    model.over_peer
+      ? [`${inTimes(model.speedup)} × `, make("small", `${inTimes(model.over_peer)} × bfloat16`)]
+      : `${inTimes(model.speedup)} ×`,
     interval(model.agreement, inPoints),
     interval(model.kl, (kl) => String(Number(kl.toPrecision(2)))),
     model.expected_change ? interval(model.expected_change, signed) : "",

@@ -51,6 +51,7 @@ def test_inspect_prints_the_frontier(milkweed: Milkweed, searched: Callable[[Any
         "6.80",
         "8.70",
         "3.03x",
+        "(1.72x)",
         "0.0261",
         "92.6",
         "%",

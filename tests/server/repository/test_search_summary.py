@@ -35,6 +35,7 @@ def test_it_is_of_one_image_at_a_time() -> None:
         "expected_change": pytest.approx([-7.4 / 15, -7.4 / 8, -7.4 / 70], rel=1e-3),
         "top1_change": pytest.approx([-0.2, -0.2 - half, -0.2 + half], rel=1e-3),
         "bytes": 6_000_000,
+        "over_peer": 1.724,
         "on_front": True,
         "chosen": True,
     }
