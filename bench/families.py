@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ from ..inference.forward import Forward, LanePlan, plan_lanes
 from ..inference.graph import Graph, graph_forward
 from ..inference.program import program_forward
 from ..jobs.search.baseline import Baseline
-from ..jobs.search.evaluator import ours_refusal
 from ..jobs.search.job import SearchJob
 from ..jobs.search.quality import log_probabilities, quality
 from ..jobs.search.timing import time_in_turns
+from ..models import save_bundle
 from ..models.accounting import macs, parameter_count
 from ..models.architectures.registry import family
 from ..models.architectures.token_blocks import apply_token_plan
@@ -32,7 +33,7 @@ from ..models.errors import ExportError, first_line
 from ..models.layers.token_plan import TokenPlan
 from ..models.onnx.export import write_verified
 from ..models.onnx.quantize import quantized_graph
-from ..models.programs.stored import stored_int8
+from ..models.programs.stored import ours_refusal, stored_int8
 from ..models.progress import SILENT
 from .machine import about, save
 from .server.bundles import random_bundle
@@ -71,7 +72,7 @@ def measure(source: Path, photos: Path, folder: Path, *, trained: bool) -> Row:
 
 
 def made(form: str, baseline: Baseline, plan: LanePlan, folder: Path) -> tuple[Forward, int]:
-    """The forward of a form, and the bytes of its file.
+    """The forward of a form, and the bytes of its graph, or of our bundle.
 
     Raises:
         ExportError: the model has no such form here.
@@ -79,10 +80,12 @@ def made(form: str, baseline: Baseline, plan: LanePlan, folder: Path) -> tuple[F
     if form == "ours":
         if (refusal := ours_refusal(baseline.model, baseline.size)) is not None:
             raise ExportError(refusal)
-        model = apply_token_plan(baseline.fresh_model(), TokenPlan(class_last=True))
+        class_last = TokenPlan(class_last=True)
+        model = apply_token_plan(baseline.fresh_model(), class_last)
         program = stored_int8(model, baseline.size, baseline.calibration.pixels, folder / "ours")
         forward = program_forward(program.loaded, plan, baseline.size, program.activations)
-        return forward, program.file_bytes(baseline.size)
+        contents = program.contents(baseline.size) | {"config": replace(baseline.config, tokens=class_last)}
+        return forward, save_bundle(folder / "bundle", **contents).bytes_on_disk
     file = folder / f"{form}.onnx"
     if form == "int8":
         file.write_bytes(quantized_graph(folder / "float32.onnx", baseline.calibration.pixels).data)

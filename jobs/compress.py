@@ -26,7 +26,6 @@ from ..models.compress.quantisation import choose_storage
 from ..models.distillation import DistillationResult, distill
 from ..models.progress import SILENT, Progress
 from ..models.report import DataUse, Measured, RunReport, read_report
-from ..models.report.rows import stored_bytes
 from ..models.training import TrainingError
 from .calibration_images import calibration_data, calibration_samples, folder_samples, read_images, split_held_out
 from .compress_job import CompressJob
@@ -173,7 +172,6 @@ def _save(
     quantisation = choose_storage(result.model, request.storage, evaluator.batches, size, limit=request.int8_limit)
     after = evaluator(as_stored(result.model, quantisation.storage))
     report = _with_distillation(job, result, before, evaluator.before, after, uses)
-    report = stored_bytes(report, result.model, quantisation.storage)
     figures = {"images": after.images, "kl": after.kl, "agreement": after.agreement}
     metrics = {**config.metrics, "recovery": figures, **quantisation.metrics(measured=True)}
     arguments = {**job.distillation_fingerprint(), "plan": dict(job.plan.to_dict()), "storage": quantisation.weights}

@@ -13,7 +13,7 @@ from ..models.accounting import layer_accounts
 from ..models.bundle.provenance import library_versions
 from ..models.layers.structured import StructuredLinear
 from ..models.report import DataUse, Measured, Role, RunReport, Skipped
-from ..models.report.rows import layer_rows, model_totals
+from ..models.report.rows import layer_rows, model_totals, written_bytes
 from ..models.training import TrainResult
 from .train_job import TrainJob
 
@@ -47,7 +47,7 @@ def run_report(job: TrainJob, outcome: TrainOutcome, command: str | None) -> Run
     size = int(config.preprocess["size"])
     before_totals, after_totals = model_totals(result.model, size)
     row = measured_row(result)
-    return RunReport(
+    report = RunReport(
         kind="train",
         arch=config.arch,
         version=config.version,
@@ -65,6 +65,7 @@ def run_report(job: TrainJob, outcome: TrainOutcome, command: str | None) -> Run
         history=result.history,
         warnings=tuple(_warnings(job, outcome.data)),
     )
+    return written_bytes(report, result.model, config.storage, config.bytes_on_disk)
 
 
 def measured_row(result: TrainResult) -> Mapping[str, Any]:

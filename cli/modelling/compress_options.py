@@ -61,13 +61,13 @@ class CompressOptions:
     max_drop: Annotated[
         float | None, decimal_option("Target: points of top-1 lost at most, by the 95 % interval; 2 if none is given.")
     ] = None
-    bytes: Annotated[str | None, text_option("SIZE", "Target: maximum size of the bundle, such as 6MB.")] = None
+    size: Annotated[str | None, text_option("SIZE", "Target: maximum size of the bundle, such as 6MB.")] = None
     batch: Annotated[str, text_option("LIST", "Batch sizes at which a target of speed has to be met.")] = "1,8"
     backend: Annotated[
         str, text_option("LIST", "torch, onnxruntime, openvino: what may compute the result. All that are installed.")
     ] = ""
     keep_weights: Annotated[
-        bool, typer.Option("--keep-weights", help="Keep float weights beside a graph, for GPUs and to train on from.")
+        bool, typer.Option("--keep-weights", help="Keep the float weights too, for GPUs and to train on from.")
     ] = False
     discard_search: Annotated[
         bool, typer.Option("--discard-search", help="Remove what was measured, with which another target goes on.")
@@ -135,7 +135,7 @@ OF_SEARCH = frozenset(
         "speedup",
         "target_ms",
         "max_drop",
-        "bytes",
+        "size",
         "batch",
         "backend",
         "keep_weights",

@@ -135,7 +135,7 @@ def _outcome(report: "RunReport") -> dict[str, str]:
         for name, attribute, spell in (
             ("parameters", "parameters", compact),
             ("MACs an image", "macs", compact),
-            ("weights", "bytes", size),
+            ("size", "bytes", size),
         ):
             fields[name] = _change(getattr(before, attribute, None), getattr(after, attribute), spell)
         if after.latency_ms is not None:

@@ -89,10 +89,10 @@ def _target(options: CompressOptions) -> "Target":
     from ...jobs.search.selection import Target
 
     try:
-        size = None if options.bytes is None else int(TypeAdapter(ByteSize).validate_python(options.bytes))
+        size = None if options.size is None else int(TypeAdapter(ByteSize).validate_python(options.size))
         return Target(options.speedup, options.target_ms, options.max_drop, size)
     except ValidationError:
-        raise CommandError(f"--bytes {options.bytes!r}: must be a size such as 6MB", WRONG_USAGE) from None
+        raise CommandError(f"--size {options.size!r}: must be a size such as 6MB", WRONG_USAGE) from None
     except ValueError as error:
         raise CommandError(str(error), WRONG_USAGE) from None
 

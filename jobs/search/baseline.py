@@ -78,6 +78,7 @@ class Baseline:
             "images": digest(job.images, self.samples),
             "batches": job.batches,
             "backends": job.backends,
+            "keep_weights": job.keep_weights,  # they count for the bytes
             "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {usable_cores()} cores",
             "versions": library_versions(),
         }

@@ -1,6 +1,7 @@
 """Evaluates the candidates of a search: their KL, and their latency beside the baseline's, from graphs in files."""
 
 import json
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...inference.backend import RUNTIMES, Backend, BackendError, find_candidates
+from ...inference.backend import Backend, BackendError
 from ...inference.backend import Candidate as Runtime
 from ...inference.device import CPU
 from ...inference.forward import Forward, plan_lanes
@@ -18,6 +19,7 @@ from ...inference.graph import Graph as GraphFile
 from ...inference.graph import graph_forward
 from ...inference.program import program_forward
 from ...inference.torch_forward import TorchForward
+from ...models import BundleConfig, BundleError, save_bundle
 from ...models.accounting import macs
 from ...models.architectures.token_blocks import apply_token_plan
 from ...models.bundle.graph import OnnxGraph
@@ -26,24 +28,23 @@ from ...models.errors import ExportError
 from ...models.onnx.export import write_verified
 from ...models.onnx.quantize import QuantizeSettings, quantized_graph
 from ...models.onnx.recorded import graph_record
-from ...models.programs.from_model import program_of
-from ...models.programs.session import kernels_refusal
-from ...models.programs.stored import StoredProgram, stored_bfloat16, stored_int8
+from ...models.programs.stored import StoredProgram, ours_refusal, stored_bfloat16, stored_int8
 from ...models.progress import Progress
 from ...models.report.frontier import Quality
 from ...models.serving.fused.chains import NotFusable
 from ...models.serving.prepare import prepare_for_inference
 from .baseline import Baseline
-from .job import SearchJob
+from .job import OURS, SearchJob, usable_runtimes
 from .quality import log_probabilities, quality
 from .recipe import FULL_WIDTH, Recipe
 from .selection import MeasuredCandidate
 from .timing import time_in_turns
 from .trials import Trials
-from .widths import narrowed
+from .widths import narrowed, widths_of
 
-OURS: Backend = "milkweed"
 DENSE = Recipe()
+RECORD_BYTES = 20_000
+"""More than config.json grows by what a search did and measured: a result keeps the size that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class CandidateEvaluator:
         asked = not job.backends or OURS in job.backends
         refusal = ours_refusal(baseline.model, baseline.size) if asked else "not asked for"
         self.ours = refusal is None
-        runtimes = _usable(job, progress, refusal)
+        runtimes = usable_runtimes(job, progress, refusal)
         # Our own kernels compute nothing in float32, of which all speeds are multiples.
         timed = runtimes if any(runtime.dtype == "float32" for runtime in runtimes) else [*runtimes, Runtime()]
         dense = {runtime: SearchCandidate(DENSE, runtime) for runtime in timed}
@@ -180,6 +181,28 @@ class CandidateEvaluator:
         except NotFusable as error:
             raise BackendError(str(error)) from error
 
+    def config(self, recipe: Recipe) -> BundleConfig:
+        """Return the config of a recipe's bundle, which does not say yet that it was compressed."""
+        config = self.baseline.config
+        widths = {**config.widths, **widths_of(self.baseline.model, recipe.widths)}
+        return replace(config, tokens=recipe.tokens, widths=widths)
+
+    def save(self, candidate: SearchCandidate, path: Path, config: BundleConfig, **options: Any) -> BundleConfig:
+        """Write the bundle of a candidate by `save_bundle`: what was measured, and the weights where they are kept.
+
+        Raises:
+            BundleError: it cannot be written, or our kernels' answers are too far from the model's.
+        """
+        storage, kept = self.baseline.config.storage, self.job.keep_weights
+        contents: dict[str, Any]
+        if candidate.runtime.backend == OURS:
+            contents = self.program(candidate).contents(self.baseline.size, storage if kept else None)
+        else:
+            graph = None if candidate.runtime.backend == "torch" else self.graph(candidate)
+            model = self.model(candidate.recipe) if graph is None or kept else None
+            contents = {"model": model, "storage": None if model is None else storage, "graph": graph}
+        return save_bundle(path, config=config, **contents, **options)
+
     def _file(self, candidate: SearchCandidate) -> Path:
         """The file of a candidate's graph; weights that are computed in bfloat16 are stored so too."""
         return self.graph_file(candidate.recipe, candidate.runtime.dtype)
@@ -213,7 +236,11 @@ class CandidateEvaluator:
             for candidate, forward in forwards.items():
                 answers = log_probabilities(forward, self.baseline.held_out.batches)
                 change = quality(self.baseline.dense, answers, self.baseline.held_out.targets)
-                size = self._bytes(candidate)
+                try:
+                    size = self._bytes(candidate)
+                except BundleError as error:
+                    self.progress.note(f"{candidate.recipe}, {candidate.runtime}: {error}")
+                    continue
                 values[candidate] = {"ms": ms[candidate], "quality": change.to_dict(), "bytes": size}
         return values
 
@@ -262,39 +289,8 @@ class CandidateEvaluator:
         return TorchForward(model, self.plan, dtype=dtype, size=self.baseline.size, cpu_graphs=True)
 
     def _bytes(self, candidate: SearchCandidate) -> int:
-        """Bytes of what a bundle would hold: the graph alone, or the weights where torch computes them."""
-        if candidate.runtime.backend == OURS:
-            return self.program(candidate).file_bytes(self.baseline.size)
-        if candidate.runtime.backend != "torch":
-            return self._file(candidate).stat().st_size
-        weights = self.model(candidate.recipe).state_dict().values()
-        return sum(weight.numel() * weight.element_size() for weight in weights)
-
-
-def ours_refusal(model: nn.Module, size: int) -> str | None:
-    """Why our own kernels cannot compute the model here; None where they can."""
-    try:
-        program_of(model, size)
-    except NotFusable as error:
-        return str(error)
-    return kernels_refusal()
-
-
-def _usable(job: SearchJob, progress: Progress, ours_refusal: str | None) -> list[Runtime]:
-    """Every backend and number type that may compute the result on this machine, apart from our kernels' int8.
-
-    Raises:
-        BackendError: none of those that were asked for is installed.
-    """
-    runtimes, refused = find_candidates("auto", "auto", CPU)
-    usable = [runtime for runtime in runtimes if not job.backends or runtime.backend in job.backends]
-    missing = "; ".join(refused[name] for name in job.backends if name in refused)
-    if ours_refusal is not None:
-        usable = [runtime for runtime in usable if runtime.backend != OURS]
-        if not usable:
-            raise BackendError(missing or f"{RUNTIMES[OURS]}: {ours_refusal}")
-        if not missing and (not job.backends or OURS in job.backends):
-            missing = f"without our own kernels: {ours_refusal}"
-    if missing:
-        progress.note(missing)
-    return usable
+        """Bytes of the bundle that it would be, which is written for that, and RECORD_BYTES."""
+        folder = self.trials.folder / "size"
+        saved = self.save(candidate, folder, self.config(candidate.recipe), overwrite=True)
+        shutil.rmtree(folder)
+        return saved.bytes_on_disk + RECORD_BYTES

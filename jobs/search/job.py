@@ -3,9 +3,13 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...inference.backend import RUNTIMES, Backend, BackendError, Candidate, find_candidates
+from ...inference.device import CPU
 from ...models.errors import quoted
+from ...models.progress import Progress
 from .selection import Target
 
+OURS: Backend = "milkweed"
 MIN_IMAGES = 32
 """Half of them calibrate and half are held out; with fewer, intervals would say nothing."""
 
@@ -24,7 +28,7 @@ class SearchJob:
         backends: those that may compute the result; empty for all that are installed.
         batches: numbers of images at a time for which a target of speed holds.
         max_images: how many images are used at most, evenly spaced.
-        keep_weights: write the weights beside a graph, for torch and GPUs, and to train on from.
+        keep_weights: write the weights as they were beside a graph or program, for GPUs, and to train on from.
         distil: train the chosen model to answer as the dense one, for some minutes.
         discard_search: remove what was measured, which another target of the same model and images could begin with.
         command: the command line that does it again, for the report.
@@ -52,3 +56,23 @@ class SearchJob:
             raise ValueError(f"batch {quoted(odd[0] if odd else '')}: must be whole numbers from 1 to {MAX_BATCH}")
         if self.max_images < MIN_IMAGES:
             raise ValueError(f"images {self.max_images}: a search needs at least {MIN_IMAGES}")
+
+
+def usable_runtimes(job: SearchJob, progress: Progress, ours_refusal: str | None) -> list[Candidate]:
+    """Return every backend and number type that may compute the result on this machine, apart from our kernels' int8.
+
+    Raises:
+        BackendError: none of those that were asked for is installed.
+    """
+    runtimes, refused = find_candidates("auto", "auto", CPU)
+    usable = [runtime for runtime in runtimes if not job.backends or runtime.backend in job.backends]
+    missing = "; ".join(refused[name] for name in job.backends if name in refused)
+    if ours_refusal is not None:
+        usable = [runtime for runtime in usable if runtime.backend != OURS]
+        if not usable:
+            raise BackendError(missing or f"{RUNTIMES[OURS]}: {ours_refusal}")
+        if not missing and (not job.backends or OURS in job.backends):
+            missing = f"without our own kernels: {ours_refusal}"
+    if missing:
+        progress.note(missing)
+    return usable

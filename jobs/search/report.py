@@ -56,9 +56,9 @@ def _measured(frontier: Frontier, *, chosen: bool) -> Measured:
 
 
 def _totals(search: Search, result: SearchResult, frontier: Frontier) -> tuple[Totals, Totals]:
-    """Costs of the dense model and of the chosen one, whose bytes are those of its file."""
+    """Costs of the dense model and of the chosen one; bytes are those of their bundles."""
     batch, size = search.job.batches[0], search.baseline.size
     _, dense = model_totals(search.baseline.model, size)
     _, chosen = model_totals(search.evaluator.model(result.chosen.recipe), size)
     chosen = replace(chosen, bytes=frontier.chosen.bytes, latency_ms=frontier.chosen.ms[batch])
-    return replace(dense, latency_ms=frontier.dense.ms[batch]), chosen
+    return replace(dense, bytes=search.baseline.config.bytes_on_disk, latency_ms=frontier.dense.ms[batch]), chosen

@@ -20,11 +20,12 @@ from ...models.architectures.token_blocks import apply_token_plan, has_token_rul
 from ...models.divergence import diverge
 from ...models.layers.token_plan import TokenPlan
 from ...models.onnx.quantize import int8_instructions
+from ...models.programs.stored import ours_refusal
 from ...models.progress import SILENT, Progress
 from ...models.report.frontier import pareto_frontier
 from .baseline import Baseline
 from .distil import TRAINED_IMAGES, distil
-from .evaluator import DENSE, CandidateEvaluator, SearchCandidate, ours_refusal
+from .evaluator import DENSE, CandidateEvaluator, SearchCandidate
 from .job import SearchJob
 from .pace import Pace
 from .recipe import ENOUGH_KL, FULL_WIDTH, QUANTIZATIONS, QuantizationConfig, Recipe, mergings
@@ -81,6 +82,7 @@ class Search:
         except BaseException:
             self.trials.close()
             raise
+        self._trained = DISTILLED if job.distil else 0  # so many models at most, in the end
         self.pace = Pace(progress, 2 + MEASURED + self._trained)
         image = self._image_seconds = min(self.evaluator.dense.ms.values()) / 1e3
         screening = len(self._plans(TokenPlan())) * SCREENED_IMAGES * image
@@ -257,11 +259,6 @@ class Search:
 
     def _measurements(self, recipe: Recipe) -> list[MeasuredCandidate]:
         return [measured for candidate, measured in self.evaluator.measured.items() if candidate.recipe == recipe]
-
-    @property
-    def _trained(self) -> int:
-        """How many models may be trained in the end."""
-        return DISTILLED if self.job.distil else 0
 
     def _target_speedup(self) -> float | None:
         """The speedup that is asked for; None where none is."""

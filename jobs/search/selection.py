@@ -21,7 +21,7 @@ class MeasuredCandidate:
         name: its recipe in a few words.
         quality: on the held-out images.
         ms: milliseconds an image by batch size, in the backend and precision that it is fastest in.
-        bytes: of its bundle.
+        bytes: of its bundle, or a little more.
         how: backend and precision.
     """
 
@@ -40,7 +40,7 @@ class Target:
         speedup: over the dense model in the backend and float32 that it is fastest in, at each batch size.
         ms: milliseconds an image at most, at each batch size.
         drop: points of top-1 that may be lost at most, by the lower end of the interval of the expected change.
-        bytes: size of the bundle at most. It alone lets the result be slower than the dense model.
+        bytes: of the bundle at most. It alone lets the result be slower than the dense model.
 
     Raises:
         ValueError: a value that cannot be, or more than one.

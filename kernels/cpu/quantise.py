@@ -15,6 +15,7 @@ from .instruction_sets import AS_USUAL, Rounding
 from .program import (
     Attention,
     Branch,
+    Convolution,
     Embed,
     Factor,
     Floats,
@@ -36,7 +37,8 @@ ALPHAS = {0.0: ALPHA, GELU_LEAST: 0.1, SILU_LEAST: 0.3}
 """The exponent alpha for inputs of any kind, of GELU and of SiLU. A key is the negative of the least value."""
 
 LEVELS = 127
-
+ChangedFactor = Callable[[Factor], Factor]
+ChangedConvolution = Callable[[Convolution], Convolution]
 
 Maxima = Mapping[str, Floats]
 """The largest magnitude of each channel of the inputs of each factor, by the factor's name."""
@@ -95,16 +97,16 @@ def quantised(program: Program, maxima: Maxima, rounding: Rounding = AS_USUAL) -
     return with_factors(program, lambda factor: factors[factor.name])
 
 
-def with_factors(program: Program, changed: Callable[[Factor], Factor]) -> Program:
-    """Return the program with each factor changed that may be quantised: not the classifier."""
-    return replace(program, operators=[_with(operator, changed) for operator in program.operators])
-
-
-def _with(operator: Operator, changed: Callable[[Factor], Factor]) -> Operator:
-    if isinstance(operator, Pyramid | Branch):
-        convolutions = [replace(conv, factor=changed(conv.factor)) for conv in operator.convolutions]
-        return replace(operator, convolutions=convolutions)
-    return changed(operator) if isinstance(operator, Factor) else operator
+def with_factors(program: Program, changed: ChangedFactor, convolved: ChangedConvolution | None = None) -> Program:
+    """Return the program with each factor changed that may be quantised, not the classifier; `convolved` changes more
+    of a convolution than its factor."""
+    convolved = convolved or (lambda conv: replace(conv, factor=changed(conv.factor)))
+    operators = list[Operator]()
+    for operator in program.operators:
+        if isinstance(operator, Pyramid | Branch):
+            operator = replace(operator, convolutions=[convolved(conv) for conv in operator.convolutions])
+        operators.append(changed(operator) if isinstance(operator, Factor) else operator)
+    return replace(program, operators=operators)
 
 
 def _readers(program: Program) -> Iterator[_Reader]:

@@ -18,7 +18,7 @@ from ..layers.layer_spec import LayerSpec
 from ..layers.select import layer_specs_for, linear_layer, select_linears
 from ..progress import SILENT, Progress
 from ..report import CurvePoint, DataUse, Measured, RunReport, check_report_packages, write_report
-from ..report.rows import layer_rows, model_totals, stored_bytes
+from ..report.rows import layer_rows, model_totals, written_bytes
 from .calibration import Calibration, CalibrationImages, calibrate
 from .choice import StructureChoice, choose_for_budget, fixed_choice
 from .evaluator import Evaluator
@@ -112,7 +112,7 @@ def compress_model(
     after = None if work.evaluator is None else work.evaluator(as_stored(model, quantisation.storage))
     report = work.report(choice, fits, after)
     report = replace(
-        stored_bytes(report, model, quantisation.storage),
+        report,
         command=command,
         data=() if data is None else (data.use,),
         warnings=(*choice.warnings, *(images.warnings() if images else (NO_DATA,))),
@@ -241,11 +241,13 @@ def save_reported(
 ) -> CompressReport:
     """Write a bundle with its report, which then has the bundle's version."""
 
-    def extras(saved: BundleConfig) -> Mapping[str, bytes]:
-        return write_report(replace(report, version=saved.version))
+    def written(saved: BundleConfig) -> RunReport:
+        return replace(written_bytes(report, model, storage, saved.bytes_on_disk), version=saved.version)
 
-    saved = save_bundle(out, model, config, overwrite=overwrite, extras=extras, storage=storage)
-    return CompressReport(saved, replace(report, version=saved.version), seconds)
+    saved = save_bundle(
+        out, model, config, overwrite=overwrite, extras=lambda saved: write_report(written(saved)), storage=storage
+    )
+    return CompressReport(saved, written(saved), seconds)
 
 
 def compression_metrics(report: RunReport) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def _check_numbers(part: Any, where: str) -> None:
     for operator in part if isinstance(part, list) else [part]:
         for field in fields(operator):
             value, name = getattr(operator, field.name), field.name
-            if isinstance(value, np.ndarray) and value.dtype != np.int64:
+            if isinstance(value, np.ndarray) and value.dtype != np.int64 and name not in ("quantiser", "scale"):
                 right = value.dtype == np.float32 and bool(np.isfinite(value).all())
             elif name in ("eps", "protect"):
                 right = type(value) in (int, float) and (0 if name == "protect" else 1e-30) <= value <= LARGEST

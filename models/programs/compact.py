@@ -1,11 +1,12 @@
-"""Programs as files hold them: no weight in more bits than the bundle's own, none rounded for one kind of CPU.
+"""Programs as files hold them: a layer's weight is a tensor of `model.safetensors`, times a scale for each row.
 
-A layer of an int8 program is int8 with a scale for each row, as `model.safetensors` has it; only where it is read is it
-folded with the activations and rounded to the levels of the CPU's instruction set.
+What a program folds into layers is in those scales: batch norms, some negative, and the attention's. Only where it is
+read is int8 folded with the activations and rounded to the levels of the CPU's instruction set.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,18 @@ from .session import weight_rounding
 Activations = Mapping[str, NDArray[np.float32]]
 
 
-def compact(program: Program, *, int8: bool) -> Program:
-    """Return a program of floats with its weights in int8 by rows, or in the bits of bfloat16, as they are computed."""
-    program = _grouped(with_factors(program, _rows if int8 else _bits), _filters)
+def compact(program: Program, *, int8: bool, tensors: Mapping[str, NDArray[Any]] | None = None) -> Program:
+    """Return a program of floats with its weights in int8 by rows, or in the bits of bfloat16, as they are computed.
+
+    Args:
+        tensors: the bundle's weights as their file holds them, of which layers take over the numbers.
+    """
+
+    def narrowed(factor: Factor) -> Factor:
+        narrow = _rows(factor) if int8 else _bits(factor)
+        return _shared(narrow, _floats(narrow).weight if int8 else factor.weight, tensors or {})
+
+    program = with_factors(program, narrowed, lambda layer: _filters(layer, narrowed))
     if isinstance(program.embed, Embed):
         bits: NDArray[Any] = bfloat16(program.embed.weight)
         program = replace(program, embed=replace(program.embed, weight=bits))
@@ -30,9 +40,12 @@ def compact(program: Program, *, int8: bool) -> Program:
 
 def expanded(program: Program) -> Program:
     """Return the program of floats that `compact` made another of."""
-    program = _grouped(with_factors(program, _floats), _with_zeros)
+    branches = (operator for operator in program.operators if isinstance(operator, Branch) and operator.by_groups)
+    if any(layer.factor.weight.ndim != 4 for branch in branches for layer in branch.convolutions):
+        raise ValueError("a convolution by groups is not stored as filters")
+    program = with_factors(program, _floats, _with_zeros)
     if isinstance(program.embed, Embed):
-        program = replace(program, embed=replace(program.embed, weight=_widened(program.embed.weight)))
+        program = replace(program, embed=replace(program.embed, weight=_numbers(program.embed.weight)))
     return replace(program, head=replace(program.head, classifier=_floats(program.head.classifier)))
 
 
@@ -52,59 +65,77 @@ def rounded(program: Program, activations: Activations) -> Program:
 
 def is_int8(program: Program) -> bool:
     """Whether its weights are int8."""
-    return any(isinstance(operator, Factor) and operator.scale is not None for operator in program.operators)
+    return any(isinstance(operator, Factor) and operator.weight.dtype == np.int8 for operator in program.operators)
 
 
-def _grouped(program: Program, changed: Callable[[Convolution], Convolution]) -> Program:
-    """The program with the convolutions of branches by groups changed."""
-    operators = [
-        replace(operator, convolutions=[changed(convolution) for convolution in operator.convolutions])
-        if isinstance(operator, Branch) and operator.by_groups
-        else operator
-        for operator in program.operators
-    ]
-    return replace(program, operators=operators)
+def _filters(layer: Convolution, narrowed: Callable[[Factor], Factor]) -> Convolution:
+    """The weight as (out, in / groups, kernel, kernel), as torch has it: without the zeros between groups.
 
-
-def _filters(layer: Convolution) -> Convolution:
-    """The weight as (out, in / groups, kernel, kernel): without the zeros between groups, most of it."""
+    The places of inputs and outputs follow from that.
+    """
     factor = layer.factor
     filters = filters_of(layer, factor.weight).reshape(factor.width, -1, layer.kernel, layer.kernel)
-    scale = None if factor.scale is None else factor.scale.reshape(-1, 1, 1)
-    return replace(layer, factor=replace(factor, weight=filters, scale=scale))
+    factor = replace(factor, weight=filters, inputs=factor.inputs[:0], outputs=factor.outputs[:0])
+    return replace(layer, factor=narrowed(factor))
 
 
 def _with_zeros(layer: Convolution) -> Convolution:
     factor, groups = layer.factor, layer.groups
+    if factor.weight.ndim != 4:  # of a file of an earlier version
+        return replace(layer, factor=_floats(factor))
     if not 0 < groups <= len(factor.weight):
         raise ValueError(f"{groups} groups of {len(factor.weight)} filters")
     options = {name: getattr(factor, name) for name in ("gelu", "silu", "adds", "name")}
     options |= {name: getattr(layer, name) for name in ("stride", "dilation", "padding")}
-    return convolution(factor.weight, factor.bias, layer.side, groups, **options)
+    full = convolution(factor.weight, factor.bias, layer.side, groups, **options)
+    scale = None if factor.scale is None else factor.scale.reshape(full.factor.weight.shape[:2])
+    return replace(full, factor=_floats(replace(full.factor, scale=scale)))
 
 
 def _rows(factor: Factor) -> Factor:
     """Int8 by rows. Weights that were int8 by rows before are the same numbers again."""
-    scale = np.maximum(np.abs(factor.weight).max(-1) / np.float32(LEVELS), np.finfo(np.float32).tiny)
-    weight = np.rint(factor.weight / scale[..., None]).astype(np.int8)
-    return replace(factor, weight=weight, scale=scale.astype(np.float32))
+    row = (1, 2, 3) if factor.weight.ndim == 4 else -1
+    scale = np.maximum(np.abs(factor.weight).max(row, keepdims=True) / np.float32(LEVELS), np.finfo(np.float32).tiny)
+    weight = np.rint(factor.weight / scale).astype(np.int8)
+    return replace(factor, weight=weight, scale=scale[..., 0].astype(np.float32))
 
 
 def _bits(factor: Factor) -> Factor:
     return replace(factor, weight=bfloat16(factor.weight))
 
 
+def _shared(factor: Factor, weight: Floats, tensors: Mapping[str, NDArray[Any]]) -> Factor:
+    """The factor with a tensor of its layer, where that times a scale for each row is this weight to the last bit."""
+    layer, shape = f"{factor.name.removesuffix('.w1')}.", weight.shape
+    scales = (shape[0], 1, 1) if weight.ndim == 4 else shape[:-1]
+    rows = weight.reshape(prod(scales), -1)
+    for key, tensor in tensors.items():
+        if key.startswith(layer) and (tensor.dtype, tensor.size) == (factor.weight.dtype, weight.size):
+            values = _numbers(tensor.reshape(rows.shape))
+            place = np.abs(values).argmax(1)[:, None]
+            largest, product = (np.take_along_axis(both, place, 1) for both in (values, rows))
+            scale = np.divide(product, largest, out=np.ones_like(largest), where=largest != 0)
+            # The quotient is rounded: the scale that gave the weight may be the float32 beside it.
+            near = np.stack([scale, np.nextafter(scale, -np.inf), np.nextafter(scale, np.inf)])
+            same = (values * near == rows).all(-1)
+            if same.any(0).all():
+                scale = np.take_along_axis(near[..., 0], same.argmax(0)[None], 0).reshape(scales)
+                return replace(factor, weight=tensor.reshape(shape), scale=scale)
+    return factor
+
+
 def _floats(factor: Factor) -> Factor:
-    if factor.scale is None:
-        return replace(factor, weight=_widened(factor.weight))
-    weight = factor.weight.astype(np.float32)  # at once: a product of both types would convert piece by piece
-    weight *= factor.scale.astype(np.float32)[..., None]
+    weight = _numbers(factor.weight)
+    if factor.scale is not None:  # in place: a product of both types would convert piece by piece
+        weight *= factor.scale.astype(np.float32)[..., None]
     return replace(factor, weight=weight, scale=None)
 
 
-def _widened(bits: NDArray[Any]) -> Floats:
-    """The float32 numbers of bfloat16's bits."""
-    if bits.dtype != np.uint16:
-        raise ValueError(f"a weight is {bits.dtype}")
-    widened: Floats = (bits.astype(np.uint32) << 16).view(np.float32)
+def _numbers(weight: NDArray[Any]) -> Floats:
+    """The float32 numbers of int8, or of bfloat16's bits."""
+    if weight.dtype == np.int8:
+        return weight.astype(np.float32)
+    if weight.dtype != np.uint16:
+        raise ValueError(f"a weight is {weight.dtype}")
+    widened: Floats = (weight.astype(np.uint32) << 16).view(np.float32)
     return widened

@@ -1,13 +1,15 @@
 """Programs in a file of a bundle: a server computes them without torch, and without building their model.
 
-The file is a safetensors file of the program's arrays and of one more, STRUCTURE: JSON that says where each belongs.
+The file is a safetensors file of the program's arrays and of one more, STRUCTURE: JSON that says where each belongs. An
+array that the bundle's weights hold is not repeated: STRUCTURE names the tensor.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +31,15 @@ from ...kernels.cpu.program import (
 from ...kernels.cpu.program import Program as Program
 from ..bundle.config import BundleConfig
 from ..bundle.program_record import ACTIVATIONS, OPERATORS, read_activations
-from ..bundle.reading import about, check_digest, naming, read_unnamed
+from ..bundle.reading import WEIGHTS, about, check_digest, naming, read_unnamed
 from ..bundle.safetensors_file import read_arrays
 from ..bundle.strict_json import parse_json
 from ..errors import BundleError, quoted
 from .check import check
 from .compact import compact, expanded, is_int8, rounded
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STRUCTURE = "structure"
 
@@ -44,26 +49,34 @@ CLASSES = {
 } | {cls.__name__: cls for cls in (Program, Pyramid)}
 """What a program is made of, by name."""
 
-_KIND, _ARRAY = "kind", "array"
+_KIND, _ARRAY, _TENSOR, _SHAPE = "kind", "array", "tensor", "shape"
 _NARROW = {"float64": np.float32, "int64": np.int32}
 
 Arrays = dict[str, NDArray[Any]]
 
 
-def stored(program: Program, *, int8: bool) -> bytes:
-    """The content of the file of a program of floats, which is to be computed in int8 or in bfloat16."""
+def stored(program: Program, *, int8: bool, weights: "Mapping[str, Tensor] | None" = None) -> bytes:
+    """The content of the file of a program of floats, which is to be computed in int8 or in bfloat16.
+
+    Args:
+        weights: the content of the bundle's file of weights, of which the program holds no second copy.
+    """
     import torch  # it is here where models are made, and NumPy has no bfloat16
     from safetensors.torch import save
 
-    arrays: Arrays = {}
-    structure = json.dumps(_plain(compact(program, int8=int8), arrays)).encode()
+    tensors, arrays = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
+    for name, tensor in (weights or {}).items():
+        bits = tensor.detach().cpu()
+        tensors[name] = (bits.view(torch.uint16) if bits.dtype == torch.bfloat16 else bits).numpy()
+    places = {_content(tensor): {_TENSOR: name} for name, tensor in tensors.items()}
+    structure = json.dumps(_plain(compact(program, int8=int8, tensors=tensors), arrays, places)).encode()
     arrays[STRUCTURE] = np.frombuffer(structure, np.uint8).copy()
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return save({name: t.view(torch.bfloat16) if t.dtype == torch.uint16 else t for name, t in tensors.items()})
+    made = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return save({name: t.view(torch.bfloat16) if t.dtype == torch.uint16 else t for name, t in made.items()})
 
 
 def load_operators(path: str | Path, config: BundleConfig | None = None) -> tuple[Program, BundleConfig]:
-    """Read the program of a bundle, rounded for this CPU, and the config. No weights are read, nothing needs torch.
+    """Read the program of a bundle, rounded for this CPU, and the config. Nothing needs torch.
 
     Args:
         config: as in `load_bundle`.
@@ -76,11 +89,11 @@ def load_operators(path: str | Path, config: BundleConfig | None = None) -> tupl
         config = config or read_unnamed(path)
         if config.program is None or OPERATORS not in config.files:
             raise BundleError(f"holds no program ({OPERATORS})")
+        arrays = _read(path, OPERATORS, config)
+        if f'"{_TENSOR}"'.encode() in arrays.get(STRUCTURE, np.empty(0)).tobytes():
+            arrays = {**_read(path, WEIGHTS, config), **arrays}
         with about(OPERATORS):
-            file = read_arrays(path / OPERATORS)
-        check_digest(OPERATORS, file.sha256, config)
-        with about(OPERATORS):
-            program, int8 = _program(file.arrays)
+            program, int8 = _program(arrays)
             actual = (program.embed.size, program.head.classifier.width, int8)
             expected = (config.preprocess["size"], config.num_classes, config.program.precision == "int8")
             if actual != expected:
@@ -92,16 +105,32 @@ def load_operators(path: str | Path, config: BundleConfig | None = None) -> tupl
     return program, config
 
 
-def _plain(value: Any, arrays: Arrays) -> Any:
-    """A part of a program as JSON; its arrays go to `arrays`."""
+def _plain(value: Any, arrays: Arrays, places: dict[Any, dict[str, str]]) -> Any:
+    """A part of a program as JSON; its arrays go to `arrays`, but for those that have a place already."""
     if isinstance(value, np.ndarray):
-        name = str(len(arrays))
-        arrays[name] = np.ascontiguousarray(value, _NARROW.get(value.dtype.name))
-        return {_ARRAY: name}
+        array = np.ascontiguousarray(value, _NARROW.get(value.dtype.name))
+        if (tensor := places.get(_content(array))) is not None:
+            return {**tensor, _SHAPE: array.shape}
+        place = places.setdefault((*_content(array), array.shape), {_ARRAY: str(len(arrays))})
+        arrays[place[_ARRAY]] = array
+        return place
     if is_dataclass(value):
-        parts = {field.name: _plain(getattr(value, field.name), arrays) for field in fields(value)}
+        parts = {field.name: _plain(getattr(value, field.name), arrays, places) for field in fields(value)}
         return {_KIND: type(value).__name__, **parts}
-    return [_plain(item, arrays) for item in value] if isinstance(value, list | tuple) else value
+    return [_plain(item, arrays, places) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _content(array: NDArray[Any]) -> tuple[str, bytes]:
+    """What arrays have in common that differ in nothing but their shape."""
+    return array.dtype.str, hashlib.sha256(array.tobytes()).digest()
+
+
+def _read(path: Path, name: str, config: BundleConfig) -> Arrays:
+    """The arrays of a file of a bundle: the one that was hashed."""
+    with about(name):
+        file = read_arrays(path / name)
+    check_digest(name, file.sha256, config)
+    return file.arrays
 
 
 def _program(arrays: Arrays) -> tuple[Program, bool]:
@@ -125,13 +154,14 @@ def _program(arrays: Arrays) -> tuple[Program, bool]:
     return program, int8
 
 
-def _made(document: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+def _made(document: Any, arrays: Arrays) -> Any:
     if isinstance(document, list):
         return [_made(item, arrays) for item in document]
     if not isinstance(document, dict):
         return document
-    if set(document) == {_ARRAY}:
-        array = arrays[document[_ARRAY]]
+    if set(document) in ({_ARRAY}, {_TENSOR, _SHAPE}):
+        array = arrays[document.get(_ARRAY) or document[_TENSOR]]
+        array = array.reshape(document.get(_SHAPE, array.shape))
         return array.astype(np.int64) if array.dtype == np.int32 else array
     parts = dict(document)
     kind = CLASSES.get(parts.pop(_KIND, ""))

@@ -12,11 +12,12 @@ from ..bundle.golden import check_divergence, golden_images, golden_record, soft
 from ..bundle.program_record import ACTIVATIONS, ProgramRecord, read_activations
 from ..bundle.safetensors_file import write_tensors
 from ..bundle.storage import as_stored, storable_weights, stored_tensors
+from ..serving.fused.chains import NotFusable
 from .compact import Activations
 from .file import stored
 from .from_model import program_of
 from .int8 import calibrate, int8_program, int8_storage
-from .session import ProgramSession
+from .session import ProgramSession, kernels_refusal
 
 CALIBRATING, BATCH = 128, 8
 """So many images are enough for the largest activations; so many are computed at a time."""
@@ -50,9 +51,12 @@ class StoredProgram:
         """The content of the bundle's file of activations."""
         return {name: torch.from_numpy(values) for name, values in (self.activations or {}).items()}
 
-    def operators(self, size: int) -> bytes:
-        """The content of the bundle's file of the program itself, for images of this side, px."""
-        return stored(program_of(self.loaded, size), int8=self.activations is not None)
+    def operators(self, size: int, storage: Mapping[str, str] | None = None) -> bytes:
+        """The content of the bundle's file of the program, for images of this side, px. It has weights of its own where
+        the bundle's are in another `storage`, of another precision."""
+        storage = self.storage if storage is None else storage
+        weights = stored_tensors(self.model, storage) if self.precision in storage.values() else None
+        return stored(program_of(self.loaded, size), int8=self.activations is not None, weights=weights)
 
     def record(self, size: int) -> ProgramRecord:
         """The record of the program, whose answers are near the model's in float32.
@@ -68,20 +72,24 @@ class StoredProgram:
         check_divergence(golden, softmax(ProgramSession(program)(golden_images(size))), self.precision, 0.5)
         return ProgramRecord(precision=self.precision, golden=golden)
 
-    def contents(self, size: int) -> dict[str, Any]:
-        """What `save_bundle` takes of it; raises as `record`."""
+    def contents(self, size: int, storage: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """What `save_bundle` takes of it, with `storage` as in `operators`; raises as `record`."""
         return {
             "model": self.model,
-            "storage": self.storage,
+            "storage": self.storage if storage is None else storage,
             "program": self.record(size),
             "activations": self.tensors or None,
-            "operators": self.operators(size),
+            "operators": self.operators(size, storage),
         }
 
-    def file_bytes(self, size: int) -> int:
-        """Bytes of the bundle's files together: weights and activations, and the program, which repeats the weights."""
-        tensors = [*stored_tensors(self.model, self.storage).values(), *self.tensors.values()]
-        return len(self.operators(size)) + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+def ours_refusal(model: nn.Module, size: int) -> str | None:
+    """Why the CPU kernels cannot compute a model here; None where they can."""
+    try:
+        program_of(model, size)
+    except NotFusable as error:
+        return str(error)
+    return kernels_refusal()
 
 
 def stored_bfloat16(model: nn.Module) -> StoredProgram:

@@ -55,7 +55,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """What the whole model costs; MACs and latency are of one image, bytes are those of its weights."""
+    """What the whole model costs; MACs and latency are of one image, bytes are those of its bundle."""
 
     parameters: int
     macs: int

@@ -78,7 +78,7 @@ class FrontierModel:
         computed_by: backend and precision.
         ms: milliseconds an image by batch size.
         speedup: over the dense model, at the batch size where that is least.
-        bytes: of its file.
+        bytes: of its bundle.
         on_front: no other model is both faster, at the first batch size, and nearer to the dense one in KL.
         chosen: whether this one was written.
     """

@@ -171,7 +171,7 @@ def _cost_tiles(report: RunReport) -> Iterator[FigureTile]:
     kinds: list[tuple[str, str, Callable[[float], str]]] = [
         ("Parameters", "parameters", compact),
         ("MACs an image", "macs", compact),
-        ("Weights", "bytes", size),
+        ("Size", "bytes", size),
         ("Latency", "latency_ms", lambda ms: f"{terms.three_digits(ms)} ms"),
     ]
     for name, attribute, spell in kinds:

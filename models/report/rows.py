@@ -58,24 +58,27 @@ def model_totals(model: nn.Module, size: int) -> tuple[Totals, Totals]:
     return dense, Totals(parameters=parameters, macs=counted.total, bytes=stored)
 
 
-def stored_bytes(report: RunReport, model: nn.Module, storage: Mapping[str, str]) -> RunReport:
-    """The report with the bytes of its layers and of the whole model as a file holds them, scales included.
+def written_bytes(report: RunReport, model: nn.Module, storage: Mapping[str, str], bytes_on_disk: int) -> RunReport:
+    """The report with the bytes of its layers as the file holds them, scales included, and of the written bundle.
+
+    Before, it would have had as much beside its weights.
 
     Args:
         model: the model of the report, in float32.
         storage: precision by layer, as `save_bundle` takes it.
     """
-    if not storage:
-        return report
-    tensors = stored_tensors(model, storage)
+    tensors, before, after = stored_tensors(model, storage), report.totals_before, report.totals_after
+    others = bytes_on_disk - sum(tensor.nbytes for tensor in tensors.values())
 
     def held(name: str) -> int:
         keys = (key for key in tensors if key.startswith(f"{name}.") and key != f"{name}.bias")
         return sum(tensors[key].nbytes for key in keys)
 
-    assert report.totals_after is not None
+    assert before is not None
+    assert after is not None
     return replace(
         report,
         layers=tuple(replace(row, bytes_after=held(row.name)) for row in report.layers),
-        totals_after=replace(report.totals_after, bytes=sum(tensor.nbytes for tensor in tensors.values())),
+        totals_before=replace(before, bytes=before.bytes + others),
+        totals_after=replace(after, bytes=bytes_on_disk),
     )

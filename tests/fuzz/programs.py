@@ -61,7 +61,7 @@ def bases() -> tuple[tuple[dict[str, Any], Arrays], ...]:
 
 def _stored(program: Program, *, int8: bool) -> tuple[dict[str, Any], Arrays]:
     arrays: Arrays = {}
-    return files._plain(compact(program, int8=int8), arrays), arrays
+    return files._plain(compact(program, int8=int8), arrays, {}), arrays
 
 
 def case(rng: random.Random) -> None:

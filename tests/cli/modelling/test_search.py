@@ -23,7 +23,7 @@ def test_a_search_prints_what_it_measured_and_what_it_took(
     milkweed: Milkweed, colour_bundle: Path, loose_photos: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    search = ("compress", colour_bundle, out, "--images", loose_photos, "--bytes", "1MB", "--batch", "1,4")
+    search = ("compress", colour_bundle, out, "--images", loose_photos, "--size", "1MB", "--batch", "1,4")
     ran = milkweed(*search).ok()
     (taken,) = (line for line in ran.out.splitlines() if line.startswith("->"))
     assert "dense" in taken or "class token last" in taken
@@ -45,7 +45,7 @@ def test_options_of_one_form_are_refused_in_the_other(refused: Refused, tmp_path
     said = refused("compress", *paths, "--images", tmp_path, "--speedup", 2, "--max-drop", 1, code=2)
     assert "speedup and drop: only one can be asked for" in said
     for option, value in (
-        ("--bytes", "6 parsecs"),
+        ("--size", "6 parsecs"),
         ("--batch", "1,x"),
         ("--batch", "0"),
         ("--backend", "torch,fast"),

@@ -1,5 +1,6 @@
 """Programs in files: what is read is what was written, to the bit, and what does not fit together is refused."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -9,22 +10,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from milkweed.inference.forward import Forward, LanePlan
+from milkweed.inference.open import open_model
+from milkweed.inference.options import InferenceOptions
 from milkweed.inference.program import program_forward
+from milkweed.jobs.export_into import export_into
 from milkweed.kernels.cpu.instruction_sets import SETS, Rounding
 from milkweed.kernels.cpu.program import Factor
-from milkweed.models.architectures.registry import create_model
 from milkweed.models.bundle.bundle import save_bundle
 from milkweed.models.bundle.config import BundleConfig
 from milkweed.models.bundle.golden import golden_images, recorded
 from milkweed.models.bundle.labels import default_labels
 from milkweed.models.bundle.program_record import ProgramRecord
-from milkweed.models.bundle.storage import storable_weights
+from milkweed.models.bundle.safetensors_file import read_tensors
+from milkweed.models.bundle.storage import stored_tensors
 from milkweed.models.errors import BundleError
+from milkweed.models.layers.layer_spec import LayerSpec
+from milkweed.models.layers.select import replace_linears
 from milkweed.models.programs import compact
-from milkweed.models.programs.file import load_operators, stored
+from milkweed.models.programs.file import STRUCTURE, load_operators, stored
 from milkweed.models.programs.from_model import program_of
 from milkweed.models.programs.session import ProgramSession, kernels_refusal
 from milkweed.models.programs.stored import StoredProgram, stored_bfloat16, stored_int8
@@ -38,6 +45,9 @@ from ...support.graphs import (
 )
 
 pytestmark = pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal()))
+
+TWO_COPIES = Path(__file__).with_name("two_copies")
+"""A small ViTAE in int8, written by version 0.2.0."""
 
 PREPROCESS = {"size": PROGRAM_SIZE, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
 
@@ -114,23 +124,71 @@ def test_bfloat16_takes_two_bytes_and_computes_the_same_bits(arch: str, tmp_path
     assert np.array_equal(ProgramSession(program)(pixels), forward_of(made[0], 5)._session(pixels))
 
 
-def test_a_file_is_hardly_larger_than_the_weights() -> None:
-    """The places of inputs and outputs, and their names, are more of a small model than of a large one."""
-    model = create_model("deit_tiny_patch16_224", num_classes=10, depth=3).eval()
-    made = StoredProgram(model, dict.fromkeys(storable_weights(model), "bfloat16"))
-    weight_bytes = sum(2 * each.numel() for each in model.state_dict().values())
-    assert len(made.operators(224)) < 1.05 * weight_bytes
-    assert 2 * weight_bytes < made.file_bytes(224) < 2.05 * weight_bytes + 100_000
-
-
 @pytest.mark.parametrize("int8", [False, True])
-def test_the_bytes_are_those_of_the_written_folder(int8: bool, tmp_path: Path) -> None:
-    arguments, model = ARCHITECTURES["deit_tiny_patch16_224"]
-    made = stored_int8(model(), PROGRAM_SIZE, images(8), tmp_path / "int8") if int8 else stored_bfloat16(model())
-    config = BundleConfig(arch="deit_tiny_patch16_224", arch_args=arguments, preprocess=PREPROCESS)
-    saved((made, config), tmp_path / "b", made.operators(PROGRAM_SIZE))
-    files = sum(file.stat().st_size for file in (tmp_path / "b").glob("*.safetensors"))
-    assert 0 <= files - made.file_bytes(PROGRAM_SIZE) < 0.2 * files  # names and shapes
+@pytest.mark.parametrize("kind", ["dense", "monarch", "lowrank", "vitae"])
+def test_a_bundle_holds_each_weight_once(kind: str, int8: bool, tmp_path: Path) -> None:
+    model = program_vitae() if kind == "vitae" else program_vit()
+    if kind in ("monarch", "lowrank"):
+        options = {"nblocks": 4} if kind == "monarch" else {"rank": 16}
+        replace_linears(model, {f"blocks.{i}.mlp.fc2": LayerSpec(kind, 256, 64, **options) for i in range(2)})
+    made = stored_int8(model, PROGRAM_SIZE, images(8), tmp_path / "int8") if int8 else stored_bfloat16(model)
+    (tmp_path / "program.safetensors").write_bytes(made.operators(PROGRAM_SIZE))
+    arrays = read_tensors(tmp_path / "program.safetensors").tensors
+    assert {tensor.dtype for tensor in arrays.values()} == {torch.float32, torch.int32, torch.uint8}
+    tensors = stored_tensors(made.model, made.storage)
+    floats = sum(tensor.nbytes for tensor in arrays.values() if tensor.dtype == torch.float32)
+    assert floats < 0.2 * sum(tensor.nbytes for tensor in tensors.values())  # positions, scales of rows, biases
+
+
+def test_a_bundle_of_an_earlier_version_holds_its_weights_twice_and_answers_the_same(tmp_path: Path) -> None:
+    """Its program has weights of its own: of convolutions in a few groups with the zeros between the groups."""
+    shutil.copytree(TWO_COPIES, tmp_path / "b")
+    saved = export_into(tmp_path / "b", overwrite=True)
+    (older, config), (newer, _) = load_operators(TWO_COPIES), load_operators(tmp_path / "b")
+    assert saved.bytes_on_disk < 0.65 * config.bytes_on_disk
+    assert saved.files["model.safetensors"] == config.files["model.safetensors"]
+    pixels = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(2)).numpy()
+    answers = ProgramSession(newer)(pixels)
+    assert np.array_equal(answers, ProgramSession(older)(pixels))
+    opened = open_model(TWO_COPIES, InferenceOptions(device="cpu")).pipeline
+    assert (opened.backend.name, opened.forward_stage.dtype) == ("milkweed", "int8")
+    assert np.array_equal(opened.forward_stage._session(pixels), answers)
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"blocks.0.mlp.fc1.weight"', '"blocks.9.mlp.fc1.weight"', "program.safetensors: holds no program: KeyError"),
+        ('"shape": [1, 256, 64]', '"shape": [1, 256, 65]', "program.safetensors: cannot reshape array of size 16384"),
+        ('"shape": [1, 256, 64]', '"shape": [1, 64, 256]', "program.safetensors: "),
+        ('"blocks.0.mlp.fc1.weight"', '"blocks.0.mlp.fc1.bias"', "program.safetensors: cannot reshape"),
+    ],
+)
+def test_tensors_that_the_weights_do_not_hold_so_are_refused(
+    made: Made, tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    (tmp_path / "program.safetensors").write_bytes(made[0].operators(PROGRAM_SIZE))
+    arrays = read_tensors(tmp_path / "program.safetensors").tensors
+    structure = arrays[STRUCTURE].numpy().tobytes().decode()
+    assert old in structure
+    arrays[STRUCTURE] = torch.frombuffer(bytearray(structure.replace(old, new).encode()), dtype=torch.uint8)
+    saved(made, tmp_path / "b", save(arrays))
+    with pytest.raises(BundleError, match=said):
+        load_operators(tmp_path / "b")
+
+
+def test_weights_that_are_not_the_hashed_ones_are_refused(made: Made, tmp_path: Path) -> None:
+    saved(made, tmp_path / "b", made[0].operators(PROGRAM_SIZE))
+    weights = tmp_path / "b" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(BundleError, match=r"model\.safetensors: sha256 is"):
+        load_operators(tmp_path / "b")
+    weights.write_bytes(data[:-1])
+    with pytest.raises(BundleError, match=r"model\.safetensors: truncated"):
+        load_operators(tmp_path / "b")
 
 
 def test_a_file_in_another_number_type_or_with_other_activations_is_refused(made: Made, tmp_path: Path) -> None:
