@@ -7,7 +7,7 @@ from ..models.errors import printable
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
-RENAMED = {"--hard-share": "--label-weight"}
+RENAMED = {"--hard-share": "--label-weight", "--bytes": "--size"}
 """Options that had another name."""
 
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]

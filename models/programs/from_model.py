@@ -27,7 +27,7 @@ def program_of(model: nn.Module, size: int) -> Program:
     if isinstance(model, ViTAE):
         return vitae_program(model, size)
     if type_name(model) != _VIT:
-        raise NotFusable(f"there is no program for a {type(model).__name__}")
+        raise NotFusable(f"there is no program for {type(model).__name__}")
     vit: Any = model
     if unknown := dict(model.named_children()).keys() - _VIT_PARTS:
         raise NotFusable(f"{type(model).__name__} has a part {sorted(unknown)[0]!r}")

@@ -36,7 +36,7 @@ def test_a_cnn_has_three_forms_and_a_vit_four(photos: Path, tmp_path: Path) -> N
         rows.append(families.measure(source, photos, folder, trained=name == "vit"))
     cnn, vit = rows
     assert (cnn["family"], list(cnn["ms"]), list(cnn["notes"])) == ("resnet", ["float32", "bfloat16", "int8"], ["ours"])
-    assert cnn["notes"]["ours"] == "there is no program for a ResNet"
+    assert cnn["notes"]["ours"] == "there is no program for ResNet"
     assert cnn["quality"] == {}
     assert list(vit["ms"]) == [form for form in families.FORMS if form not in vit["notes"]]
     assert vit["quality"]["float32"]["kl"]["value"] < 1e-6 < vit["quality"]["int8"]["kl"]["value"]

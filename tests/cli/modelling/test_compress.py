@@ -93,6 +93,7 @@ def test_compress_meets_a_budget(
         (("--block-counts", "0"), "--block-counts '0': must be whole numbers from 1 on"),
         (("--calibration-images", "0"), "invalid value for '--calibration-images': 0: must be at least 1"),
         (("--recover", "p", "--hard-share", "1"), "--hard-share is now --label-weight; see milkweed compress --help"),
+        (("--bytes", "3MB"), "--bytes is now --size; see milkweed compress --help"),
     ],
 )
 def test_wrong_options_are_refused(

@@ -83,6 +83,7 @@ def quick(exported_once: None) -> Iterator[None]:
         patch.setattr(search, "mergings", lambda model: [TokenMerging(1, 1, 0.4, 0.1)])
         patch.setattr(search, "QUANTIZATIONS", (QuantizationConfig(),))
         patch.setattr(search, "MOST_KL", 100.0)
+        patch.setattr(search, "TRAINED_KL", 0.0)
         patch.setattr(timing, "SECONDS", 0.01)
         patch.setattr(timing, "TURN_SECONDS", 0.001)
         yield

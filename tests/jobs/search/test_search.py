@@ -146,6 +146,15 @@ def test_a_model_that_merges_is_trained_and_measured_again(job: SearchJob, monke
         assert ms[name] == ms[plain]  # the same operations
 
 
+def test_what_hardly_differs_from_the_dense_model_is_not_trained(
+    job: SearchJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "TRAINED_KL", 100.0)
+    monkeypatch.setattr(search, "distil", lambda *_: pytest.fail("there is nothing to learn"))
+    _, config = compress(replace(job, distil=True))
+    assert any("merge" in row["name"] for row in config.metrics["search"]["models"])
+
+
 @pytest.mark.parametrize("fastest", ["float32", "bfloat16"])
 @pytest.mark.slow
 def test_a_bundle_holds_the_float_graph_that_was_measured_and_the_weights_where_asked(

@@ -127,10 +127,10 @@ def test_what_the_kernels_do_not_compute_is_named() -> None:
     for model, said in (
         (vit(global_pool="avg"), "fc_norm is a LayerNorm"),
         (vit(qk_norm=True), "attn.q_norm is a LayerNorm"),
-        (create_model("vitaev2_s", num_classes=3).eval(), "there is no program for a ViTAEv2"),
+        (create_model("vitaev2_s", num_classes=3).eval(), "there is no program for ViTAEv2"),
         (apply_token_plan(vitae(), TokenPlan(TokenMerging(0, 1, 0.4))), "it merges tokens"),
         (vitae(**PATCHES, img_size=48), "it has positions for images of 48 px, not 40"),
-        (create_model("mixer_s32_224", num_classes=3).eval(), "there is no program for a MlpMixer"),
+        (create_model("mixer_s32_224", num_classes=3).eval(), "there is no program for MlpMixer"),
     ):
         with pytest.raises(NotFusable, match=said):
             program_of(model, 40)
