@@ -55,10 +55,10 @@ function modelRow(model) {
   return makeRow([`${model.name} `, make("em", mark), make("small", model.computed_by)], [
     inMs(model.ms),
     model.over_peer
-      ? [`${inTimes(model.speedup)} × `, make("small", `${inTimes(model.over_peer)} × bfloat16`)]
+      ? [`${inTimes(model.speedup)} × `, make("small", `${inTimes(model.over_peer)} ×`)]
       : `${inTimes(model.speedup)} ×`,
     interval(model.agreement, inPoints),
-    interval(model.kl, (kl) => String(Number(kl.toPrecision(2)))),
+    interval(model.kl, (kl) => String(Number(Number(kl.toPrecision(2)).toFixed(4)))),
     model.expected_change ? interval(model.expected_change, signed) : "",
     model.top1_change ? interval(model.top1_change, signed) : "",
     inBytes(model.bytes),
