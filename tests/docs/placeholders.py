@@ -74,6 +74,7 @@ def _checkpoints(folder: Path) -> None:
     torch.save({"state_dict": _zeros("vitae_basic_tiny")}, folder / "best.pth.tar")
     torch.save({"state_dict": _zeros("t2t_vit_7")}, folder / "last.ckpt")
     torch.save(_zeros("vit_tiny_patch16_224", img_size=384), folder / "w.pth")
+    torch.save(_zeros("resnet50"), folder / "resnet50.pth")
     (folder / "images.json").write_text('{"size": 384, "crop_pct": 1.0}')
 
 
