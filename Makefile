@@ -107,7 +107,7 @@ image:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(LATER) --editable '.[$*]'
 	@touch $@
 
-# A server imports a small part of what it installs, and compiles that at its first start: a third of the install saved.
+# A server imports a small part of what it installs, and compiles that at its first start.
 .venv/.installed-serve: LATER := --no-compile
 
 install-%: .venv/.installed-%

@@ -225,7 +225,7 @@ class Forward:
         return replace(result, probabilities=sigmoid(self._on_host(result.probabilities)))
 
     def _run(self, pixels: Any) -> ForwardResult:
-        """As `run`, but of a multi-label model the logits, of which a golden record holds the softmax too."""
+        """What `run` returns, but with a multi-label model's logits: golden records hold the softmax of those."""
         return self._run_in_lanes(np.asarray(pixels))
 
     def _run_in_lanes(self, pixels: Any) -> ForwardResult:

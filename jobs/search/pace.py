@@ -14,7 +14,7 @@ BUSY = 0.1
 """The share of the cores that other programs may use before it is said."""
 
 KINDS = ("user", "nice", "system", "irq", "softirq", "steal")
-"""Of a processor's time, what is neither idle nor counted twice."""
+"""The kinds of a processor's time that make up its work; the others are idle, or counted in these already."""
 
 
 class Pace:

@@ -25,7 +25,7 @@ TEMPERATURES = torch.logspace(-0.6, 0.6, 41, dtype=torch.float64)
 
 WITH_LABELS, WITHOUT_LABELS = 1.5, 3.0
 """The factors of what the dense model itself thinks is lost: answers change where two are nearly tied, and there it is
-right less often than it says. Without labels it may be unsure too: DeiT-Tiny's temperature is 0.7, which doubles it."""
+right less often than it says. Without labels the temperature is unknown too, and may double it."""
 
 
 def quality(dense: Tensor, answers: Tensor, targets: Tensor | None = None) -> Quality:

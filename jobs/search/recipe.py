@@ -12,7 +12,7 @@ from ...models.layers.token_plan import ALL_TOKENS, TokenMerging, TokenPlan
 MERGED_SHARES, EVERY, PROTECT = (0.16, 0.22, 0.28, 0.34, 0.4), (2, 3, 4), (0.1, 0.2)
 """Token schedules that are tried. Few large merges take less time than many small ones: at one image a time, merging in
 every block gained nothing. Keeping what the class token attends to took a third off the KL wherever it was measured;
-twice as much of it another 5 % in the mean, but not in every schedule."""
+which of the two weights is nearer depends on the schedule."""
 
 ENOUGH_KL = 0.02
 """Rounding to 8 bits that loses less needs no SmoothQuant, which takes minutes."""

@@ -15,7 +15,7 @@ from typing import Any
 FILE = "trials.jsonl"
 
 FORMAT = 2
-"""Of the lines: another one never reads these."""
+"""The version of the lines; a folder of another version has another name, so its lines are never read."""
 
 
 class TrialsError(ValueError):

@@ -1,4 +1,4 @@
-"""Of a multi-label model every backend answers with the sigmoid of each logit, as transformers computes it."""
+"""Every backend answers with the sigmoid of each logit of a multi-label model, as transformers computes it."""
 
 import io
 import shutil

@@ -61,7 +61,7 @@ def test_equals_timm_for_specs(size, crop_pct, picture, encoded):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("side", "crop_pct"), [(63, 1.0), (224, 1.0), (192, 0.9), (101, 0.8), (63, 0.9), (384, 0.951)])
 def test_squashed_pictures_equal_timm(size, side, crop_pct, picture, encoded):
-    """Of the last two 7 and 19 px are cropped, which timm rounds otherwise than transformers."""
+    """The last two sizes lose 7 and 19 px to the crop, which timm rounds otherwise than transformers."""
     interpolation = "bilinear" if side == 101 else "bicubic"
     spec = PreprocessSpec(size=side, crop_pct=crop_pct, crop_mode="squash", interpolation=interpolation)
     body = encoded(picture(*size), "PNG")
