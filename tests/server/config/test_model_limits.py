@@ -117,7 +117,8 @@ async def test_the_timeout_of_a_model_ends_requests_that_name_none(running: Star
         for path, headers in (("/classify?model=other", {}), ("/v2/models/other/infer", raw)):
             late = await app.client.post(path, content=image, headers=headers)
             assert late.status_code in (503, 504), late.text
-            assert late.status_code == 503 or "500 ms" in late.text
+            # On a busy machine half a second may be over before the image is queued.
+            assert late.status_code == 503 or "500 ms" in late.text or "could be queued" in late.text, late.text
 
 
 async def test_a_flood_of_one_model_leaves_room_for_others(running: Start) -> None:
