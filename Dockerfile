@@ -67,6 +67,7 @@ FROM packages AS wheel
 WORKDIR /src
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY cli cli
+COPY compress compress
 COPY inference inference
 COPY jobs jobs
 COPY kernels kernels

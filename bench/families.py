@@ -16,15 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..compress.data import Baseline
+from ..compress.job import CompressJob
+from ..compress.quality import Judge, log_probabilities
+from ..compress.timing import time_in_turns
 from ..inference.backend import Candidate
 from ..inference.device import CPU
 from ..inference.forward import Forward, LanePlan, plan_lanes
 from ..inference.graph import Graph, graph_forward
 from ..inference.program import program_forward
-from ..jobs.search.baseline import Baseline
-from ..jobs.search.job import SearchJob
-from ..jobs.search.quality import log_probabilities, quality
-from ..jobs.search.timing import time_in_turns
 from ..models import save_bundle
 from ..models.accounting import macs, parameter_count
 from ..models.architectures.registry import family
@@ -52,7 +52,7 @@ def measure(source: Path, photos: Path, folder: Path, *, trained: bool) -> Row:
         folder: for graphs.
         trained: judge the answers too.
     """
-    baseline = Baseline(SearchJob(source=source, out=folder / "out", images=photos, batches=BATCHES), SILENT)
+    baseline = Baseline(CompressJob(source=source, out=folder / "out", images=photos, batches=BATCHES), SILENT)
     operations = macs(baseline.model, baseline.size).total
     arch = baseline.config.arch
     row: Row = {"model": arch, "family": family(arch), "trained": trained, "px": baseline.size, "macs": operations}
@@ -100,7 +100,7 @@ def judged(baseline: Baseline, forwards: dict[str, Forward]) -> Iterator[tuple[s
     held_out = baseline.held_out
     for form, forward in forwards.items():
         answers = log_probabilities(forward, held_out.batches)
-        yield form, quality(baseline.dense, answers, held_out.targets).to_dict()
+        yield form, Judge(baseline.dense, held_out.targets)(answers).to_dict()
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -21,10 +21,9 @@ from torch.nn import functional as F
 from ..kernels.ops import decide, packed_mlp
 from ..kernels.packing import pack_monarch
 from ..models import default_preprocess, load_bundle, macs
-from ..models.compress import to_dense
-from ..models.compress.to_dense import model_to_dense
 from ..models.layers.monarch import MonarchLinear
 from ..models.layers.select import layer_specs_of
+from ..models.projection.to_dense import model_to_dense, to_dense
 from ..models.serving.prepare import prepare_for_inference
 from .machine import about, torch_threads
 from .server.bundles import random_model

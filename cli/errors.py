@@ -4,11 +4,9 @@ import typer
 
 from ..kernels.installation import install_command
 from ..models.errors import printable
+from .replaced_options import RENAMED, REPLACED
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
-
-RENAMED = {"--hard-share": "--label-weight", "--bytes": "--size"}
-"""Options that had another name."""
 
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 """The UsageError of click, wherever this version of typer keeps its click."""
@@ -78,7 +76,8 @@ def _usage(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "milkweed"
     option = getattr(error, "option_name", "")
-    if option in RENAMED:
-        message = f"{option} is now {RENAMED[option]}"
+    replaced = REPLACED if command.split()[-1] == "compress" else RENAMED
+    if option in replaced:
+        message = f"{option} {replaced[option]}"
     message = message.rstrip(".")
     return f"{message[:1].lower()}{message[1:]}; see {command} --help"

@@ -12,13 +12,13 @@ from ..loaders.dataset.training import Sample
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import read_config
 from ..models.bundle.reading import read_single_label
-from ..models.compress.conversion import ConvertReport, convert_model
-from ..models.compress.quantisation import INT8_LIMIT
 from ..models.progress import SILENT, Progress
-from .calibration_images import BATCH, folder_samples
-from .dataset import DataError, spaced
+from .conversion import ConvertReport, convert_model
+from .dataset import DataError, folder_samples, spaced
 from .progress import note_skipped
+from .quantisation import INT8_LIMIT
 
+BATCH = 32
 SAMPLE_IMAGES = 64
 """The number of images that int8 is tried on, layer by layer."""
 

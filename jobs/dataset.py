@@ -11,6 +11,7 @@ from ..loaders.dataset.folder import read_file
 from ..loaders.dataset.training import Sample
 from ..loaders.errors import InputError
 from ..loaders.headers.sniff import images_among
+from ..models import BundleConfig
 from ..models.bundle.labels import Label
 
 _SHOWN = 5
@@ -56,6 +57,20 @@ def labelled_images(root: Path, labels: Sequence[Label]) -> DataSet:
     if folders:
         return _class_folders(root, folders, images, files, labels)
     return _labelled_files(root, images, files, labels)
+
+
+def folder_samples(folder: Path, config: BundleConfig, *, labelled: bool = False) -> list[Sample]:
+    """Find the images under a folder, with their classes where the layout says the model's classes.
+
+    Raises:
+        DataError: there are no images, or `labelled` is set and classes fit no label.
+    """
+    try:
+        return list(labelled_images(folder, config.labels).samples)
+    except DataError:
+        if labelled:
+            raise
+        return [Sample(path, None) for path in image_files(folder)]
 
 
 def image_files(root: Path) -> list[Path]:

@@ -10,8 +10,8 @@ from torch import nn
 from ..models import BundleConfig, LayerSpec, create_model, default_preprocess, empty_model, load_bundle
 from ..models.architectures.registry import classifier_layers
 from ..models.bundle.labels import Label
-from ..models.compress import project_layer
 from ..models.layers.select import layer_specs_for, layer_specs_of, replace_linears, select_linears
+from ..models.projection.replacement import project_layer
 from ..models.training import as_dense
 from .dataset import class_labels
 from .train_job import DENSE, TrainJob

@@ -13,7 +13,7 @@ from ..models.accounting import layer_accounts
 from ..models.bundle.provenance import library_versions
 from ..models.layers.structured import StructuredLinear
 from ..models.report import DataUse, Measured, Role, RunReport, Skipped
-from ..models.report.rows import layer_rows, model_totals, written_bytes
+from ..models.report.rows import layer_rows, written_totals
 from ..models.training import TrainResult
 from .train_job import TrainJob
 
@@ -45,9 +45,9 @@ def run_report(job: TrainJob, outcome: TrainOutcome, command: str | None) -> Run
     """Make the report of a finished run; the outcome has the config of the bundle that was written."""
     config, result, held_out = outcome.config, outcome.result, outcome.data[1]
     size = int(config.preprocess["size"])
-    before_totals, after_totals = model_totals(result.model, size)
+    before_totals, after_totals = written_totals(result.model, size, config.bytes_on_disk)
     row = measured_row(result)
-    report = RunReport(
+    return RunReport(
         kind="train",
         arch=config.arch,
         version=config.version,
@@ -65,7 +65,6 @@ def run_report(job: TrainJob, outcome: TrainOutcome, command: str | None) -> Run
         history=result.history,
         warnings=tuple(_warnings(job, outcome.data)),
     )
-    return written_bytes(report, result.model, config.storage, config.bytes_on_disk)
 
 
 def measured_row(result: TrainResult) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """The index of `milkweed.models`: every name is imported from its module when it is first used, and not before.
 
 Each folder may import those before it, and none imports back: layers < architectures < bundle < {serving, report} <
-{compress, importing, onnx} < training < distillation. The modules of this folder are below `architectures`.
+{projection, importing, onnx} < training. The modules of this folder are below `architectures`.
 """
 
 from typing import TYPE_CHECKING
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from .bundle.labels import Label as Label
     from .bundle.labels import read_labels as read_labels
     from .bundle.reading import read_config as read_config
-    from .compress import CompressRequest as CompressRequest
-    from .compress import bundle_to_dense as bundle_to_dense
-    from .compress import compress_model as compress_model
     from .errors import BundleError as BundleError
     from .errors import CheckpointError as CheckpointError
     from .errors import ExportError as ExportError
@@ -42,6 +39,7 @@ if TYPE_CHECKING:
     from .layers.select import select_linears as select_linears
     from .layers.structured import StructuredLinear as StructuredLinear
     from .onnx.export import export_bundle as export_bundle
+    from .projection.to_dense import bundle_to_dense as bundle_to_dense
 
 _HOMES = {
     "accounting": ("dense_equivalent_bytes", "layer_accounts", "macs", "parameter_count", "resident_bytes"),
@@ -50,7 +48,6 @@ _HOMES = {
     "bundle.config": ("BundleConfig",),
     "bundle.labels": ("Label", "read_labels"),
     "bundle.reading": ("read_config",),
-    "compress": ("CompressRequest", "compress_model", "bundle_to_dense"),
     "errors": ("BundleError", "CheckpointError", "ExportError"),
     "importing": ("import_checkpoint", "read_checkpoint"),
     "layers.blockdiag": ("BlockdiagLinear",),
@@ -61,5 +58,6 @@ _HOMES = {
     "layers.select": ("layer_specs_for", "replace_linears", "select_linears"),
     "layers.structured": ("StructuredLinear",),
     "onnx.export": ("export_bundle",),
+    "projection.to_dense": ("bundle_to_dense",),
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _HOMES)

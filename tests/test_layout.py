@@ -14,13 +14,14 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SDK = "sdk"  # its __init__ is the package `milkweed` itself, its folder `client` is `milkweed.client`
 BENCH = "bench"  # in a checkout only: no wheel has it
-ROOMS = ("kernels", "loaders", "models", "inference", "jobs", "server", SDK, "cli", BENCH)
+ROOMS = ("kernels", "loaders", "models", "inference", "jobs", "compress", "server", SDK, "cli", BENCH)
 MAY_IMPORT = {
     "kernels": set(),
     "loaders": {"kernels"},
     "models": {"kernels"},
     "inference": {"models", "loaders", "kernels/installation"},
     "jobs": {"inference", "models", "loaders"},
+    "compress": {"inference", "models", "loaders", "jobs"},
     "server": {"inference", "models", "loaders", "kernels/installation"},
     SDK: {"inference", "server/config"},  # `milkweed.load` obeys the same MILKWEED_* variables as the server
     "cli": set(ROOMS) - {BENCH},

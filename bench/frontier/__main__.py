@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ...cli.output import note
-from ...jobs.search.baseline import Baseline
-from ...jobs.search.job import SearchJob
+from ...compress.data import Baseline
+from ...compress.job import CompressJob
 from ...jobs.train_split import digest
 from ...models import read_config
 from ...models.progress import Progress
@@ -43,7 +43,7 @@ def measure(model: Path, images: Path, bundles: Sequence[Path], out: Path, *, ex
         ValueError: OpenVINO is not installed, or a bundle or photographs that cannot be used.
     """
     before = os.getloadavg()
-    baseline = Baseline(SearchJob(source=model, out=out, images=images, batches=BATCHES), Progress(note=note))
+    baseline = Baseline(CompressJob(source=model, out=out, images=images, batches=BATCHES), Progress(note=note))
     if exchange:
         baseline.calibration, baseline.held_out = baseline.held_out, baseline.calibration
     fitted, judged = len(baseline.calibration), len(baseline.held_out)

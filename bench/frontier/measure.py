@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from ...compress.data import Baseline
+from ...compress.quality import FEWEST, Judge
+from ...compress.timing import time_in_turns
 from ...inference.backend import BackendError, Candidate, find_candidates
 from ...inference.device import CPU
 from ...inference.forward import Forward, plan_lanes
@@ -16,9 +19,6 @@ from ...inference.graph import Graph, graph_forward
 from ...inference.open import open_model
 from ...inference.options import InferenceOptions
 from ...inference.torch_forward import TorchForward
-from ...jobs.search.baseline import Baseline
-from ...jobs.search.quality import FEWEST, quality
-from ...jobs.search.timing import time_in_turns
 from ...models.accounting import macs
 from ...models.bundle.reading import read_config
 from ...models.errors import first_line
@@ -91,7 +91,7 @@ class Bench:
         """Time a forward and judge its answers."""
         judge = self.baseline.held_out
         answers = torch.cat([torch.as_tensor(forward.run(batch).probabilities) for batch in judge.batches]).double()
-        judged = quality(self.baseline.dense, answers.clamp(min=FEWEST).log(), judge.targets)
+        judged = Judge(self.baseline.dense, judge.targets)(answers.clamp(min=FEWEST).log())
         return {**self._timed(forward, opened), "quality": judged.to_dict()}
 
     def _timed(self, forward: Forward, opened: ExitStack) -> Row:

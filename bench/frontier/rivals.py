@@ -9,20 +9,19 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ...compress.data import Baseline, ImageSet
+from ...compress.widths.narrow import narrow_model, widths_for
 from ...inference.backend import Backend
-from ...jobs.calibration_images import ImageSet
-from ...jobs.search.baseline import Baseline
 from ...models.architectures.token_blocks import apply_token_plan
-from ...models.compress.narrow import narrow_model, widths_for
-from ...models.compress.projection.layer_fit import FitRequest, fit_layers
-from ...models.compress.projection.statistics import Moments
-from ...models.compress.replacement import replace_layer
 from ...models.hooks import hooked
 from ...models.layers.layer_spec import LayerSpec
 from ...models.layers.select import linear_layer, select_linears
 from ...models.layers.token_plan import TokenMerging, TokenPlan
 from ...models.onnx.file import INPUT
 from ...models.onnx.quantize import QuantizeSettings, quantized_graph
+from ...models.projection.layer_fit import FitRequest, fit_layers
+from ...models.projection.replacement import replace_layer
+from ...models.projection.statistics import Moments
 
 NNCF_ALPHA, NNCF_IMAGES = 0.95, 300
 """NNCF's defaults for a transformer: SmoothQuant's alpha, and the images that calibrate at most."""

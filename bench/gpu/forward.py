@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from ...kernels.tuning.verify import relative_error
 from ...models import create_model, default_preprocess, load_bundle, macs, select_linears
-from ...models.compress import to_dense
 from ...models.divergence import divergence
 from ...models.layers.monarch import MonarchLinear
 from ...models.layers.select import layer_specs_for
+from ...models.projection.to_dense import to_dense
 from ...models.serving.fused.fuse import fuse
 from ...models.serving.fused.tuning import Tuning
 from ...models.serving.prepare import prepare_for_inference

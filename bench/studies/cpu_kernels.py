@@ -1,13 +1,14 @@
 """Our CPU kernels beside OpenVINO and torch on one thread. Weights are untrained: this is time alone.
 
     python -m milkweed.bench.studies.cpu_kernels [--shapes T S B] [--out FILE]     # a layer
-    python -m milkweed.bench.studies.cpu_kernels --models [ARCH ...] [--out FILE]  # whole models
+    python -m milkweed.bench.studies.cpu_kernels --models [ARCH ...] [--int8] [--out FILE]  # whole models
 
 A layer is LayerNorm, MLP and residual sum, dense and Monarch, of the widths of DeiT-Tiny, ViT-S and ViT-B, with 197
 tokens an image. Twelve of them are timed between a patch embedding and a classifier, less those two alone, over twelve.
 `of peak` is the share of what our own product reaches from the first cache.
 
-A model is dense, has fewer tokens or Monarch layers, and is timed in turns with the dense one by OpenVINO in float32.
+A model is dense, has fewer tokens or Monarch layers, or both, and is timed in turns with the dense one by OpenVINO in
+float32; with --int8 the others by our own int8 alone.
 """
 
 import argparse
@@ -25,13 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...compress.timing import time_in_turns
 from ...inference.backend import Candidate
 from ...inference.device import CPU, computes_in_bfloat16
 from ...inference.forward import Forward, LanePlan
 from ...inference.graph import Graph, graph_forward
 from ...inference.program import program_forward
 from ...inference.torch_forward import TorchForward
-from ...jobs.search.timing import time_in_turns
 from ...kernels.cpu.library import fastest_set, multiply_again
 from ...kernels.cpu.program import Embed, Factor, Operator, Program
 from ...kernels.cpu.quantise import calibrated, quantised
@@ -57,6 +58,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "all Monarch": {"monarch": ("mlp", "qkv", "proj")},
     "28 % merged": {"tokens": TokenPlan(TokenMerging(4, 2, 0.28, 0.1), class_last=True)},
     "40 % merged": {"tokens": TokenPlan(TokenMerging(4, 2, 0.4, 0.1), class_last=True)},
+    "all Monarch, 28 % merged": {
+        "monarch": ("mlp", "qkv", "proj"),
+        "tokens": TokenPlan(TokenMerging(4, 2, 0.28, 0.1), class_last=True),
+    },
 }
 """Arguments of `variant` by the name of a model."""
 
@@ -95,19 +100,24 @@ def by_openvino(model: nn.Module, file: Path, images: Tensor, dtypes: Sequence[s
     yield "OpenVINO int8", opened(rounded, fast_dtype())
 
 
-def model_forwards(name: str, model: nn.Module, work: Path, images: Tensor) -> Iterator[tuple[str, Forward]]:
+def model_forwards(
+    name: str, model: nn.Module, work: Path, images: Tensor, *, int8: bool
+) -> Iterator[tuple[str, Forward]]:
     """Yield a model in every form that is timed, with its name."""
     size = int(images.shape[-1])
     dtypes = dict.fromkeys(("float32", fast_dtype()) if name == "dense" else (fast_dtype(),))
-    for form, forward in by_openvino(model, work / f"{name}.onnx", images, list(dtypes)):
+    for form, forward in by_openvino(model, work / f"{name}.onnx", images, list(dtypes)) if not int8 else ():
         yield f"{name}, {form}", forward
+    if int8 and name == "dense":
+        yield DENSE, next(by_openvino(model, work / "dense.onnx", images, ["float32"]))[1]
     if kernels_refusal() is None:
-        yield f"{name}, milkweed bfloat16", program_forward(model, ONE_LANE, size)
+        if not int8:
+            yield f"{name}, milkweed bfloat16", program_forward(model, ONE_LANE, size)
         activations = calibrate(model, size, [images[:CALIBRATION_IMAGES]])
         yield f"{name}, milkweed int8", program_forward(model, ONE_LANE, size, activations)
 
 
-def model_rows(arch: str, size: int = SIZE, **arguments: Any) -> Iterator[Row]:
+def model_rows(arch: str, size: int = SIZE, *, int8: bool = False, **arguments: Any) -> Iterator[Row]:
     """Yield milliseconds an image of every form of an architecture, and its speedup over the dense one in float32."""
     operations: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as work, ExitStack() as opened:
@@ -118,7 +128,7 @@ def model_rows(arch: str, size: int = SIZE, **arguments: Any) -> Iterator[Row]:
             except ValueError as error:  # a ViTAE has no class token to be last
                 print(f"{arch}, {name}: {error}", flush=True)
                 continue
-            for form, forward in model_forwards(name, model, Path(work), noise(size)):
+            for form, forward in model_forwards(name, model, Path(work), noise(size), int8=int8):
                 forwards[form], operations[form] = forward, macs(model, size).total
                 opened.callback(forward.close)
         times = time_in_turns(forwards, BATCHES)
@@ -234,6 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=[*ARCHS], default=[*ARCHS])
     parser.add_argument("--models", nargs="*", metavar="ARCH", help=f"not given: a layer; without names: {MODELS}")
+    parser.add_argument("--int8", action="store_true", help="models by our own int8 alone")
     parser.add_argument("--out", type=Path, help="default: bench/results/cpu_kernels.json or cpu_models.json")
     args = parser.parse_args(arguments)
     benchmark = "cpu_kernels" if args.models is None else "cpu_models"
@@ -241,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)  # before what takes minutes
     makers = [partial(layer_rows, shape) for shape in args.shapes]
     if args.models is not None:
-        makers = [partial(model_rows, arch) for arch in args.models or MODELS]
+        makers = [partial(model_rows, arch, int8=args.int8) for arch in args.models or MODELS]
     ours = {"instruction_set": fastest_set().name} if kernels_refusal() is None else {}
     before, rows = os.getloadavg(), list[Row]()
     for make in makers:

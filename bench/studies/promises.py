@@ -21,12 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...compress.data import read_images
+from ...compress.quality import Judge, log_probabilities
+from ...compress.selection import MeasuredCandidate, keeping
 from ...inference.device import CPU
 from ...inference.forward import plan_lanes
 from ...inference.program import program_forward
-from ...jobs.calibration_images import folder_samples, read_images
-from ...jobs.search.quality import log_probabilities, quality
-from ...jobs.search.selection import MeasuredCandidate, keeping
+from ...jobs.dataset import folder_samples
 from ...models import load_bundle
 from ...models.accounting import macs
 from ...models.architectures.token_blocks import apply_token_plan
@@ -97,12 +98,11 @@ def judged(rows: dict[str, Tensor], judging: int, sets: int) -> Iterator[dict[st
     for _ in range(sets):
         drawn = torch.randperm(images, generator=generator)[:judging]
         dense = rows["dense"][drawn]
+        dense = rows["dense"][drawn]
+        judges = {LABELS: Judge(dense, rows["labels"][drawn]), NO_LABELS: Judge(dense)}
         yield {
-            how: [
-                MeasuredCandidate(name, quality(dense, rows[name][drawn], targets), {1: ms[name]}, 0, "")
-                for name in names
-            ]
-            for how, targets in ((LABELS, rows["labels"][drawn]), (NO_LABELS, None))
+            how: [MeasuredCandidate(name, judge(rows[name][drawn]), {1: ms[name]}, 0, "") for name in names]
+            for how, judge in judges.items()
         }
 
 

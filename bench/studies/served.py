@@ -24,8 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...jobs.calibration_images import folder_samples
-from ...jobs.dataset import spaced
+from ...jobs.dataset import folder_samples, spaced
 from ...models import read_config
 from ..load.connection import ConnectionFailed, learned
 from ..load.plan import Plan, Shot

@@ -9,7 +9,7 @@ from ..output import int8_lines, megabytes, print_fields, print_json, storage_li
 from ..progress import job_progress
 
 if TYPE_CHECKING:
-    from ...models.compress.conversion import ConvertReport
+    from ...jobs.conversion import ConvertReport
 
 Storage = Annotated[str, storage_option("float32, bfloat16, float16 or int8 (with a scale for each output channel).")]
 ImagesFolder = Annotated[
@@ -46,7 +46,7 @@ def convert(
     from ...inference.device import resolve_device, use_device
     from ...jobs.convert import ConvertJob
     from ...jobs.convert import convert as run_conversion
-    from ...models.compress.quantisation import INT8_LIMIT
+    from ...jobs.quantisation import INT8_LIMIT
 
     where = resolve_device(device or "auto").for_torch
     use_device(where)

@@ -11,6 +11,7 @@ from ..bundle_args import bundle_path, demo_bundle
 from ..errors import CommandError, one_line
 from ..options import Json, Plot, check_plot
 from ..output import flattened, megabytes, note, print_fields, print_json, print_table, storage_line
+from .recorded_recipe import print_recipe
 from .report import print_report, print_search
 
 if TYPE_CHECKING:
@@ -37,24 +38,32 @@ BundleToInspect = Annotated[
     typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not given.", parser=bundle_path),
 ]
 
+OnlyRecipe = Annotated[
+    bool, typer.Option("--recipe", help="Print nothing but the file with which `compress --recipe` makes it again.")
+]
 
-def inspect(bundle: BundleToInspect = None, plot: Plot = None, json: Json = False) -> None:
+
+def inspect(bundle: BundleToInspect = None, recipe: OnlyRecipe = False, plot: Plot = None, json: Json = False) -> None:
     """Describe a bundle: what it is and costs, and its accuracy on record.
 
     The whole bundle is verified: hashes, keys and shapes. What its compression or training found and cost is
-    shown from the report.json beside it, where it has one, and of a search its Pareto frontier. --plot
-    draws that frontier, or the accuracy against size and the errors by layer.
+    shown from the report.json beside it, where it has one, and of a search its Pareto frontier, which --plot
+    draws.
 
     \b
     Example:
       milkweed inspect ./deit-monarch
+      milkweed inspect ./deit-fast --recipe > fast.json
     """
     check_plot(plot)
     bundle = bundle or demo_bundle()
+    if recipe:
+        print_recipe(bundle, plot)
+        return
     document = _describe(bundle)
     report, frontier = _read_report(bundle, document["version"]), _read_frontier(bundle, document["metrics"])
     if plot is not None:
-        _plot(bundle, frontier or report, plot)
+        _plot(bundle, frontier, plot)
     if json:
         print_json({**document, "report": None if report is None else report.to_dict()})
         return
@@ -67,12 +76,12 @@ def inspect(bundle: BundleToInspect = None, plot: Plot = None, json: Json = Fals
         print_report(report)
 
 
-def _plot(bundle: Path, shown: "Frontier | RunReport | None", plot: Path) -> None:
-    from ...models.report import Frontier, plot_frontier, plot_report
+def _plot(bundle: Path, frontier: "Frontier | None", plot: Path) -> None:
+    from ...models.report import plot_frontier
 
-    if shown is None:
-        raise CommandError(f"--plot {plot}: bundle {bundle} has no report.json of its compression or training to draw")
-    note(f"wrote {plot_frontier(shown, plot) if isinstance(shown, Frontier) else plot_report(shown, plot)}")
+    if frontier is None:
+        raise CommandError(f"--plot {plot}: bundle {bundle} has no record of a search to draw")
+    note(f"wrote {plot_frontier(frontier, plot)}")
 
 
 def _read_frontier(bundle: Path, metrics: Mapping[str, Any]) -> "Frontier | None":

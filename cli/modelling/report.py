@@ -1,4 +1,4 @@
-"""A bundle's report in the terminal: the outcome, the layers, the curve of candidates, the course of training."""
+"""A bundle's report in the terminal: the outcome, the layers, the models of a search, the course of training."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -9,14 +9,13 @@ from ..errors import one_line
 from ..output import megabytes, print_fields, print_table
 
 if TYPE_CHECKING:
-    from ...models.report import CurvePoint, Frontier, LayerRow, RunReport
+    from ...models.report import Frontier, LayerRow, RunReport
     from ...models.report.frontier import ConfidenceInterval
 
-CURVE_WIDTH, CURVE_HEIGHT, SPARK_WIDTH, BAR_WIDTH = 64, 14, 40, 8
+SPARK_WIDTH, BAR_WIDTH = 40, 8
 """Characters that the drawings take."""
 _SPARKS = "▁▂▃▄▅▆▇█"
-_PLAIN = str.maketrans({"−": "-", "±": "+-", "–": "-", "→": "->", "µ": "u", "·": ".", "●": "@", "│": "|", "└": "+"})
-_PLAIN |= str.maketrans({"─": "-", "█": "#", **dict(zip(_SPARKS[:-1], "_.,-=+*", strict=True))})
+_PLAIN = str.maketrans({"−": "-", "±": "+-", "–": "-", "→": "->", **dict(zip(_SPARKS, "_.,-=+*#", strict=True))})
 
 
 def print_report(report: "RunReport") -> None:
@@ -26,9 +25,6 @@ def print_report(report: "RunReport") -> None:
     if report.layers:
         print()
         _print_layers(report.layers)
-    if report.curve:
-        print()
-        _print_curve(report)
 
 
 def print_search(frontier: "Frontier") -> None:
@@ -91,37 +87,13 @@ def _change_of_top1(change: "ConfidenceInterval | None") -> str:
     return "-" if change is None else f"{change.value:+.1f} [{change.low:+.1f}, {change.high:+.1f}]"
 
 
-def curve_lines(report: "RunReport") -> list[str]:
-    """Candidates drawn in characters: quality, or KL where there is no other, against their parameters."""
-    from ...models.report.charts import MEASURES, measured, measures
-
-    names = measures(report.curve)
-    if not names:
-        return []
-    points = measured(report.curve, names[0])
-    x = _scale([100 * candidate.share for candidate, _ in points], CURVE_WIDTH - 1)
-    y = _scale([value for _, value in points], CURVE_HEIGHT - 1)
-    grid = [[" "] * CURVE_WIDTH for _ in range(CURVE_HEIGHT)]
-    # The chosen one last, so that it is on top.
-    for candidate, value in sorted(points, key=lambda pair: pair[0].chosen):
-        grid[CURVE_HEIGHT - 1 - y(value)][x(100 * candidate.share)] = "●" if candidate.chosen else "·"
-    values, shares = [value for _, value in points], [100 * candidate.share for candidate, _ in points]
-    ticks = {0: max(values), CURVE_HEIGHT - 1: min(values)}
-    lines = [f"{MEASURES[names[0]]} (● chosen)"]
-    lines += [f"{_number(ticks.get(row)):>8} │{''.join(cells).rstrip()}" for row, cells in enumerate(grid)]
-    low, high = f"{min(shares):.1f}", f"{max(shares):.1f} % of dense"
-    lines.append(f"{'':>8} └{'─' * CURVE_WIDTH}")
-    lines.append(f"{'':>10}{low}{'parameters':^{CURVE_WIDTH - len(low) - len(high)}}{high}")
-    return lines
-
-
 def sparkline(values: Sequence[float]) -> str:
     """A curve one line high, at most SPARK_WIDTH wide: means of equal stretches."""
     count = min(SPARK_WIDTH, len(values))
     edges = [place * len(values) // count for place in range(count + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    level = _scale(means, len(_SPARKS) - 1)
-    return "".join(_SPARKS[level(mean)] for mean in means)
+    low, high, top = min(means), max(means), len(_SPARKS) - 1
+    return "".join(_SPARKS[round(top * (mean - low) / (high - low)) if high > low else top // 2] for mean in means)
 
 
 def _outcome(report: "RunReport") -> dict[str, str]:
@@ -172,12 +144,13 @@ def _quality(report: "RunReport") -> dict[str, str]:
 
 def _course(report: "RunReport") -> dict[str, str]:
     """The history as one line a figure: how it began, how it ended, and its shape."""
+    from ...models.report.terms import three_digits
+
     fields = {}
-    for name, title in (("loss", "loss"), ("top1", "held-out top-1"), ("kl", "held-out KL")):
-        figures = [row[name] for row in report.history if name in row]
-        values = [value for value in figures if isinstance(value, float | int)]
+    for name, title in (("loss", "loss"), ("top1", "held-out top-1")):
+        values = [value for row in report.history if isinstance(value := row.get(name), float | int)]
         if len(values) > 1:
-            fields[title] = f"{_number(values[0])} → {_number(values[-1])} {sparkline(values)}"
+            fields[title] = f"{three_digits(values[0])} → {three_digits(values[-1])} {sparkline(values)}"
     return fields
 
 
@@ -193,33 +166,12 @@ def _print_layers(rows: Sequence["LayerRow"]) -> None:
         (" MACs", lambda row: _change(row.macs_before, row.macs_after, compact)),
         (" bytes", lambda row: _change(row.bytes_before, row.bytes_after, size)),
     ]
-    if any(row.latency_after_us is not None for row in rows):
-        columns.append((" µs", lambda row: _change(row.latency_before_us, row.latency_after_us, optional)))
     if worst:
         columns.append((" error", lambda row: optional(row.error)))
         columns.append(("", lambda row: "█" * round(BAR_WIDTH * (row.error or 0) / worst)))
-    if any(row.sensitivity is not None for row in rows):
-        columns.append((" sensitivity", lambda row: optional(row.sensitivity)))
-    print_table(
-        [_text(name) if name else "" for name, _ in columns],
-        [[_text(cell(row)) for _, cell in columns] for row in rows],
-    )
+    print_table([name for name, _ in columns], [[_text(cell(row)) for _, cell in columns] for row in rows])
     for reason, names in kept_dense(rows).items():
         print(_text(f"kept dense: {', '.join(names)}: {reason}"))
-
-
-def _print_curve(report: "RunReport") -> None:
-    from ...models.report.charts import best_at_size, measures
-    from ...models.report.terms import candidate_text
-
-    for line in curve_lines(report):
-        print(_drawable(line))
-    best = best_at_size(report.curve, names[0]) if (names := measures(report.curve)) else []
-    chosen = [candidate for candidate in report.curve if candidate.chosen]
-    shown: list[CurvePoint] = [*chosen, *(candidate for candidate in best if not candidate.chosen)]
-    print(f"\n{len(report.curve)} candidates tried; the chosen, and the best at their size (--json has all)")
-    for candidate in shown:
-        print(_text(f"  {'●' if candidate.chosen else '·'} {candidate_text(candidate)}"))
 
 
 def _change(before: float | None, after: float | None, spell: Callable[..., str]) -> str:
@@ -230,28 +182,11 @@ def _change(before: float | None, after: float | None, spell: Callable[..., str]
     return f"{before_arrow(spell(before), spell(after))} → {spell(after)}"
 
 
-def _scale(values: Sequence[float], top: int) -> Callable[[float], int]:
-    """A line from the least of `values` at 0 to the greatest at `top`; to the middle where all are equal."""
-    low, high = min(values), max(values)
-    return lambda value: round(top * (value - low) / (high - low)) if high > low else top // 2
-
-
-def _number(value: float | None) -> str:
-    from ...models.report.terms import three_digits
-
-    return "" if value is None else three_digits(value)
-
-
 def _text(text: str) -> str:
-    """Data from a file, safe for a terminal and in characters that it has."""
-    return _drawable(text[: len(text) - len(text.lstrip())] + one_line(text))
-
-
-def _drawable(text: str) -> str:
-    """`text` in the characters of stdout's encoding: a report must not fail for an arrow."""
-    encoding = sys.stdout.encoding or "utf-8"
+    """Data from a file, safe for a terminal and in the characters of its encoding: an arrow fails no report."""
+    text = text[: len(text) - len(text.lstrip())] + one_line(text)
     try:
-        text.encode(encoding)
+        text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
         return text.translate(_PLAIN).encode("ascii", "backslashreplace").decode()
     return text

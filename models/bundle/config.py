@@ -22,6 +22,9 @@ PRECISIONS = ("bfloat16", "float16", "int8")
 """Number types that a layer's weights can have in the file, beside float32."""
 
 STORAGES = ("float32", *PRECISIONS)
+FALLBACK = "bfloat16"
+"""The precision of a layer that int8 does not do for; it has float32's range, so that no weight can be outside it."""
+
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification")
 """Whether scores are the softmax of all classes or, where an image may have several, the sigmoid of each; as
 transformers calls it. The first is what a bundle means that does not say."""

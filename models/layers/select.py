@@ -65,6 +65,11 @@ def replaceable_linears(model: nn.Module) -> dict[str, nn.Linear]:
     }
 
 
+def in_a_block(name: str) -> bool:
+    """Whether a layer of this name plays one of ROLES in a block."""
+    return any(role.fullmatch(name) for role in ROLES.values())
+
+
 def linear_layer(model: nn.Module, name: str) -> nn.Linear:
     """The dense linear layer of that name.
 

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from ...kernels.cpu.program import Program
 from ...kernels.cpu.quantise import calibrated
+from ..bundle.config import FALLBACK
 from ..bundle.storage import storable_weights
-from ..compress.quantisation import FALLBACK
 from .compact import Activations, compact, expanded, rounded
 from .from_model import program_of
 

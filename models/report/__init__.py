@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 from ...kernels.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from .charts import plot_report as plot_report
-    from .document import CurvePoint as CurvePoint
     from .document import DataUse as DataUse
     from .document import LayerRow as LayerRow
     from .document import Measured as Measured
@@ -24,8 +22,7 @@ if TYPE_CHECKING:
     from .frontier_chart import plot_frontier as plot_frontier
 
 _HOMES = {
-    "charts": ("plot_report",),
-    "document": ("CurvePoint", "DataUse", "LayerRow", "Measured", "Role", "RunReport", "Skipped", "Totals"),
+    "document": ("DataUse", "LayerRow", "Measured", "Role", "RunReport", "Skipped", "Totals"),
     "files": ("check_report_packages", "read_report", "write_report"),
     "frontier": ("Frontier",),
     "frontier_chart": ("plot_frontier",),

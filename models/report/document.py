@@ -10,6 +10,9 @@ from .frontier import Frontier
 
 Role = Literal["calibration", "recovery", "held out", "training", "evaluation"]
 
+FORMER = ("curve", "latency_before_us", "latency_after_us", "sensitivity")
+"""Members of a report or of its layers that earlier versions wrote: a reader passes them over."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Skipped:
@@ -71,10 +74,9 @@ class LayerRow:
         kind: the kind of its matrix now, "dense" where it was kept.
         nblocks, rank: of that matrix; None where it has none.
         dense_weights, weights: their numbers before and after; like the bytes, they leave out the bias.
-        macs_before, macs_after, latency_before_us, latency_after_us: the costs of one image.
+        macs_before, macs_after: of one image.
         error: relative error of the outputs on the calibration images, sqrt(tr(D C D') / tr(W C W')), where D is
             what the projection changes in W and C the covariance of the inputs, tokens weighted.
-        sensitivity: KL in nats that this layer at half of its weights is responsible for.
         reason: one sentence: why dense, or why this structure.
     """
 
@@ -90,31 +92,8 @@ class LayerRow:
     macs_after: int
     bytes_before: int
     bytes_after: int
-    latency_before_us: float | None = None
-    latency_after_us: float | None = None
     error: float | None = None
-    sensitivity: float | None = None
     reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurvePoint:
-    """One compressed model that was tried.
-
-    Args:
-        label: its name for a person.
-        share: its parameters relative to the dense model's, 0..1.
-        kl, agreement, top1: as in `Measured`.
-        chosen: whether this one was kept.
-    """
-
-    label: str
-    share: float
-    parameters: int
-    kl: float | None = None
-    agreement: float | None = None
-    top1: float | None = None
-    chosen: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +112,8 @@ class RunReport:
             one, on the same images.
         totals_before, totals_after: costs of the dense model and of the written one.
         layers: every linear layer, in the model's order.
-        curve: every candidate that was tried.
-        history: of distillation or training: `step`, `phase` (a name), `loss`, further floats; `kl` or `top1` where it
-            was evaluated on held-out images.
+        history: of training: `step`, `phase` (a name), `loss`, further floats; `top1` where it was evaluated on
+            held-out images.
         frontier: of a search, every model that was measured.
         warnings: sentences for a person.
     """
@@ -157,7 +135,6 @@ class RunReport:
     totals_before: Totals | None = None
     totals_after: Totals | None = None
     layers: tuple[LayerRow, ...] = ()
-    curve: tuple[CurvePoint, ...] = ()
     history: tuple[Mapping[str, float | int | str | None], ...] = ()
     frontier: Frontier | None = None
     warnings: tuple[str, ...] = ()
@@ -169,13 +146,16 @@ class RunReport:
 
     @classmethod
     def from_dict(cls, document: Any) -> "RunReport":
-        """Read a parsed report.json.
+        """Read a parsed report.json; what only earlier versions wrote is passed over.
 
         Raises:
             ValueError: names the member that is missing, unknown or of another type.
         """
         from pydantic import TypeAdapter, ValidationError  # here, so that compression and the kernels need only torch
 
+        document = _current(document)
+        if isinstance(document, dict) and isinstance(layers := document.get("layers"), list):
+            document["layers"] = [_current(row) for row in layers]
         try:
             return TypeAdapter(RunReport).validate_json(json.dumps(document))
         except ValidationError as error:
@@ -183,3 +163,10 @@ class RunReport:
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
         value = "" if first["type"] == "missing" else f", not {quoted(first['input'], 40)}"
         raise ValueError(f"report{where}: {first['msg']}{value}")
+
+
+def _current(members: Any) -> Any:
+    """Members of a report or of a layer, without those that only earlier versions wrote."""
+    if not isinstance(members, dict):
+        return members
+    return {name: value for name, value in members.items() if name not in FORMER}

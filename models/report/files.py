@@ -96,5 +96,5 @@ def _plain(value: Any, where: str, odd: list[str]) -> Any:
 def _thinned(history: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """At most about MAX_HISTORY steps: every n-th, the last, and those with an evaluation."""
     every, last = max(1, -(-len(history) // MAX_HISTORY)), len(history) - 1
-    kept = (place % every == 0 or place == last or row.keys() & {"kl", "top1"} for place, row in enumerate(history))
+    kept = (place % every == 0 or place == last or "top1" in row for place, row in enumerate(history))
     return tuple(compress(history, kept))

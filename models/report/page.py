@@ -40,20 +40,11 @@ class Column:
 
 
 _TABLES = {
-    "candidates": (
-        Column("parameters", compact, "parameters"),
-        Column("of dense", lambda share: percent(100 * share), "share"),
-        Column("top-1", percent, "top1"),
-        Column("agreement", percent, "agreement"),
-        Column("KL", optional, "kl"),
-    ),
     "layers": (
         Column("weights", compact, "weights", "dense_weights"),
         Column("MACs", compact, "macs_after", "macs_before"),
         Column("bytes", size, "bytes_after", "bytes_before"),
-        Column("latency, µs", optional, "latency_after_us", "latency_before_us"),
         Column("error", optional, "error"),
-        Column("sensitivity", optional, "sensitivity"),
         Column("why", lambda reason: reason or terms.MISSING, "reason"),
     ),
     "data": (
@@ -104,7 +95,6 @@ def render_page(report: RunReport) -> str:
         panels=frontier_charts(report.frontier) if report.frontier else [],
         models=_models(report.frontier) if report.frontier else [],
         columns=_columns,
-        candidates=sorted(report.curve, key=lambda candidate: candidate.share),
         kept=terms.kept_dense(report.layers),
         arguments=_flat(report.arguments),
         max_skipped=MAX_SKIPPED,

@@ -7,9 +7,8 @@ from typing import Any
 from torch import nn
 
 from ..accounting import dense_equivalent_bytes, dense_equivalent_parameters, layer_accounts, macs
-from ..bundle.storage import stored_tensors
 from ..layers.structured import StructuredLinear
-from .document import LayerRow, RunReport, Totals
+from .document import LayerRow, Totals
 
 
 def layer_rows(model: nn.Module, size: int, notes: Mapping[str, Mapping[str, Any]]) -> tuple[LayerRow, ...]:
@@ -17,7 +16,7 @@ def layer_rows(model: nn.Module, size: int, notes: Mapping[str, Mapping[str, Any
 
     Args:
         size: side of the model's images, px.
-        notes: by layer, what the model does not say: `reason`, `error`, `sensitivity`.
+        notes: by layer, what the model does not say: `reason`, `error`.
     """
     rows = []
     for account in layer_accounts(model, size):
@@ -58,27 +57,8 @@ def model_totals(model: nn.Module, size: int) -> tuple[Totals, Totals]:
     return dense, Totals(parameters=parameters, macs=counted.total, bytes=stored)
 
 
-def written_bytes(report: RunReport, model: nn.Module, storage: Mapping[str, str], bytes_on_disk: int) -> RunReport:
-    """The report with the bytes of its layers as the file holds them, scales included, and of the written bundle.
-
-    Before, it would have had as much beside its weights.
-
-    Args:
-        model: the model of the report, in float32.
-        storage: precision by layer, as `save_bundle` takes it.
-    """
-    tensors, before, after = stored_tensors(model, storage), report.totals_before, report.totals_after
-    others = bytes_on_disk - sum(tensor.nbytes for tensor in tensors.values())
-
-    def held(name: str) -> int:
-        keys = (key for key in tensors if key.startswith(f"{name}.") and key != f"{name}.bias")
-        return sum(tensors[key].nbytes for key in keys)
-
-    assert before is not None
-    assert after is not None
-    return replace(
-        report,
-        layers=tuple(replace(row, bytes_after=held(row.name)) for row in report.layers),
-        totals_before=replace(before, bytes=before.bytes + others),
-        totals_after=replace(after, bytes=bytes_on_disk),
-    )
+def written_totals(model: nn.Module, size: int, bytes_on_disk: int) -> tuple[Totals, Totals]:
+    """`model_totals` of a float32 model with the bytes of its bundle; dense, that would have as much beside weights."""
+    dense, written = model_totals(model, size)
+    others = bytes_on_disk - sum(tensor.nbytes for tensor in model.state_dict().values())
+    return replace(dense, bytes=dense.bytes + others), replace(written, bytes=bytes_on_disk)

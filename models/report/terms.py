@@ -1,9 +1,9 @@
-"""Words and figures for a person, the same on the page and in the terminal: units, layers, candidates, chance."""
+"""Words and figures for a person, the same on the page and in the terminal: units, layers, chance."""
 
 from collections.abc import Sequence
 from math import hypot, sqrt
 
-from .document import CurvePoint, LayerRow, Measured
+from .document import LayerRow, Measured
 
 MISSING = "–"
 """Is written where nothing was measured."""
@@ -79,18 +79,6 @@ def before_arrow(before: str, after: str) -> str:
     """`before` as it is written left of an arrow: without its unit if `after` has the same one."""
     number, _, unit = before.rpartition(" ")
     return number if number and after.endswith(f" {unit}") else before
-
-
-def candidate_text(candidate: CurvePoint) -> str:
-    """One candidate in a line."""
-    parts = [f"{candidate.label}: {compact(candidate.parameters)} parameters ({percent(100 * candidate.share)})"]
-    if candidate.top1 is not None:
-        parts.append(f"top-1 {percent(candidate.top1)}")
-    if candidate.agreement is not None:
-        parts.append(f"agreement {percent(candidate.agreement)}")
-    if candidate.kl is not None:
-        parts.append(f"KL {three_digits(candidate.kl)}")
-    return ", ".join(parts)
 
 
 def structure_text(row: LayerRow) -> str:

@@ -142,7 +142,7 @@ def _time(before: Totals | None, after: Totals) -> str:
 def _quality(report: RunReport) -> str:
     before, after = report.before, report.after
     if after is None:
-        return "Measure it on images of your own before it serves anyone." if report.kind == "compress" else ""
+        return ""
     if after.top1 is None:
         if after.agreement is None:
             return ""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..compress.to_dense import model_to_dense
+from ..projection.to_dense import model_to_dense
 from .average import Ema
 from .objective import Objective
 from .optimizer import load_moments, make_optimizer, moments, set_rate

@@ -8,7 +8,7 @@ from PIL import Image
 
 from milkweed.bench import families
 from milkweed.bench.server.bundles import random_bundle, tiny_bundle
-from milkweed.jobs.search import timing
+from milkweed.compress import timing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,9 +18,9 @@ from milkweed.bench.frontier import __main__ as command
 from milkweed.bench.frontier import measure, rivals
 from milkweed.bench.frontier.rivals import Rival, merge_tokens, remove_units, whitened_svd
 from milkweed.bench.frontier.show import draw, print_document
-from milkweed.jobs.search import timing
-from milkweed.jobs.search.baseline import Baseline
-from milkweed.jobs.search.job import SearchJob
+from milkweed.compress import timing
+from milkweed.compress.data import Baseline
+from milkweed.compress.job import CompressJob
 from milkweed.models import BundleConfig, create_model, load_bundle, save_bundle
 from milkweed.models.architectures.token_blocks import apply_token_plan
 from milkweed.models.bundle.labels import default_labels
@@ -64,7 +64,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def baseline(place: Path) -> Baseline:
-    return Baseline(SearchJob(source=place / "dense", out=place / "out", images=place / "photos"), SILENT)
+    return Baseline(CompressJob(source=place / "dense", out=place / "out", images=place / "photos"), SILENT)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import pytest
 
 from milkweed.bench import plots
 from milkweed.bench.labels import label_ends
-from milkweed.bench.studies import compression
 from milkweed.models.report.drawing import PICTURE, figure, save_picture, style
 
 CPU = {"processor": "EPYC"}
@@ -102,19 +101,6 @@ def test_cpu_of_a_request_adds_up() -> None:
     document |= {"requests_per_second": 470.0, "concurrency": 32, "latency_ms": {"p50": 60.0, "p99": 80.0}}
     bars = plots.http(document).axes[0].patches
     assert [(bar.get_x(), bar.get_width()) for bar in bars] == [(0, 1.5), (1.5, 2.0), (3.5, 0.25)]
-
-
-def test_accuracy_against_size() -> None:
-    rows = [
-        {"row": "plain-mlp62", "options": "--layers mlp --nblocks 2", "share": 0.625, "top1": 14.4, "images": 250},
-        {"row": "all80", "options": "--budget 0.8 --calibration", "share": 0.8, "top1": 78.0, "images": 250},
-        {"row": "all65-recovered", "options": "--budget 0.65 --recover", "share": 0.65, "top1": 73.6, "images": 250},
-    ]
-    drawn = compression.plot({"rows": rows, "dense_top1": 84.4, "arch": "deit"})
-    calibrated, recovered, plain, dense = lines(drawn.axes[0])
-    assert (calibrated, recovered, plain) == ([(80, 78)], [(65, 73.6)], [(62.5, 14.4)])
-    assert [y for _, y in dense] == [84.4, 84.4]
-    assert texts(drawn) == {"dense 84.4 %", "all80", "all65", "mlp62"}
 
 
 def test_labels_that_would_lie_on_each_other_are_moved_apart() -> None:

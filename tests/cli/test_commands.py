@@ -1,4 +1,4 @@
-"""Tests what import, compress, densify, inspect, classify and models do and print, for a person and as JSON."""
+"""Tests what import, densify, inspect, classify and models do and print, for a person and as JSON."""
 
 import json
 import shutil
@@ -13,7 +13,6 @@ from milkweed.inference.open import open_model
 from milkweed.inference.results import TopClasses
 from milkweed.models import BundleConfig, create_model, load_bundle, read_config, save_bundle
 from milkweed.models.bundle.labels import default_labels
-from milkweed.models.compress.compression import NO_DATA
 
 from ..support.command import Milkweed, Refused
 
@@ -48,33 +47,6 @@ def test_import_keeps_the_weights(milkweed: Milkweed, tmp_path: Path) -> None:
     ran = milkweed(*arguments, "--force", "--num-classes", 3).ok()
     assert ran.out.startswith(f"bundle  {out} (version ")
     assert "arch    deit_tiny_patch16_224, 3 classes\n" in ran.out
-
-
-def test_compress_prints_each_layer_and_the_truth(milkweed: Milkweed, dense_bundle: Path, tmp_path: Path) -> None:
-    ran = milkweed("compress", dense_bundle, tmp_path / "a", "--layers", "mlp, proj", "--nblocks", 4, "--json").ok(
-        quiet=True
-    )
-    document = ran.document
-    model, config = load_bundle(tmp_path / "a")
-    layers = {layer["name"]: layer for layer in document["report"]["layers"] if layer["kind"] != "dense"}
-    assert set(layers) == set(config.structure)
-    assert len(layers) == 6
-    fc1 = layers["layers.2.NC.0.mlp.fc1"]
-    assert (fc1["dense_weights"], fc1["weights"], fc1["rank"]) == (32 * 64, 4 * 8 * 8 + 4 * 16 * 8, None)
-    dense, _ = load_bundle(dense_bundle)
-    weight = dense.get_submodule("layers.2.NC.0.mlp.fc1").weight
-    projected = model.get_submodule("layers.2.NC.0.mlp.fc1").dense_weight()
-    assert fc1["error"] == pytest.approx(float((weight - projected).norm() / weight.norm()), rel=1e-4)
-    saved = sum(layer["dense_weights"] - layer["weights"] for layer in layers.values())
-    assert document["parameters_before"] - document["parameters_after"] == saved
-    assert document["report"]["warnings"] == [NO_DATA]
-    assert document["version"] == config.version
-
-    ran = milkweed("compress", dense_bundle, tmp_path / "b", "--rank", 1).ok()
-    assert "a trained model loses accuracy by it" in ran.out
-    assert "milkweed evaluate" in ran.out
-    assert len([line for line in ran.out.splitlines() if line.startswith("layers.2.NC.")]) == 4
-    assert read_config(tmp_path / "b").structure["layers.2.NC.0.mlp.fc1"].rank == 1
 
 
 def test_densify_computes_the_same(milkweed: Milkweed, bundle: Path, tmp_path: Path, images: list[bytes]) -> None:

@@ -47,7 +47,7 @@ def test_a_newer_format_is_refused(refused: Refused, copy: Path) -> None:
 
 def test_a_missing_bundle_is_named(refused: Refused, tmp_path: Path) -> None:
     want = f"bundle {tmp_path / 'no'}: no such folder"
-    for arguments in (("inspect",), ("serve",), ("densify", "x"), ("compress", "x"), ("evaluate", tmp_path)):
+    for arguments in (("inspect",), ("serve",), ("densify", "x"), ("evaluate", tmp_path)):
         assert refused(arguments[0], tmp_path / "no", *arguments[1:]) == want
 
 
@@ -82,8 +82,8 @@ def test_import_refuses_a_checkpoint_of_another_architecture(
             "--preprocess no.json: no JSON object, and as a file: No such",
         ),
         (("import", "a", "b", "--arch", "resnt50"), "--arch: unknown architecture 'resnt50': "),
-        (("compress", "a", "b", "--nblocks", "0"), "invalid value for '--nblocks': 0: must be at least 1; see "),
-        (("compress", "a", "b", "--rank", "x"), "invalid value for '--rank': 'x': must be a whole number; see "),
+        (("compress", "a", "b", "--images", "c", "--speedup", "x"), "invalid value for '--speedup': 'x': must be a nu"),
+        (("compress", "a", "b"), "missing option '--images'; see milkweed compress --help"),
         (("evaluate", "a", "b", "--limit", "-1"), "invalid value for '--limit': -1: must be at least 1; see "),
         (("bench",), "missing command; see milkweed bench --help"),
         (("bench", "model", "--seconds", "nan"), "invalid value for '--seconds': nan: must be at least 0; see "),
@@ -129,7 +129,7 @@ def test_a_missing_device_is_named(refused: Refused, bundle: Path) -> None:
 
 def test_a_bundle_is_replaced_only_by_force(refused: Refused, bundle: Path, dense_bundle: Path, copy: Path) -> None:
     want = f"bundle {copy}: exists already; --force replaces it"
-    assert refused("compress", dense_bundle, copy) == want
+    assert refused("compress", dense_bundle, copy, "--images", "photos") == want
     assert refused("densify", bundle, copy) == want
     assert refused("convert", bundle, copy, "--storage", "int8") == want
     assert refused("import", "weights.pth", copy, "--arch", "deit_tiny_patch16_224") == want

@@ -86,7 +86,7 @@ def test_a_graph_alone_answers_in_this_process(graph_alone: Path, colour_photos:
         ("export", "{bundle}", "--onnx", "{out}"),
         ("convert", "{bundle}", "{out}", "--storage", "int8"),
         ("densify", "{bundle}", "{out}"),
-        ("compress", "{bundle}", "{out}", "--budget", "0.5", "--calibration", "{photos}"),
+        ("compress", "{bundle}", "{out}", "--images", "{photos}"),
     ],
     ids=lambda command: command[0],
 )

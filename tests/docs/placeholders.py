@@ -15,8 +15,8 @@ from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.layers.select import layer_specs_for
 
 CLASSES = tuple(Label(f"n{place:08d}", word) for place, word in enumerate(("dog", "cat", "ship", "frog")))
-PHOTOS = 7
-"""Photos of each class; compressing needs 16 beside those that it holds out."""
+PHOTOS = 8
+"""Photos of each class; compressing needs 32."""
 PREPROCESS: dict[str, Any] = {
     "size": 32,
     "crop_pct": 1.0,
@@ -38,7 +38,7 @@ def make_placeholders(folder: Path) -> None:
         _photo(rng, 0).resize((300, 200)).save(folder / name)
     _bundle(folder / "deit", 32)
     _bundle(folder / "vit", 48)
-    _bundle(folder / "deit-65", 32, layers=("mlp",))
+    _bundle(folder / "deit-monarch", 32, layers=("mlp",))
     for name in ("deit/3", "vitae/1"):
         shutil.copytree(folder / "deit", folder / "models" / name)
     for name in ("deit/4", "vitae/2"):

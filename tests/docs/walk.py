@@ -17,7 +17,7 @@ from ..support.forked import Forked, Forker, environment
 from ..support.waiting import HANG_SECONDS
 from .blocks import ROOT, Block, words
 
-MAKES = {"import": 3, "compress": 3, "convert": 3, "densify": 3, "train": 2}
+MAKES = {"import": 3, "convert": 3, "densify": 3, "train": 2}
 """Which word of these commands is the bundle that they write."""
 TOO_LARGE = {"deit"}
 """What a page makes of real size, and what a small one takes the place of in its next block."""
@@ -31,13 +31,11 @@ class Walk:
 
     Args:
         placeholders: folder with what the commands speak of.
-        compressed: bundles made on other pages, by the command that made them.
     """
 
     folder: Path
     forker: Forker
     placeholders: Path
-    compressed: dict[str, Path]
     put: set[str] = field(default_factory=set)
     server: Forked | None = None
     key: str = ""
@@ -64,8 +62,6 @@ class Walk:
             return self._serve(parts[1:])
         if program == "milkweed" and parts[1] == "doctor":  # looks whether ports are free
             self.stop()
-        if program == "milkweed" and parts[1] == "compress":
-            return self._compress(parts[1:])
         if program == "milkweed":
             return self._milkweed(parts[1:])
         command = command.replace(".venv/bin/", "")  # on PATH below
@@ -122,17 +118,6 @@ class Walk:
         assert line.startswith("milkweed serves"), f"milkweed {args}: {line}{log}"
         return line
 
-    def _compress(self, args: list[str]) -> str:
-        """Takes seconds: what another page has done already is copied."""
-        asked = args[: args.index("--plot")] if "--plot" in args else args
-        same = " ".join(arg.removeprefix("./").rstrip("/") for arg in asked)
-        if same not in self.compressed:
-            self._milkweed(args)
-            self.compressed[same] = self.folder / args[2]
-        else:
-            shutil.copytree(self.compressed[same], self.folder / args[2])
-        return ""
-
     def _milkweed(self, args: list[str]) -> str:
         into = next(((place, mode) for place, mode in ((">>", "a"), (">", "w")) if place in args), None)
         target = args[args.index(into[0]) + 1] if into else ""
@@ -171,10 +156,10 @@ class Walk:
 
 
 @contextmanager
-def walking(folder: Path, forker: Forker, placeholders: Path, compressed: dict[str, Path]) -> Iterator[Walk]:
+def walking(folder: Path, forker: Forker, placeholders: Path) -> Iterator[Walk]:
     """A walk whose server ends with it."""
     (folder / ".curlrc").write_text("silent\nshow-error\nfail-with-body\n")
-    walk = Walk(folder, forker, placeholders, compressed)
+    walk = Walk(folder, forker, placeholders)
     try:
         yield walk
         walk.stop()

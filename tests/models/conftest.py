@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.bundle.bundle import save_bundle
 from milkweed.models.bundle.config import BundleConfig
-from milkweed.models.compress.projection.statistics import InputStatistics
 from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
+from milkweed.models.projection.statistics import InputStatistics
 
 from .tiny import TINY_VIT, TINY_VITAE, config_of
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from milkweed.models.compress.projection.statistics import InputStatistics, Moments
 from milkweed.models.hooks import hooked
+from milkweed.models.projection.statistics import InputStatistics, Moments
 
 
 def collect_statistics(model: nn.Module, names: Sequence[str], batches: Iterable[Tensor]) -> dict[str, InputStatistics]:

@@ -64,8 +64,8 @@ def test_every_layer_has_its_time_and_ours_their_share_of_the_peak(monkeypatch: 
 
 def test_every_model_is_timed_beside_the_dense_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_kernels, "computes_in_bfloat16", lambda _: False)
-    monkeypatch.setattr("milkweed.jobs.search.timing.SECONDS", 0.01)
-    monkeypatch.setattr("milkweed.jobs.search.timing.TURN_SECONDS", 0.001)
+    monkeypatch.setattr("milkweed.compress.timing.SECONDS", 0.01)
+    monkeypatch.setattr("milkweed.compress.timing.TURN_SECONDS", 0.001)
     names = ("dense", "all Monarch")
     monkeypatch.setattr(cpu_kernels, "VARIANTS", {name: cpu_kernels.VARIANTS[name] for name in names})
     rows = list(cpu_kernels.model_rows(ARCH, 32, **ARGS))

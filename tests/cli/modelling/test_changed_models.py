@@ -12,6 +12,7 @@ import torch
 from milkweed.models import create_model, read_config, save_bundle
 from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 
+from ...models.structured import project_bundle
 from ...models.tiny import TINY_VIT, config_of
 from ...support.command import Milkweed
 
@@ -63,7 +64,7 @@ def test_inspect_says_what_was_changed(milkweed: Milkweed, change: Change, chang
 
 def test_commands_that_make_bundles_keep_it(milkweed: Milkweed, change: Change, changed: Path, tmp_path: Path) -> None:
     milkweed("convert", changed, tmp_path / "int8", "--storage", "int8").ok()
-    milkweed("compress", changed, tmp_path / "monarch", "--layers", "mlp", "--nblocks", "4").ok()
+    project_bundle(changed, tmp_path / "monarch")
     milkweed("densify", tmp_path / "monarch", tmp_path / "dense").ok()
     for name in ("int8", "monarch", "dense"):
         assert getattr(read_config(tmp_path / name), change.member) == change.value

@@ -1,133 +1,189 @@
-"""Tests `milkweed compress` with images: calibration, budgets, distillation, skipped images, refusals, a killed run."""
+"""Tests `milkweed compress`: what was measured as a table and JSON, a recipe's file, skipped images, and refusals."""
 
+import json
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from milkweed.cli.progress import job_progress
-from milkweed.models import load_bundle, read_config
+from milkweed.cli.replaced_options import REPLACED
+from milkweed.compress import quantize, search, timing
+from milkweed.compress.job import CompressJob
+from milkweed.compress.recipe import Recipe, Structure
+from milkweed.models import read_config
 from milkweed.models.report import read_report
 
 from ...support.command import Milkweed, Refused
 
-QUICK = ("--device", "cpu", "--layers", "mlp,qkv")
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantize, "QUANTIZATIONS", ())
+    monkeypatch.setattr(search, "mergings", lambda model: [])
+    monkeypatch.setattr(search, "structured", lambda evaluator, best: [])
+    monkeypatch.setattr(timing, "SECONDS", 0.01)
+    monkeypatch.setattr(timing, "TURN_SECONDS", 0.001)
 
 
-def test_compress_skips_an_image_that_cannot_be_read(
+@pytest.fixture
+def asked(milkweed: Milkweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., CompressJob]:
+    """The job that a command line asks for, without doing it."""
+    jobs: list[CompressJob] = []
+
+    def stop(job: CompressJob, progress: Any) -> Any:
+        jobs.append(job)
+        raise ValueError("that is enough")
+
+    def call(*options: object) -> CompressJob:
+        assert milkweed("compress", bundle, tmp_path / "out", "--images", tmp_path, *options).code == 1
+        return jobs[-1]
+
+    monkeypatch.setattr("milkweed.compress.write.compress", stop)
+    monkeypatch.setattr("milkweed.cli.modelling.compress._is_bundle", lambda path: True)
+    bundle = tmp_path / "in"
+    return call
+
+
+def recipe_file(folder: Path, **values: Any) -> Path:
+    file = folder / "recipe.json"
+    file.write_text(json.dumps(values))
+    return file
+
+
+@pytest.mark.slow
+def test_a_search_prints_what_it_measured_and_what_it_took(
     milkweed: Milkweed, colour_bundle: Path, loose_photos: Path, tmp_path: Path
 ) -> None:
-    ran = milkweed("compress", colour_bundle, tmp_path / "out", *QUICK, "--calibration", loose_photos)
-    assert ran.code == 0
-    skipped = [line for line in ran.err.splitlines() if "skipped" in line]
-    assert len(skipped) == 1
-    assert skipped[0].startswith("milkweed: skipped ")
-    assert "/07-cut.png: undecodable: " in skipped[0]
-    report = read_report(tmp_path / "out")
-    assert report is not None
-    (use,) = report.data
-    assert (use.role, use.folder, use.images) == ("calibration", loose_photos.name, 36)
-    assert [(image.image, image.code) for image in use.skipped] == [("07-cut.png", "undecodable")]
-    assert report.after is not None
-    assert (report.after.top1, report.after.images) == (None, 14)
-    assert "held out    14 images: KL " in ran.out
-    assert "top-1" not in ran.out
-    assert "36 calibration images are few" in ran.out
-    assert f"report      {tmp_path / 'out' / 'report.html'}" in ran.out
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert "07-cut.png" in page
-
-
-@pytest.mark.usefixtures("no_page")
-def test_compress_measures_accuracy_on_labelled_images(
-    milkweed: Milkweed, colour_bundle: Path, colour_photos: Path, tmp_path: Path
-) -> None:
     out = tmp_path / "out"
-    ran = milkweed("compress", colour_bundle, out, *QUICK, "--calibration", colour_photos, "--json")
-    assert ran.code == 0, ran.err
-    document = ran.document
-    before, after = document["report"]["before"], document["report"]["after"]
-    # two of every five of the 36 sorted images are held out: the dense bundle's answers to these
-    held_out = [path for place, path in enumerate(sorted(colour_photos.rglob("*.png"))) if place % 5 > 2]
-    for bundle, found in ((colour_bundle, before), (out, after)):
-        results = milkweed("classify", "--model", bundle, *held_out, "--top-k", 1, "--json").document["results"]
-        hits = sum(row["predictions"][0]["id"] == Path(row["image"]).parent.name for row in results)
-        assert found["top1"] == pytest.approx(100 * hits / 14)
-    assert (document["bundle"], document["version"]) == (str(out), read_config(out).version)
-    assert document["parameters_after"] == sum(p.numel() for p in load_bundle(out)[0].parameters())
-    picture = tmp_path / "out.svg"
-    again = ("--calibration", colour_photos, "--force", "--plot", picture)
-    ran = milkweed("compress", colour_bundle, out, *QUICK, *again)
-    assert "relative error of the outputs" in picture.read_text()
-    assert f"top-1 {before['top1']:.1f} -> {after['top1']:.1f} %" in ran.out
+    search = ("compress", colour_bundle, out, "--images", loose_photos, "--size", "1MB", "--batch", "1,4")
+    ran = milkweed(*search).ok()
+    (chosen,) = (line for line in ran.out.splitlines() if line.startswith("->"))
+    assert "dense" in chosen or "class token last" in chosen
+    assert "ms at 4" in ran.out
+    assert re.search(r"judged on +1[78] held-out images", ran.out)
+    assert "07-cut.png" in ran.err
+    document = milkweed(*search, "--force", "--json").ok().document
+    assert {row["name"] for row in document["models"]} == {"dense", "class token last"}
+    assert sum(row["chosen"] for row in document["models"]) == 1
+    assert milkweed("inspect", out, "--json").ok().document["version"] == document["version"]
 
 
 @pytest.mark.usefixtures("no_page")
-def test_compress_meets_a_budget(
-    milkweed: Milkweed, refused: Refused, colour_bundle: Path, colour_photos: Path, tmp_path: Path
+def test_a_recipe_is_done_and_an_image_that_cannot_be_read_is_skipped(
+    milkweed: Milkweed, colour_bundle: Path, loose_photos: Path, tmp_path: Path
 ) -> None:
-    out, fixed = tmp_path / "out", (*QUICK, "--calibration", colour_photos, "--refinements", 1)
-    said = refused("compress", colour_bundle, out, *fixed, "--budget", 0.02)
-    assert said.startswith("budget 0.02 cannot be met: the smallest possible is 0.")
-    assert not out.exists()
-    least = float(said.rsplit(" ", 1)[1])
-    ran = milkweed("compress", colour_bundle, out, *fixed, "--budget", least + 0.001, "--json")
-    assert ran.code == 0, ran.err
-    rows = [row for row in ran.document["report"]["layers"] if row["reason"]]
-    share = sum(row["weights"] for row in rows) / sum(row["dense_weights"] for row in rows)
-    assert share == pytest.approx(least, abs=1e-3)
-    arguments = read_config(out).provenance["commands"][-1]["arguments"]
-    assert (arguments["budget"], arguments["refinements"], arguments["block_counts"]) == (
-        least + 0.001,
-        1,
-        [1, 2, 4, 8],
+    out, arch = tmp_path / "out", read_config(colour_bundle).arch
+    recipe = Recipe(structure=Structure(layers=("mlp", "qkv"), rank=1))
+    file = recipe_file(tmp_path, arch=arch, **recipe.to_dict())
+    rest = ("--images", loose_photos, "--recipe", file, "--backend", "torch", "--json")
+    ran = milkweed("compress", colour_bundle, out, *rest).ok()
+    (chosen,) = (row for row in ran.document["models"] if row["chosen"])
+    assert chosen["name"] == str(recipe) == "Monarch 4 blocks rank 1 in mlp, qkv"
+    assert {row["name"] for row in ran.document["models"]} == {"dense", chosen["name"]}
+    config, report = read_config(out), read_report(out)
+    assert {spec.rank for spec in config.structure.values()} == {1}
+    assert report is not None
+    assert report.arguments["recipe"] == config.provenance["commands"][-1]["arguments"]["recipe"] == recipe.to_dict()
+    assert len([line for line in ran.err.splitlines() if "/07-cut.png: undecodable: " in line]) == 1
+    assert [(use.role, use.images, len(use.skipped)) for use in report.data] == [
+        ("calibration", 19, 0),
+        ("held out", 17, 1),
+    ]
+
+
+def test_targets_come_with_their_units(asked: Callable[..., CompressJob]) -> None:
+    assert asked("--latency", "8ms").target.ms == asked("--latency", "8").target.ms == 8
+    assert asked("--latency", "0.5 s").target.ms == 500
+    assert asked("--size", "6MB").target.bytes == 6_000_000
+    assert asked("--max-drop", "1").target.drop == 1
+    job = asked("--speedup", "3", "--try", "tokens,int8", "--minutes", "0", "--batch", "4", "--keep-weights")
+    assert (job.target.speedup, job.levers, job.minutes, job.batches) == (3, ("tokens", "int8"), 0, (4,))
+    assert (job.keep_weights, job.recipe) == (True, None)
+
+
+def test_a_recipe_of_the_file_is_asked_for(asked: Callable[..., CompressJob], tmp_path: Path) -> None:
+    assert asked("--recipe", recipe_file(tmp_path, widths={"mlp": 0.5})).recipe == Recipe.from_dict(
+        {"widths": {"mlp": 0.5}}
     )
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("options", "message"),
     [
-        (("--budget", "0.5"), "--budget 0.5 needs images to measure on: give --calibration DIR"),
-        (("--budget", "half"), "invalid value for '--budget': 'half': must be a number; see milkweed compress --help"),
-        (("--block-counts", "1,x"), "--block-counts '1,x': must be whole numbers from 1 on, with commas between"),
-        (("--block-counts", "0"), "--block-counts '0': must be whole numbers from 1 on"),
-        (("--calibration-images", "0"), "invalid value for '--calibration-images': 0: must be at least 1"),
-        (("--recover", "p", "--hard-share", "1"), "--hard-share is now --label-weight; see milkweed compress --help"),
-        (("--bytes", "3MB"), "--bytes is now --size; see milkweed compress --help"),
+        (("--speedup", 2, "--max-drop", 1), "targets speedup and drop: only one can be asked for"),
+        (("--speedup", "0"), "target speedup 0.0 must be a number above 0"),
+        (("--size", "6 parsecs"), "--size '6 parsecs': must be a size such as 6MB"),
+        (("--latency", "8 parsecs"), "--latency '8 parsecs': must be a time such as 8ms"),
+        (("--latency", "ms"), "--latency 'ms': must be a time such as 8ms"),
+        (("--latency", "0ms"), "target ms 0.0 must be a number above 0"),
+        (("--batch", "1,x"), "--batch 'x': must be whole numbers"),
+        (("--batch", "0"), "--batch 0: must be whole numbers from 1 to 256"),
+        (("--backend", "torch,fast"), "--backend 'fast': must be torch, milkweed, onnxruntime, openvino or some"),
+        (("--try", "magic"), "--try 'magic': must be some of monarch, "),
+        (("--minutes", "-1"), "invalid value for '--minutes': -1: must be at least 0; see "),
+        (("--recipe", "r.json", "--speedup", 2), "--speedup is for a search: --recipe r.json says all that is done"),
+        (("--recipe", "r.json", "--max-drop", 1), "--max-drop is for a search: "),
+        (("--recipe", "r.json", "--try", "int8"), "--try is for a search: "),
+        (("--layers", "mlp"), "--layers is a line of the recipe's file now (structure), see --recipe; see "),
+        (("--no-distil",), "--no-distil is --minutes 0 now; see milkweed compress --help"),
+        *(((option,), f"{option} {successor}") for option, successor in REPLACED.items()),
     ],
 )
-def test_wrong_options_are_refused(
-    refused: Refused, colour_bundle: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    assert refused("compress", colour_bundle, tmp_path / "out", *arguments, code=2).startswith(message)
+def test_wrong_options_are_refused(refused: Refused, tmp_path: Path, options: tuple[object, ...], message: str) -> None:
+    line = refused("compress", tmp_path / "in", tmp_path / "out", "--images", tmp_path, *options, code=2)
+    assert line.startswith(message)
+
+
+def test_an_option_of_another_command_is_not_replaced(refused: Refused, tmp_path: Path) -> None:
+    said = refused("convert", tmp_path / "in", tmp_path / "out", "--storage", "int8", "--nblocks", 4, code=2)
+    assert said == "no such option: --nblocks; see milkweed convert --help"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("text", "message"),
     [
-        (("--budget", "1.5", "--calibration", "{loose}"), "budget 1.5 must be above 0 and below 1"),
-        (("--cost", "joules"), "cost 'joules' must be one of parameters, macs"),
-        (("--structure", "magic"), "layer blocks.0.attn.qkv: structure kind 'magic' is unknown"),
-        (("--calibration", "{out}"), "DATA {out}: no such folder"),
-        (("--calibration", "{few}"), "DATA {few}: 10 of 10 images can be read, calibration needs at least 16"),
-        (("--calibration", "{none}"), "DATA {none}: no images in it (1 other files)"),
-        (("--recover", "{few}"), "DATA {few}: 10 images, a distillation needs at least 16"),
-        (("--recover", "{loose}", "--label-weight", "1"), "DATA {loose}: 37 of 37 files fit none of the 3 labels: 00."),
-        (("--recover", "{loose}", "--label-weight", "2"), "label_weight 2.0 must be 0 to 1"),
-        (("--recover", "{loose}", "--recover-amp", "int8"), "amp 'int8' must be one of"),
+        ('{"structur": {}}', "a recipe: unknown key 'structur': must be one of arch, distillation, quantization, "),
+        ('{"arch": "vitae_basic_tiny"}', "--recipe {file} is for vitae_basic_tiny, {bundle} is "),
+        ("{", "recipe {file}: "),
+        ('{"structure": {"layers": ["nothing"]}}', "structure: layers 'nothing' selects no linear layer"),
     ],
 )
-def test_compress_refuses_what_cannot_be_done(
-    refused: Refused, colour_bundle: Path, loose_photos: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+def test_a_recipe_that_cannot_be_done_is_refused(
+    milkweed: Milkweed, colour_bundle: Path, loose_photos: Path, tmp_path: Path, text: str, message: str
 ) -> None:
-    places = {"out": tmp_path / "out", "few": tmp_path / "few", "none": tmp_path / "none", "loose": loose_photos}
+    places = {"file": tmp_path / "r.json", "bundle": colour_bundle}
+    places["file"].write_text(text)
+    message = message.replace("{file}", str(places["file"])).replace("{bundle}", str(colour_bundle))
+    ran_with = ("--images", loose_photos, "--recipe", places["file"], "--backend", "torch")
+    ran = milkweed("compress", colour_bundle, tmp_path / "out", *ran_with)
+    assert (ran.code, ran.out) == (1, "")
+    (error,) = (line for line in ran.err.splitlines() if line.startswith("milkweed: error: "))
+    assert message in error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ("{out}", "DATA {out}: no such folder"),
+        ("{few}", "DATA {few}: 10 of 10 images can be read, a search needs 32"),
+        ("{none}", "DATA {none}: no images in it (1 other files)"),
+    ],
+)
+def test_images_that_there_are_too_few_of_are_refused(
+    refused: Refused, colour_bundle: Path, loose_photos: Path, tmp_path: Path, images: str, message: str
+) -> None:
+    places = {"out": tmp_path / "out", "few": tmp_path / "few", "none": tmp_path / "none"}
     for name in ("few", "none"):
         places[name].mkdir()
     for path in sorted(loose_photos.iterdir())[10:20]:
         os.link(path, places["few"] / path.name)
     (places["none"] / "notes.txt").write_text("")
-    given = [argument.format(**places) for argument in arguments]
-    said = refused("compress", colour_bundle, places["out"], *QUICK, *given)
+    said = refused("compress", colour_bundle, places["out"], "--images", images.format(**places))
     assert said.startswith(message.format(**places))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["few", "none"]
 

@@ -12,6 +12,7 @@ from milkweed.models.serving.prepare import prepare_for_inference
 from milkweed.server.config.settings import Settings
 from milkweed.server.repository.served_model import open_model
 
+from ...models.structured import project_bundle
 from ...support.command import Milkweed
 
 CPU = ("--device", "cpu")
@@ -129,36 +130,12 @@ def test_other_commands_read_a_converted_bundle_and_write_float32(
     assert milkweed("convert", bundle, out, "--storage", "float16", *CPU).code == 0
     assert milkweed("densify", out, tmp_path / "dense").code == 0
     assert read_config(tmp_path / "dense").storage == {}
-    assert milkweed("compress", out, tmp_path / "less", "--layers", "proj", "--storage", "bfloat16", "--json").code == 0
-    config = read_config(tmp_path / "less")
+    project_bundle(out, tmp_path / "less", ("proj",))
+    assert milkweed("convert", tmp_path / "less", tmp_path / "few", "--storage", "bfloat16", *CPU).code == 0
+    config = read_config(tmp_path / "few")
     assert set(config.storage.values()) == {"bfloat16"}
     assert config.metrics["storage"] == {"weights": "bfloat16", "accuracy": "not measured"}
     assert len(config.structure) == 6
-
-
-@pytest.mark.usefixtures("no_page")
-def test_a_distilled_model_is_measured_as_it_is_stored(
-    milkweed: Milkweed, colour_bundle: Path, colour_photos: Path, tmp_path: Path
-) -> None:
-    common = ("--layers", "mlp,qkv", "--rank", 1, "--recover", colour_photos, "--recover-batch-size", 4)
-    common = (*common, "--recover-epochs", 2, "--recover-amp", "none", *CPU)
-    int8 = ("--storage", "int8", "--int8-limit", 1)
-    ran = milkweed("compress", colour_bundle, tmp_path / "int8", *common, *int8, "--json")
-    assert ran.code == 0, ran.err
-    assert milkweed("compress", colour_bundle, tmp_path / "whole", *common).code == 0
-    assert set(ran.document["storage"].values()) == {"int8"}
-    assert ran.document["report"]["arguments"]["storage"] == "int8"
-    assert ran.document["report"]["totals_after"]["bytes"] == ran.document["bytes_on_disk"]
-    config = read_config(tmp_path / "int8")
-    assert config.metrics["storage"]["weights"] == "int8"
-    assert config.provenance["commands"][-1]["arguments"]["storage"] == "int8"
-    # the distillation itself knew nothing of it
-    left, right = (load_bundle(tmp_path / name)[0].state_dict() for name in ("int8", "whole"))
-    assert torch.equal(left["norm.weight"], right["norm.weight"])
-    assert not torch.equal(left["head.weight"], right["head.weight"])
-    after, whole = config.metrics["recovery"], read_config(tmp_path / "whole").metrics["recovery"]
-    assert after["kl"] != whole["kl"]
-    assert after["kl"] == pytest.approx(whole["kl"], abs=0.05)
 
 
 @pytest.mark.parametrize(

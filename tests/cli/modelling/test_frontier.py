@@ -69,11 +69,16 @@ def test_inspect_prints_the_frontier(milkweed: Milkweed, searched: Callable[[Any
     assert milkweed("inspect", searched(record()), "--json").document["metrics"]["search"] == record()
 
 
-def test_inspect_draws_the_frontier(milkweed: Milkweed, searched: Callable[[Any], Path], tmp_path: Path) -> None:
+def test_inspect_draws_the_frontier(
+    milkweed: Milkweed, bundle: Path, searched: Callable[[Any], Path], tmp_path: Path
+) -> None:
     picture = tmp_path / "new" / "front.svg"
     ran = milkweed("inspect", searched(record()), "--plot", picture, "--json")
     assert (ran.code, ran.err) == (0, f"milkweed: wrote {picture}\n")
     assert "KL to the dense model on 500 images: up is closer" in picture.read_text()
+    ran = milkweed("inspect", bundle, "--plot", picture)
+    assert ran.code == 1
+    assert f"bundle {bundle} has no record of a search to draw" in ran.err
 
 
 def test_a_record_that_makes_no_sense_is_named_and_passed_over(
@@ -98,7 +103,7 @@ def test_compress_prints_all_models_and_draws_them(
         assert (job.source, job.target.speedup, job.batches) == (bundle, 3.0, (8, 1))
         return SimpleNamespace(seconds=754.0, work=tmp_path / "gone"), load_bundle(searched(record()))[1]
 
-    monkeypatch.setattr("milkweed.jobs.search.compress.compress", search)
+    monkeypatch.setattr("milkweed.compress.write.compress", search)
     picture, out = tmp_path / "front.png", tmp_path / "out"
     arguments = ("--images", tmp_path, "--speedup", 3, "--batch", "8,1", "--plot", picture)
     ran = milkweed("compress", bundle, out, *arguments, *(("--json",) if json_too else ()))

@@ -37,7 +37,6 @@ def test_inspect_convert_and_classify_take_it(
     ("command", "judge"),
     [
         (("evaluate", "multi", "photos"), "evaluate"),
-        (("compress", "multi", "out"), "compress"),
         (("compress", "multi", "out", "--images", "photos"), "compress"),
         (("train", "out", "--data", "photos", "--from", "multi"), "train"),
         (("train", "out", "--data", "photos", "--arch", "vit_tiny_patch16_224", "--distill", "multi"), "train"),

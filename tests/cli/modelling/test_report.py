@@ -1,4 +1,4 @@
-"""`milkweed inspect` shows a bundle's report, draws its curves, and passes a broken one over by name."""
+"""`milkweed inspect` shows a bundle's report, and passes a broken one over by name."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ import pytest
 
 from milkweed.cli.modelling.report import print_report
 from milkweed.models import read_config
-from milkweed.models.report import CurvePoint, DataUse, LayerRow, Measured, RunReport, Skipped, Totals
+from milkweed.models.report import DataUse, LayerRow, Measured, RunReport, Skipped, Totals
 
 Milkweed = Callable[..., Any]
 ESCAPE = "\x1b[31mred\x1b[0m\nline"
@@ -57,10 +57,6 @@ def report() -> RunReport:
         totals_before=Totals(parameters=5_717_416, macs=1_258_000_000, bytes=22_869_664, latency_ms=18.2),
         totals_after=Totals(parameters=3_716_320, macs=818_000_000, bytes=14_865_280, latency_ms=13.0),
         layers=(row("a.fc1", "monarch", 768, 0.4), row("a.fc2", "monarch", 768, 0.2), row("head", "dense", 2048, None)),
-        curve=tuple(
-            CurvePoint(label=f"try {k}", share=k / 4, parameters=k * 1000, top1=20.0 * k, chosen=k == 2)
-            for k in range(1, 5)
-        ),
         history=tuple({"step": k, "loss": 8.0 - k} for k in range(8)),
         warnings=(ESCAPE,),
     )
@@ -109,22 +105,8 @@ def test_inspect_shows_the_report(
         ["head", "dense", "2.05", "k", "100.0", "%", "131", "k", "8.19", "kB", "–"],
     ]
     assert "kept dense: head: reacts too much" in lines
-    assert "  ● try 2: 2.00 k parameters (50.0 %), top-1 40.0 %" in lines
     # The report's table stands in for the one of the structure.
     assert "nblocks 4" not in ran.out
-
-
-def test_inspect_draws_the_report(
-    milkweed: Milkweed, bundle: Path, reported: Callable[[bytes], Path], report: RunReport, tmp_path: Path
-) -> None:
-    path = reported(json.dumps(replace(report, version=read_config(bundle).version).to_dict()).encode())
-    picture = tmp_path / "new" / "report.svg"
-    ran = milkweed("inspect", path, "--plot", picture, "--json")
-    assert (ran.code, ran.err) == (0, f"milkweed: wrote {picture}\n")
-    assert "relative error of the outputs" in picture.read_text()
-    ran = milkweed("inspect", bundle, "--plot", picture)
-    assert ran.code == 1
-    assert f"bundle {bundle} has no report.json of its compression or training to draw" in ran.err
 
 
 def test_text_from_a_report_cannot_drive_the_terminal(report: RunReport, capsys: pytest.CaptureFixture[str]) -> None:

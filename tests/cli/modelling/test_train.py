@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from milkweed.models import load_bundle, read_config
-from milkweed.models.compress import project_layer
 from milkweed.models.layers.select import layer_specs_for, select_linears
+from milkweed.models.projection.replacement import project_layer
 from milkweed.models.report import read_report
 from milkweed.models.training import accuracy
 

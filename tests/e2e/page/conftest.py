@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from milkweed.cli.bundle_args import demo_bundle
-from milkweed.models import CompressRequest, compress_model, load_bundle, save_bundle
+from milkweed.models import load_bundle, save_bundle
 
+from ...models.structured import project_bundle
 from ...support.frontiers import record
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def pair(serving: Any, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("pair")
     model, config = load_bundle(demo_bundle())
     save_bundle(folder / "dense", model, replace(config, metrics={}))
-    compress_model(folder / "dense", folder / "monarch", CompressRequest(layers=("mlp", "qkv", "proj"), nblocks=8))
+    project_bundle(folder / "dense", folder / "monarch", ("mlp", "qkv", "proj"), nblocks=8)
     save_bundle(folder / "fast", model, replace(config, metrics={**config.metrics, "search": record()}))
     bundles = {name: folder / name for name in ("monarch", "dense", "fast")} | {"other": tiny_bundle}
     with serving(bundles, max_image_bytes=MAX_IMAGE_BYTES, micro_batch=1) as server:

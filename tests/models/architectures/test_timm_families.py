@@ -11,12 +11,12 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from milkweed.compress.structure.permutation import arrangeable_mlps
 from milkweed.models.architectures.meta_init import built_on_meta, on_meta
 from milkweed.models.architectures.registry import classifier_layers, create_model, list_models
 from milkweed.models.architectures.summary import linears_outside
 from milkweed.models.architectures.timm_models import timm_refusal
 from milkweed.models.bundle.bundle import load_bundle, save_bundle
-from milkweed.models.compress.projection.permutation import arrangeable_mlps
 from milkweed.models.layers.layer_spec import LayerSpec
 from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
 from milkweed.models.serving.prepare import PackedMlp, fold_batch_norms, prepare_for_inference

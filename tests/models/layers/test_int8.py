@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from milkweed.jobs.quantisation import choose_storage
 from milkweed.models import create_model, load_bundle, resident_bytes, save_bundle
 from milkweed.models.bundle.storage import as_stored, storable_weights
-from milkweed.models.compress.quantisation import choose_storage
 from milkweed.models.layers.layer_spec import KINDS
 from milkweed.models.layers.select import layer_specs_for, replace_linears, select_linears
 from milkweed.models.serving.prepare import prepare_for_inference

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from milkweed.models import bundle_to_dense, create_model, import_checkpoint, load_bundle, save_bundle
 from milkweed.models.accounting import dense_equivalent_bytes, dense_equivalent_parameters, layer_accounts, macs
-from milkweed.models.compress import to_dense
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing.layer_specs import layer_specs_in
 from milkweed.models.layers.layer_spec import KINDS
 from milkweed.models.layers.select import layer_specs_for, layer_specs_of, replace_linears, select_linears
 from milkweed.models.layers.structured import StructuredLinear
+from milkweed.models.projection.to_dense import to_dense
 from milkweed.models.serving.fused.device_kernels import DeviceKernels
 from milkweed.models.serving.prepare import (
     PackedLinear,

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from milkweed.models.report import (
-    CurvePoint,
     DataUse,
     Measured,
     RunReport,
@@ -70,10 +69,18 @@ def test_a_long_history_keeps_its_evaluations(bare: RunReport) -> None:
 def test_a_missing_package_is_named(bare: RunReport, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     check_report_packages()
     monkeypatch.setitem(sys.modules, package, None)
-    drawn = replace(bare, curve=(CurvePoint(label="a", share=0.5, parameters=1, kl=0.1),))
+    drawn = replace(bare, history=({"step": 0, "loss": 2.0}, {"step": 1, "loss": 1.0}))
     for attempt in (check_report_packages, lambda: write_report(drawn)):
         with pytest.raises(ImportError, match=rf"package {package}: .*train"):
             attempt()
+
+
+def test_members_of_earlier_versions_are_passed_over() -> None:
+    former = dict.fromkeys(("latency_before_us", "latency_after_us", "sensitivity"), 0.25)
+    curve = [{"label": "budget 0.65", "share": 0.65, "parameters": 9, "kl": 0.1, "chosen": True}]
+    before = {**LEAST, "kind": "compress", "layers": [LAYER | former, LAYER], "curve": curve}
+    assert RunReport.from_dict(before) == RunReport.from_dict({**LEAST, "kind": "compress", "layers": [LAYER, LAYER]})
+    assert before["layers"][0] == LAYER | former  # what was given stays as it was
 
 
 @pytest.mark.parametrize(
@@ -83,6 +90,9 @@ def test_a_missing_package_is_named(bare: RunReport, monkeypatch: pytest.MonkeyP
         ({"format": 2}, "report.format: Input should be 1, not 2"),
         ({"extra": 1}, "report.extra: Unexpected keyword argument"),
         ({"layers": [LAYER | {"rank": 2.5}]}, "report.layers[0].rank: Input should be a valid integer, not 2.5"),
+        ({"layers": [LAYER | {"extra": 1}]}, "report.layers[0].extra: Unexpected keyword argument"),
+        ({"layers": [1]}, "report.layers[0]: Input should be an object, not 1"),
+        ({"layers": 1}, "report.layers: Input should be a valid array"),
         ({"layers": [{"name": "head"}]}, "report.layers[0].kind: Field required"),
         ({"after": {"images": 5, "kl": float("nan")}}, "report.after.kl: Input should be a finite number, not nan"),
         ({"data": [{"role": "fun", "folder": "x", "images": 1}]}, "report.data[0].role: Input should be 'calibration'"),

@@ -1,0 +1,1 @@
+"""Training a compressed model to answer as the dense one does."""

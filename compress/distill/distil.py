@@ -1,0 +1,108 @@
+"""Trains a recipe's model to answer as the dense one does, on the images that calibrate alone."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
+from math import ceil, floor, log2
+
+from torch import nn
+
+from ...inference.device import CPU, autocast_dtype
+from ...jobs.dataset import DataError
+from ...loaders.dataset.augmentation import Augmentation
+from ...loaders.dataset.training import TrainingImages
+from ...loaders.preprocess.spec import PreprocessSpec
+from ...models.architectures.token_blocks import TokenBlock
+from ...models.architectures.vitae.merging import MergingCell
+from ...models.architectures.vitae.reduction import PerformerAttention
+from ...models.progress import Progress
+from ...models.training import Trainer, TrainingRecipe
+from ..measure import CandidateEvaluator
+from ..recipe import DistillationConfig, Recipe
+from .blocks import block_names
+from .objectives import FeatureDistillation
+
+AVERAGE = 0.95
+"""The decay of the weights' average, which is kept."""
+
+FEWEST_STEPS = 30
+"""A training that has time for fewer steps is left as long as this: shorter ones change nothing but their time."""
+
+
+def training_seconds(distillation: DistillationConfig | None, image_seconds: float) -> float:
+    """Return about how long a training takes: the dense model answers, the other does, and back, twice as long."""
+    steps = 0 if distillation is None else distillation.steps * distillation.batch_size
+    return 4 * steps * image_seconds
+
+
+def planned(recipes: Sequence[Recipe], image_seconds: float, seconds: float | None) -> list[Recipe]:
+    """Return the recipes with trainings that take at most so many seconds together; None leaves them as they are.
+
+    Steps are doubled or halved: a search that was killed then goes on with the same ones, as a rule.
+    """
+    usual = sum(training_seconds(recipe.distillation, image_seconds) for recipe in recipes)
+    if seconds is None or not usual:
+        return list(recipes)
+    plans, factor = [], 2.0 ** floor(log2(max(seconds, 1.0) / usual))
+    for recipe in recipes:
+        assert recipe.distillation is not None
+        steps = max(FEWEST_STEPS, int(recipe.distillation.steps * factor))
+        plans.append(replace(recipe, distillation=replace(recipe.distillation, steps=steps)))
+    return plans
+
+
+def distil(evaluator: CandidateEvaluator, recipe: Recipe, progress: Progress) -> None:
+    """Train the float model of a recipe, and write its weights for `evaluator`.
+
+    The last average counts, whatever it is worth: the search measures the model beside the untrained one. The few
+    images that could be kept back would be too few to tell which pass is best.
+
+    Raises:
+        DataError: labels are to count, and there are none.
+        TrainingError: its loss is not finite.
+    """
+    baseline, file, plan = evaluator.baseline, evaluator.recipes.weights_file(recipe), recipe.distillation
+    assert plan is not None
+    if plan.label_weight > 0 and baseline.calibration.targets is None:
+        raise DataError(f"distillation: label_weight {plan.label_weight:g} needs images whose classes are known")
+    spec = PreprocessSpec.from_dict(baseline.config.preprocess)
+    augmentation = Augmentation(crop="pad") if spec.size <= 64 else Augmentation(crop="resized", min_scale=0.35)
+    source = TrainingImages(baseline.samples, spec, augmentation, batch_size=plan.batch_size)
+    passes = ceil(plan.steps / source.steps)
+    training = TrainingRecipe(
+        epochs=passes,
+        batch_size=plan.batch_size,
+        lr=plan.lr,
+        warmup_epochs=passes / 10,
+        weight_decay=0.0,
+        betas=(0.9, 0.99),
+        mixup=plan.mixup,
+        cutmix=plan.cutmix,
+        ema_decay=AVERAGE,
+        amp=autocast_dtype(CPU),
+    )
+    model = evaluator.model(recipe.plain)
+    objective = FeatureDistillation(
+        baseline.model, training, 1.0, plan.label_weight, blocks=block_names(model), feature_weight=plan.features
+    )
+    state, phase = file.with_suffix(".state"), f"training {recipe.plain}"
+    _train_what_changed(model, recipe)
+    result = Trainer(model, objective, source, training, state=state, progress=progress, phase=phase).train()
+    evaluator.recipes.keep(recipe.floating, result.model)
+
+
+def _train_what_changed(model: nn.Module, recipe: Recipe) -> None:
+    """Want gradients of all parameters, but of random features, and of what lies in front of the first change: it
+    answers as the dense model's already, and leaving it alone saves its backward passes."""
+    fixed = {f"{name}.w" for name, part in model.named_modules() if isinstance(part, PerformerAttention)}
+    fixed |= _unchanged(model, recipe)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in fixed)
+
+
+def _unchanged(model: nn.Module, recipe: Recipe) -> set[str]:
+    """Names of the parameters in front of the first block that merges, which models register in the order they run."""
+    if recipe.plain != Recipe(recipe.tokens) or recipe.tokens.merging is None:  # blocks of all depths have changed
+        return set()
+    block = next(name for name, part in model.named_modules() if isinstance(part, TokenBlock | MergingCell))
+    return set(takewhile(lambda name: not name.startswith(block + "."), dict(model.named_parameters())))

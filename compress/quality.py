@@ -1,0 +1,97 @@
+"""Measures how far a model's answers are from the dense model's, with intervals, on held-out images.
+
+A few hundred photographs cannot rank near models by top-1, since only the few that change sides count; the mean KL
+divergence orders them, and needs no labels. So the search compares by KL, and accepts by the lower end of the interval
+of the expected change of top-1, which has less than half the noise of counting which answers became right or wrong.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..inference.forward import Forward
+from ..models.report.frontier import ConfidenceInterval, Quality
+
+RESAMPLES, SEED = 4000, 0
+CONFIDENCE = 0.95
+
+FEWEST = 1e-30
+"""Probabilities below are this, which has a logarithm."""
+
+TEMPERATURES = torch.logspace(-0.6, 0.6, 41, dtype=torch.float64)
+"""What the dense model's log-probabilities may be divided by, so that they fit labels."""
+
+WITH_LABELS, WITHOUT_LABELS = 1.5, 3.0
+"""The factors of what the dense model itself thinks is lost: answers change where two are nearly tied, and there it is
+right less often than it says. Without labels the temperature is unknown too, and may double it."""
+
+
+class Judge:
+    """Compares models' answers with the dense model's, of the same images in the same order.
+
+    Args:
+        dense: the dense model's log-probabilities (images, classes).
+        targets: the images' classes, int64 (images,), where they are known.
+    """
+
+    def __init__(self, dense: Tensor, targets: Tensor | None = None) -> None:
+        self._dense, self._targets, self._best = dense.double(), targets, dense.argmax(-1)
+        # An image whose answer is another one changes by the dense model's probability of the new class less that of
+        # its own best one: with labels at the temperature that fits them best.
+        temperature = 1.0 if targets is None else _temperature(self._dense, targets)
+        self._probabilities = (self._dense / temperature).softmax(-1)
+
+    def __call__(self, answers: Tensor) -> Quality:
+        """Return the quality of a model by its log-probabilities (images, classes).
+
+        Raises:
+            ValueError: the answers are not finite, or not as many.
+        """
+        dense = self._dense
+        if dense.shape != answers.shape:
+            raise ValueError(f"answers of shape {tuple(answers.shape)}, the dense model's are {tuple(dense.shape)}")
+        if not torch.isfinite(answers).all():
+            raise ValueError("answers are not finite numbers")
+        top = answers.argmax(-1)
+        kl = (dense.exp() * (dense - answers.double())).sum(-1).clamp(min=0)  # below 0 by rounding alone
+        rows = {"kl": kl, "agreement": 100.0 * (self._best == top)}
+        right = None if self._targets is None else torch.eq(self._best, self._targets).double()
+        if right is not None and self._targets is not None:
+            rows["top1"] = 100.0 * (torch.eq(top, self._targets).double() - right)
+        mean_kl, agreement, *top1 = bootstrap(torch.stack(list(rows.values())))
+        of_dense = None if right is None else float(100 * right.mean())
+        return Quality(len(dense), mean_kl, agreement, top1[0] if top1 else None, of_dense, self.expected_change(top))
+
+    def expected_change(self, top: Tensor) -> ConfidenceInterval:
+        """Return by how many points top-1 is expected to change where a model's best classes are `top`, (images,)."""
+        factor = WITHOUT_LABELS if self._targets is None else WITH_LABELS
+        new = self._probabilities.gather(1, top[:, None])[:, 0]
+        change = factor * (new - self._probabilities.amax(-1))
+        return bootstrap(100 * change.clamp(min=-1)[None])[0]  # no image can lose more than itself
+
+
+def _temperature(logits: Tensor, targets: Tensor) -> float:
+    """The temperature with the least cross-entropy (Guo et al., arXiv 1706.04599)."""
+    losses = [F.cross_entropy(logits / temperature, targets) for temperature in TEMPERATURES]
+    return float(TEMPERATURES[torch.stack(losses).argmin()])
+
+
+def bootstrap(samples: Tensor) -> list[ConfidenceInterval]:
+    """Return the mean of each row of (k, images) with the percentile interval; all rows resample the same images."""
+    generator = torch.Generator().manual_seed(SEED)
+    images = samples.shape[1]
+    picks = torch.randint(images, (RESAMPLES, images), generator=generator)
+    counts = torch.zeros(RESAMPLES, images, dtype=torch.float64)
+    counts.scatter_add_(1, picks, torch.ones_like(counts))
+    means = counts @ samples.double().T / images
+    ends = torch.tensor([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], dtype=torch.float64)
+    low, high = means.quantile(ends, dim=0)
+    return [ConfidenceInterval(*map(float, ends)) for ends in zip(samples.double().mean(1), low, high, strict=True)]
+
+
+def log_probabilities(forward: Forward, batches: Iterable[Tensor]) -> Tensor:
+    """Return a forward's answers for batches of normalised images: log-probabilities (images, classes), float64."""
+    answers = [torch.as_tensor(forward.run(batch).probabilities) for batch in batches]
+    return torch.cat(answers).double().clamp(min=FEWEST).log()

@@ -1,0 +1,299 @@
+"""Recipe says what is done to a model, as plain data: what a search proposes, a file asks for and a bundle records."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..models.bundle.strict_json import parse_json
+from ..models.errors import quoted
+from ..models.layers.shapes import KINDS
+from ..models.layers.token_plan import ALL_TOKENS, TokenPlan
+
+COSTS = ("parameters", "macs", "ms")
+
+T = TypeVar("T")
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be; the message is one line."""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Linear layers that become structured matrices.
+
+    Args:
+        kind: monarch, lowrank, blockdiag or pixelfly.
+        layers: which of them, as in `select_linears`.
+        nblocks, rank: as in `LayerSpec`; not with a budget.
+        options: other options of the kind, by name.
+        budget: share of what these layers cost dense, above 0 and below 1. Each then has the block count and rank, or
+            stays dense, with which the answers change least: for `monarch` of any block count, low rank among them.
+        cost: what the budget counts: parameters, macs, or ms measured on this machine.
+
+    Raises:
+        RecipeError: a value outside its limits.
+    """
+
+    kind: str = "monarch"
+    layers: tuple[str, ...] = ("mlp",)
+    nblocks: int = 4
+    rank: int | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    budget: float | None = None
+    cost: str = "parameters"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
+            raise RecipeError(f"structure: kind {quoted(self.kind)} must be one of {', '.join(KINDS)}")
+        if not self.layers or not all(isinstance(entry, str) for entry in self.layers):
+            raise RecipeError(f"structure: layers {quoted(self.layers)} must be names, patterns or roles such as mlp")
+        if type(self.nblocks) is not int or not (self.rank is None or type(self.rank) is int):
+            raise RecipeError(f"structure: nblocks {quoted(self.nblocks)}, rank {quoted(self.rank)}: whole numbers")
+        known = set(KINDS[self.kind].option_names) - {"nblocks", "rank"}
+        if odd := [name for name, value in self.options if name not in known or not isinstance(value, int)]:
+            raise RecipeError(f"structure: {quoted(odd[0])} is no option of {self.kind}, or not a whole number")
+        if self.budget is not None and not (_is_number(self.budget) and 0 < self.budget < 1):
+            raise RecipeError(f"structure: budget {quoted(self.budget)} must be above 0 and below 1, a share of dense")
+        if self.budget is not None and (self.kind != "monarch" or self.rank is not None):
+            raise RecipeError(f"structure: {self.kind}, rank {self.rank}: a budget chooses among Monarch layers alone")
+        if self.cost not in COSTS:
+            raise RecipeError(f"structure: cost {quoted(self.cost)} must be one of {', '.join(COSTS)}")
+
+    def __str__(self) -> str:
+        name, where = KINDS[self.kind].name, ", ".join(self.layers)
+        if self.budget is not None:
+            return f"{name}, {100 * self.budget:g} % of {self.cost} in {where}"
+        blocks = f" {self.nblocks} blocks" if "nblocks" in KINDS[self.kind].option_names else ""
+        return f"{name}{blocks}{'' if self.rank is None else f' rank {self.rank}'} in {where}"
+
+
+@dataclass(frozen=True)
+class WidthRatios:
+    """What narrower layers keep: of the MLPs' hidden units, and of the head dims of queries and keys."""
+
+    mlp: float = 1.0
+    qk: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not (_is_number(value) and 0 < value <= 1):
+                raise RecipeError(f"widths: {name} {quoted(value)} must be above 0 and at most 1")
+
+    def __str__(self) -> str:
+        parts = {"queries and keys": self.qk, "hidden units": self.mlp}
+        return ", ".join(f"{100 * ratio:g} % of {name}" for name, ratio in parts.items() if ratio < 1)
+
+
+FULL_WIDTH = WidthRatios()
+
+
+@dataclass(frozen=True)
+class QuantizationConfig:
+    """8-bit weights and activations.
+
+    Args:
+        alpha: SmoothQuant's; None does without it.
+        symmetric: activations have no zero points, without which CPUs with AMX are faster.
+        per_channel: each channel of the activations has a scale of its own, which our CPU kernels alone compute by.
+    """
+
+    alpha: float | None = None
+    symmetric: bool = False
+    per_channel: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.alpha is None or (_is_number(self.alpha) and 0 <= self.alpha <= 1)):
+            raise RecipeError(f"quantization: alpha {quoted(self.alpha)} must be between 0 and 1")
+        for name in ("symmetric", "per_channel"):
+            if type(value := getattr(self, name)) is not bool:
+                raise RecipeError(f"quantization: {name} {quoted(value)} must be true or false")
+        if self.per_channel and (self.symmetric or self.alpha is not None):
+            raise RecipeError("quantization: per_channel goes with neither alpha nor symmetric")
+
+    def __str__(self) -> str:
+        if self.per_channel:
+            return "per-channel int8"
+        what = "symmetric int8" if self.symmetric else "int8"
+        return what if self.alpha is None else f"{what}, SmoothQuant {self.alpha:g}"
+
+
+@dataclass(frozen=True)
+class DistillationConfig:
+    """A training to answer as the dense model does, by AdamW with a warm-up and a cosine.
+
+    Args:
+        steps: rounded up to whole passes over the images.
+        batch_size: images of a step.
+        lr: learning rate after the warm-up.
+        features: weight of the blocks' outputs beside the answers.
+        mixup, cutmix: as in `TrainingRecipe`.
+        label_weight: weight of the labels beside the dense model's answers, 0 to 1.
+
+    Raises:
+        RecipeError: a value outside its limits.
+    """
+
+    steps: int = 120
+    batch_size: int = 16
+    lr: float = 2e-5
+    features: float = 0.5
+    mixup: float = 0.2
+    cutmix: float = 0.0
+    label_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size"):
+            if type(value := getattr(self, name)) is not int or value < 1:
+                raise RecipeError(f"distillation: {name} {quoted(value)} must be a whole number from 1 on")
+        for name in ("lr", "features", "mixup", "cutmix", "label_weight"):
+            value = getattr(self, name)
+            if not (_is_number(value) and value >= 0) or (name == "label_weight" and value > 1):
+                raise RecipeError(f"distillation: {name} {quoted(value)} must be a number from 0 on")
+        if self.lr == 0:
+            raise RecipeError("distillation: lr 0 would change nothing")
+
+
+OF_STRUCTURES = DistillationConfig(steps=300, lr=1e-4, features=10.0, mixup=0.5, cutmix=1.0)
+"""A structured layer has more to learn again than a model that merges tokens."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is done to a model; nothing, where all is left out.
+
+    Args:
+        tokens: which tokens it computes.
+        quantization: how it is quantised; None where it is not.
+        distillation: how it is trained; None where it is not.
+        widths: how narrow its layers are.
+        structure: which of its layers are structured.
+    """
+
+    tokens: TokenPlan = ALL_TOKENS
+    quantization: QuantizationConfig | None = None
+    distillation: DistillationConfig | None = None
+    widths: WidthRatios = FULL_WIDTH
+    structure: Structure | None = None
+
+    def __str__(self) -> str:
+        parts = [] if self.structure is None else [str(self.structure)]
+        parts += ["class token last"] if self.tokens.class_last else []
+        if (merging := self.tokens.merging) is not None:
+            blocks = "every block" if merging.every == 1 else f"every {merging.every} blocks"
+            protect = f", class attention {merging.protect:g}" if merging.protect else ""
+            parts.append(f"merge {100 * merging.share:g} % {blocks} from {merging.start}{protect}")
+        parts += [str(self.widths)] if self.widths != FULL_WIDTH else []
+        parts += ["distilled"] if self.distillation else []
+        parts += [str(self.quantization)] if self.quantization else []
+        return ", ".join(parts) or "dense"
+
+    @property
+    def floating(self) -> "Recipe":
+        """The same without the quantisation."""
+        return replace(self, quantization=None)
+
+    @property
+    def plain(self) -> "Recipe":
+        """The same, neither trained nor quantised."""
+        return replace(self, quantization=None, distillation=None)
+
+    @property
+    def file(self) -> str:
+        """A name for files that is another for every recipe."""
+        parts: dict[str, object] = {"merged": self.tokens.merging, "last": self.tokens.class_last}
+        parts |= {"narrow": self.widths != FULL_WIDTH, "distilled": self.distillation, "int8": self.quantization}
+        names = [*([self.structure.kind] if self.structure else []), *(name for name, part in parts.items() if part)]
+        plain = json.loads(json.dumps(self.to_dict()), parse_int=float)  # 1 and 1.0 are equal
+        names.append(hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12])
+        return "_".join(names) if plain else "dense"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; parts that are not used are left out."""
+        parts: dict[str, Any] = {
+            "structure": self.structure,
+            "quantization": self.quantization,
+            "distillation": self.distillation,
+        }
+        values = {name: asdict(part) for name, part in parts.items() if part is not None}
+        if self.structure is not None:
+            values["structure"] |= {"layers": list(self.structure.layers), "options": dict(self.structure.options)}
+        if self.tokens:
+            values["tokens"] = self.tokens.to_dict()
+        return values | ({"widths": asdict(self.widths)} if self.widths != FULL_WIDTH else {})
+
+    @classmethod
+    def from_dict(cls, values: Any) -> "Recipe":
+        """Read the JSON form.
+
+        Raises:
+            RecipeError: unknown keys, or values outside their limits.
+        """
+        _check_keys("a recipe", values, {part.name for part in fields(cls)})
+        structure = values.get("structure")
+        if isinstance(structure, Mapping):
+            layers, options = structure.get("layers", ["mlp"]), structure.get("options", {})
+            if not isinstance(layers, list) or not isinstance(options, Mapping):
+                raise RecipeError("structure: layers must be a list, and options an object")
+            structure = {**structure, "layers": tuple(layers), "options": tuple(sorted(options.items()))}
+        try:
+            return cls(
+                tokens=TokenPlan.from_dict(values.get("tokens", {})),
+                quantization=_part(QuantizationConfig, "quantization", values.get("quantization")),
+                distillation=_part(DistillationConfig, "distillation", values.get("distillation")),
+                widths=_part(WidthRatios, "widths", values.get("widths", {})) or FULL_WIDTH,
+                structure=_part(Structure, "structure", structure),
+            )
+        except (TypeError, ValueError) as error:
+            raise RecipeError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """A recipe as a file holds it.
+
+    Args:
+        arch: the architecture that it was written for; None is for any.
+    """
+
+    recipe: Recipe = field(default_factory=Recipe)
+    arch: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> "RecipeFile":
+        """Read the file, JSON of a recipe and `arch`.
+
+        Raises:
+            RecipeError: it cannot be read, or is none; names the file and what is wrong.
+        """
+        try:
+            values = parse_json(path.read_bytes())
+            _check_keys("a recipe", values, {"arch", *(part.name for part in fields(Recipe))})
+            arch = values.pop("arch", None)
+            if not (arch is None or isinstance(arch, str)):
+                raise RecipeError(f"arch {quoted(arch)} must be the name of an architecture")
+            return cls(Recipe.from_dict(values), arch)
+        except (OSError, ValueError) as error:
+            raise RecipeError(f"recipe {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _part(kind: type[T], name: str, values: Any) -> T | None:
+    if values is None:
+        return None
+    _check_keys(name, values, {part.name for part in fields(kind)})  # type: ignore[arg-type]
+    return kind(**values)
+
+
+def _check_keys(name: str, values: Any, known: set[str]) -> None:
+    if not isinstance(values, Mapping):
+        raise RecipeError(f"{name} {quoted(values)} must be an object")
+    if unknown := sorted(set(values) - known):
+        raise RecipeError(f"{name}: unknown key {quoted(unknown[0])}: must be one of {', '.join(sorted(known))}")

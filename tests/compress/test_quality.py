@@ -1,0 +1,76 @@
+"""Answers beside the dense model's: values against a plain count, intervals against the known spread of a mean."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from milkweed.compress.quality import Judge, bootstrap
+from milkweed.models.report.frontier import Quality
+
+
+def logs(*rows: tuple[float, ...]) -> torch.Tensor:
+    return torch.tensor(rows).log()
+
+
+DENSE = logs((0.7, 0.2, 0.1), (0.1, 0.6, 0.3), (0.5, 0.3, 0.2), (0.2, 0.2, 0.6))
+FOUND = logs((0.6, 0.3, 0.1), (0.1, 0.4, 0.5), (0.4, 0.5, 0.1), (0.1, 0.1, 0.8))  # two images change sides
+
+
+def test_each_measure_is_the_mean_over_images() -> None:
+    found = Judge(DENSE, torch.tensor([0, 2, 0, 2]))(FOUND)
+    kl = sum(
+        p * math.log(p / q) for a, b in zip(DENSE.exp(), FOUND.exp(), strict=True) for p, q in zip(a, b, strict=True)
+    )
+    assert found.kl.value == pytest.approx(float(kl) / 4, rel=1e-5)
+    assert found.agreement.value == 50
+    assert found.top1 is not None
+    assert found.top1.value == 0  # one image is won and one is lost
+    assert found.top1_of_dense == 75
+    assert found.change is found.expected
+    assert Quality.from_dict(found.to_dict()) == found
+
+
+def test_without_labels_a_change_is_thrice_what_the_dense_model_thinks_is_lost() -> None:
+    found = Judge(DENSE)(FOUND)
+    assert (found.top1, found.top1_of_dense) == (None, None)
+    assert found.change.value == pytest.approx(-100 * 3 * ((0.6 - 0.3) + (0.5 - 0.3)) / 4, rel=1e-5)
+    assert found.change.low < found.change.value < found.change.high == 0
+    assert Judge(DENSE)(DENSE).change.low == 0
+
+
+def test_with_labels_a_change_is_by_the_temperature_that_fits_them() -> None:
+    """Half as sure as it is right, the dense model has a temperature of about one half."""
+    rng = np.random.default_rng(0)
+    truth = 3 * rng.normal(size=(2000, 4))
+    truth -= np.log(np.exp(truth).sum(1, keepdims=True))
+    labels = np.array([rng.choice(4, p=np.exp(row)) for row in truth])
+    dense = truth / 2 - np.log(np.exp(truth / 2).sum(1, keepdims=True))
+    found = truth + 0.8 * rng.normal(size=truth.shape)
+    measured = Judge(torch.tensor(dense), torch.tensor(labels))(torch.tensor(found))
+    change, counted = measured.expected, measured.top1
+    assert change is not None
+    assert counted is not None
+    rows, top = np.arange(2000), found.argmax(1)
+    lost = (np.exp(truth)[rows, top] - np.exp(truth).max(1)).mean()
+    assert change.value == pytest.approx(1.5 * 100 * lost, rel=0.1)
+    assert change.low < counted.value < 0
+    assert change.high - change.low < 0.6 * (counted.high - counted.low)
+
+
+def test_intervals_are_those_of_a_mean() -> None:
+    torch.manual_seed(0)
+    samples = torch.randn(2, 400) * torch.tensor([[1.0], [3.0]]) + 2
+    for row, found in zip(samples, bootstrap(samples), strict=True):
+        error = float(row.std()) / 20
+        assert found.low == pytest.approx(float(row.mean()) - 1.96 * error, abs=0.2 * error)
+        assert found.high == pytest.approx(float(row.mean()) + 1.96 * error, abs=0.2 * error)
+    assert bootstrap(samples) == bootstrap(samples)
+
+
+def test_answers_that_are_no_numbers_or_too_few_are_refused() -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        Judge(DENSE)(FOUND * math.nan)
+    with pytest.raises(ValueError, match=r"\(3, 3\).*\(4, 3\)"):
+        Judge(DENSE)(FOUND[:3])
