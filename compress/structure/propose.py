@@ -6,6 +6,7 @@ says which layers would save time, then the error of the untrained model whether
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from torch import nn
 
@@ -90,7 +91,8 @@ def smaller_by_structure(evaluator: CandidateEvaluator, best: Recipe, over: int)
     if not 0 < budget < 1:
         raise TargetError(f"--try monarch: {weights:,} weights in linear layers cannot take {over:,} bytes less")
     int8 = QuantizationConfig(per_channel=True) if evaluator.ours and best.quantization else best.quantization
-    structure = Structure(layers=tuple(ROLES), budget=round(budget, 3))
+    roles = tuple(role for role, pattern in ROLES.items() if any(map(pattern.fullmatch, names)))
+    structure = Structure(layers=roles, budget=round(budget, 3))
     return replace(best, structure=structure, quantization=int8, distillation=OF_STRUCTURES)
 
 
@@ -106,7 +108,7 @@ def _worth_it(evaluator: CandidateEvaluator, best: Recipe, paying: Sequence[Savi
     quarter, as that of errors of half the size.
     """
     saved, batch = sum(row.share for row in paying), evaluator.job.batches[0]
-    before = min(model.ms[batch] for model in evaluator.measurements(best))
+    before = min((model.ms[batch] for model in evaluator.measurements(best)), default=inf)
     limits = {}
     for part in (1.0, 0.5):
         fast = [model for model in evaluator.measured.values() if model.ms[batch] <= (1 - part * saved) * before]
