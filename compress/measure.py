@@ -2,7 +2,7 @@
 the bundle that each would be."""
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -65,10 +65,9 @@ class CandidateEvaluator:
         """The dense model in float32, in the backend that it is fastest in."""
         return self.measured[self.base]
 
-    @property
-    def model(self) -> Callable[[Recipe], nn.Module]:
+    def model(self, recipe: Recipe) -> nn.Module:
         """Make the float32 model of a recipe; raises ValueError where the model does not take it."""
-        return self.recipes.model
+        return self.recipes.model(recipe)
 
     def measure(self, recipe: Recipe) -> None:
         """Measure a model in the backends that may be fastest; what is on record is not measured again."""
@@ -91,7 +90,7 @@ class CandidateEvaluator:
                 )
 
     def measurements(self, recipe: Recipe) -> list[MeasuredCandidate]:
-        """What was measured of a recipe, one for each backend."""
+        """Return the measurements of a recipe's model, a row for each backend that computes it."""
         return [measured for candidate, measured in self.measured.items() if candidate.recipe == recipe]
 
     def speedup(self, recipe: Recipe) -> float:

@@ -27,7 +27,7 @@ def time_in_turns(
     first one's in the same round. So whatever else the machine does for longer than a round hits both.
 
     Args:
-        seconds: for each batch size and model; SECONDS if not given.
+        seconds: how long each model is timed at each batch size; None takes SECONDS.
     """
     ms: dict[Case, dict[int, float]] = {name: {} for name in forwards}
     first = next(iter(forwards))

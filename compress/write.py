@@ -6,6 +6,8 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from ..inference.device import processor_name, usable_cores
 from ..jobs.train_report import data_use
 from ..models import BundleConfig
@@ -29,6 +31,7 @@ from ..models.report.terms import counted
 from ..models.report.verdict import doubts
 from .job import CompressJob
 from .measure import RECORD_BYTES
+from .recipe import Recipe
 from .search import Search, SearchResult
 from .selection import speedup
 
@@ -95,7 +98,8 @@ def record(result: SearchResult, job: CompressJob, added: int) -> dict[str, Any]
 def run_report(search: Search, result: SearchResult, config: BundleConfig, arguments: dict[str, Any]) -> RunReport:
     """Return the report of the bundle with this config, whose metrics have the search's record."""
     job, frontier = search.job, Frontier.from_dict(config.metrics[SEARCH])
-    before, after = _totals(search, result, frontier)
+    model = search.evaluator.model(result.chosen.recipe)
+    before, after = _totals(search, model, frontier)
     went_on = ", since it went on" if search.trials.resumed else ""
     return RunReport(
         kind="compress",
@@ -112,18 +116,17 @@ def run_report(search: Search, result: SearchResult, config: BundleConfig, argum
         after=_measured(frontier, chosen=True),
         totals_before=before,
         totals_after=after,
-        layers=_layers(search, result),
+        layers=_layers(search, result.chosen.recipe, model),
         frontier=frontier,
         warnings=tuple(doubts(frontier)),
     )
 
 
-def _layers(search: Search, result: SearchResult) -> tuple[LayerRow, ...]:
-    """A row for every linear layer, where some are structured."""
-    recipe, recipes = result.chosen.recipe, search.evaluator.recipes
+def _layers(search: Search, recipe: Recipe, model: nn.Module) -> tuple[LayerRow, ...]:
+    """A row for every linear layer of the recipe's model, where some are structured."""
     if recipe.structure is None:
         return ()
-    model, structures, errors = recipes.model(recipe), recipes.structures(recipe), recipes.errors(recipe)
+    structures, errors = search.evaluator.recipes.structures(recipe), search.evaluator.recipes.errors(recipe)
     reasons = {account.name: "dense" for account in layer_accounts(model)}
     reasons |= dict.fromkeys(structures, str(recipe.structure))
     notes = {name: {"reason": reason, "error": errors.get(name)} for name, reason in reasons.items()}
@@ -147,10 +150,10 @@ def _measured(frontier: Frontier, *, chosen: bool) -> Measured:
     return Measured(top1=top1, agreement=quality.agreement.value, kl=quality.kl.value, images=quality.images)
 
 
-def _totals(search: Search, result: SearchResult, frontier: Frontier) -> tuple[Totals, Totals]:
+def _totals(search: Search, model: nn.Module, frontier: Frontier) -> tuple[Totals, Totals]:
     """Costs of the dense model and of the chosen one; bytes are those of their bundles."""
     batch, size = search.job.batches[0], search.baseline.size
     _, dense = model_totals(search.baseline.model, size)
-    _, chosen = model_totals(search.evaluator.model(result.chosen.recipe), size)
+    _, chosen = model_totals(model, size)
     chosen = replace(chosen, bytes=frontier.chosen.bytes, latency_ms=frontier.chosen.ms[batch])
     return replace(dense, bytes=search.baseline.config.bytes_on_disk, latency_ms=frontier.dense.ms[batch]), chosen

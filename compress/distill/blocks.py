@@ -36,7 +36,7 @@ def block_names(model: nn.Module) -> tuple[str, ...]:
 
 
 @contextmanager
-def tapped(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+def intermediates(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     """Inside, record the outputs of the named blocks in the last forward; of a TokenBlock those that never merge."""
     outputs: dict[str, Tensor] = {}
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models.training import Distillation, mix
-from .blocks import feature_error, tapped
+from .blocks import feature_error, intermediates
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class FeatureDistillation(Distillation):
             model.eval()
         blocks = self.blocks if self.feature_weight > 0 else ()
         mixed = mix(images, self.recipe.mixup, self.recipe.cutmix)
-        with torch.no_grad(), tapped(self.teacher, blocks) as dense:
+        with torch.no_grad(), intermediates(self.teacher, blocks) as teacher_outputs:
             logits = self.teacher(mixed.images)
-        with tapped(model, blocks) as student:
+        with intermediates(model, blocks) as student_outputs:
             loss = self.loss(model(mixed.images), logits, mixed, targets)
         if not blocks:
             return loss
-        errors = [feature_error(student[name], features) for name, features in dense.items()]
+        errors = [feature_error(student_outputs[name], features) for name, features in teacher_outputs.items()]
         return loss + self.feature_weight * torch.stack(errors).mean()

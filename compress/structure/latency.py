@@ -31,7 +31,7 @@ SHARE = 0.5
 """The share of a layer's weights at which structures are timed."""
 
 SECONDS = 0.5
-"""Time for each structure: what is compared differs by more than the noise of some rounds."""
+"""Seconds of timing for each structure; the differences that matter are larger than the noise of a few rounds."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def page_charts(report: RunReport) -> dict[str, list[str]]:
 
 
 def draw_layers(axis: Any, report: RunReport) -> None:
-    """Draw a bar for each layer, its error high, coloured by the last word of its name."""
+    """Draw the error of every layer as a bar; layers whose names end alike have one colour."""
     words = [row.name.rpartition(".")[2] for row in report.layers]
     colors = dict(zip((word for word, _ in Counter(words).most_common()), SERIES[:-1], strict=False))
     for place, (row, word) in enumerate(zip(report.layers, words, strict=True)):

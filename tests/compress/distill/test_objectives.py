@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from milkweed.compress.distill.blocks import block_names, feature_error, tapped
+from milkweed.compress.distill.blocks import block_names, feature_error, intermediates
 from milkweed.compress.distill.objectives import FeatureDistillation
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.architectures.token_blocks import apply_token_plan
@@ -106,7 +106,7 @@ def test_only_tokens_that_never_merge_are_compared(case: Case) -> None:
     student = apply_token_plan(copy.deepcopy(case.dense), TokenPlan(TokenMerging(0, 1, 0.3), True))
     names = block_names(student)
     assert names == ("blocks.0", "blocks.1")
-    with tapped(student, names) as own, tapped(case.dense, names) as dense:
+    with intermediates(student, names) as own, intermediates(case.dense, names) as dense:
         student(case.images[:2])
         case.dense(case.images[:2])
     assert [own[name].shape[1] for name in names] == [1, 1]
@@ -120,7 +120,7 @@ def test_all_tokens_of_cells_that_merge_are_compared(tiny_vitae: dict[str, Any])
     student = apply_token_plan(copy.deepcopy(dense), TokenPlan(TokenMerging(0, 1, 0.3)))
     names, images = block_names(student), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     assert names == block_names(dense)
-    with torch.no_grad(), tapped(student, names) as own, tapped(dense, names) as wanted:
+    with torch.no_grad(), intermediates(student, names) as own, intermediates(dense, names) as wanted:
         student(images)
         dense(images)
     assert [own[name].shape for name in names] == [wanted[name].shape for name in names]
