@@ -18,7 +18,7 @@ from typing import Any
 
 from ..compress.data import Baseline
 from ..compress.job import CompressJob
-from ..compress.quality import Judge, log_probabilities
+from ..compress.quality import QualityEvaluator, log_probabilities
 from ..compress.timing import time_in_turns
 from ..inference.backend import Candidate
 from ..inference.device import CPU
@@ -100,7 +100,7 @@ def judged(baseline: Baseline, forwards: dict[str, Forward]) -> Iterator[tuple[s
     held_out = baseline.held_out
     for form, forward in forwards.items():
         answers = log_probabilities(forward, held_out.batches)
-        yield form, Judge(baseline.dense, held_out.targets)(answers).to_dict()
+        yield form, QualityEvaluator(baseline.dense, held_out.targets)(answers).to_dict()
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -16,7 +16,7 @@ MIN_IMAGES = 32
 
 MAX_IMAGES = 1000
 MAX_BATCH = 256
-LEVERS = ("monarch", "tokens", "widths", "int8")
+METHODS = ("monarch", "tokens", "widths", "int8")
 """What a search may try."""
 
 
@@ -29,8 +29,7 @@ class CompressJob:
         images: a folder of images, labelled or not; every second one calibrates, the others are held out.
         target: what the result has to reach.
         recipe: what is done to the model, without a search; None searches.
-        levers: those of LEVERS that a search tries. What is named must be possible; without names all that is possible
-            is tried.
+        methods: those of METHODS that a search tries; what is named must be possible. Empty tries all that is possible.
         minutes: how long it may take at most, by which the training is as long as it can be; 0 does not train, and None
             trains as long as is usual.
         backends: those that may compute the result; empty for all that are installed.
@@ -41,7 +40,7 @@ class CompressJob:
         command: the command line that does it again, for the report.
 
     Raises:
-        ValueError: no batch, or one outside 1..MAX_BATCH; too few images allowed; an unknown lever, or one that
+        ValueError: no batch, or one outside 1..MAX_BATCH; too few images allowed; an unknown method, or one that
             the target has no use for; minutes below 0.
     """
 
@@ -50,7 +49,7 @@ class CompressJob:
     images: Path
     target: Target = field(default_factory=Target)
     recipe: Recipe | None = None
-    levers: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
     minutes: float | None = None
     backends: tuple[str, ...] = ()
     batches: tuple[int, ...] = (1, 8)
@@ -66,18 +65,18 @@ class CompressJob:
             raise ValueError(f"batch {quoted(odd[0] if odd else '')}: must be whole numbers from 1 to {MAX_BATCH}")
         if self.max_images < MIN_IMAGES:
             raise ValueError(f"images {self.max_images}: a search needs at least {MIN_IMAGES}")
-        if unknown := [name for name in self.levers if name not in LEVERS]:
-            raise ValueError(f"try {quoted(unknown[0])}: must be some of {', '.join(LEVERS)}")
-        if "monarch" in self.levers and self.minutes == 0:
+        if unknown := [name for name in self.methods if name not in METHODS]:
+            raise ValueError(f"try {quoted(unknown[0])}: must be some of {', '.join(METHODS)}")
+        if "monarch" in self.methods and self.minutes == 0:
             raise ValueError("try monarch: its layers have to be trained, and minutes 0 does not train")
-        if "widths" in self.levers and self.target.bytes is None:
+        if "widths" in self.methods and self.target.bytes is None:
             raise ValueError("try widths: narrower layers save bytes alone, where a size is asked for")
         if self.minutes is not None and not 0 <= self.minutes < 1e6:
             raise ValueError(f"minutes {self.minutes}: must be a number from 0 on")
 
-    def tries(self, lever: str) -> bool:
+    def tries(self, method: str) -> bool:
         """Whether the search tries something."""
-        return not self.levers or lever in self.levers
+        return not self.methods or method in self.methods
 
 
 def usable_runtimes(job: CompressJob, progress: Progress, ours_refusal: str | None) -> list[Candidate]:

@@ -24,7 +24,7 @@ from .data import Baseline
 from .job import OURS, CompressJob, usable_runtimes
 from .journal import Trials
 from .pace import Pace
-from .quality import Judge, log_probabilities
+from .quality import QualityEvaluator, log_probabilities
 from .recipe import Recipe
 from .selection import AS_FAST, MeasuredCandidate, speedup
 from .structure.latency import LayerTimes
@@ -53,7 +53,7 @@ class CandidateEvaluator:
         self.plan = plan_lanes(CPU, macs(baseline.model, baseline.size).total)
         self.times = LayerTimes(baseline, trials, self.plan, job.batches[0], progress, int8=job.tries("int8"))
         self.recipes = Recipes(baseline, trials, self.plan, self.times, progress, keep_weights=job.keep_weights)
-        self.judge = Judge(baseline.dense, baseline.held_out.targets)
+        self.evaluate_quality = QualityEvaluator(baseline.dense, baseline.held_out.targets)
         asked = not job.backends or OURS in job.backends
         self.ours_refusal = refusal = ours_refusal(baseline.model, baseline.size) if asked else "not asked for"
         self.ours = refusal is None
@@ -152,7 +152,7 @@ class CandidateEvaluator:
             ms |= self._beside_base(timed, opened)
             values: dict[SearchCandidate, dict[str, Any]] = {}
             for candidate, (forward, program) in made.items():
-                change = self.judge(log_probabilities(forward, self.baseline.held_out.batches))
+                change = self.evaluate_quality(log_probabilities(forward, self.baseline.held_out.batches))
                 try:
                     size = self._bytes(candidate, program)
                     values[candidate] = {"ms": ms[candidate], "quality": change.to_dict(), "bytes": size}

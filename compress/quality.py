@@ -28,7 +28,7 @@ WITH_LABELS, WITHOUT_LABELS = 1.5, 3.0
 right less often than it says. Without labels the temperature is unknown too, and may double it."""
 
 
-class Judge:
+class QualityEvaluator:
     """Compares models' answers with the dense model's, of the same images in the same order.
 
     Args:

@@ -110,7 +110,7 @@ class Search:
         exact = Recipe(plan) if self._takes(plan, "class token last") else DENSE
         evaluator.measure(exact)
         kl = quantizations(evaluator, exact) if job.tries("int8") else {}
-        self._check_levers(kl)
+        self._check_int8(kl)
         best = replace(exact, quantization=best_quantization(evaluator, exact, kl))
         if job.target.bytes is not None:  # merging tokens saves none
             return self._smaller(best, job.target.bytes)
@@ -120,9 +120,9 @@ class Search:
             measure_schedules(evaluator, cost, merged, self._trained)
         self._distilled(structured(evaluator, best) if job.tries("monarch") and job.minutes != 0 else [])
 
-    def _check_levers(self, kl: Mapping[QuantizationConfig, float]) -> None:
-        """Refuse int8 that was named and cannot be had; the other levers are refused where they are tried."""
-        if "int8" in self.job.levers and not kl:
+    def _check_int8(self, kl: Mapping[QuantizationConfig, float]) -> None:
+        """Refuse int8 that was named and cannot be had; the other methods are refused where they are tried."""
+        if "int8" in self.job.methods and not kl:
             raise TargetError(f"--try int8: {self.notes[-1] if self.notes else 'no backend computes it'}")
 
     def _takes(self, plan: TokenPlan, what: str) -> bool:
@@ -131,7 +131,7 @@ class Search:
         try:
             apply_token_plan(model, plan)
         except ValueError as error:
-            if plan.merging is not None and "tokens" in self.job.levers:
+            if plan.merging is not None and "tokens" in self.job.methods:
                 raise TargetError(f"--try tokens: {error}") from None
             alone = f"{type(model).__name__}: compressed by NNCF's int8 alone, there are no rules to merge its tokens"
             note = f"without {what}: {error}" if has_token_rules(model) else alone
@@ -152,7 +152,7 @@ class Search:
         over = min((model.bytes for model in self.evaluator.measurements(best)), default=0) - limit
         if over > 0 and self.job.tries("widths"):
             self._narrower(best, over)
-        named = over > 0 and "monarch" in self.job.levers and self.job.minutes != 0
+        named = over > 0 and "monarch" in self.job.methods and self.job.minutes != 0
         self._distilled([smaller_by_structure(self.evaluator, best, over)] if named else [])
 
     def _narrower(self, best: Recipe, over: int) -> None:
@@ -165,7 +165,7 @@ class Search:
                 screened_kl(evaluator, recipe)
                 self.progress.step("narrower layers", at, len(recipes))
         except ValueError as error:
-            if "widths" in self.job.levers:
+            if "widths" in self.job.methods:
                 raise TargetError(f"--try widths: {error}") from None
             return self.progress.note(f"without narrower layers: {error}")
         self.pace.expect(min(len(recipes), NARROWER) + self._trained)

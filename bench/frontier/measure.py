@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...compress.data import Baseline
-from ...compress.quality import FEWEST, Judge
+from ...compress.quality import FEWEST, QualityEvaluator
 from ...compress.timing import time_in_turns
 from ...inference.backend import BackendError, Candidate, find_candidates
 from ...inference.device import CPU
@@ -91,7 +91,7 @@ class Bench:
         """Time a forward and judge its answers."""
         judge = self.baseline.held_out
         answers = torch.cat([torch.as_tensor(forward.run(batch).probabilities) for batch in judge.batches]).double()
-        judged = Judge(self.baseline.dense, judge.targets)(answers.clamp(min=FEWEST).log())
+        judged = QualityEvaluator(self.baseline.dense, judge.targets)(answers.clamp(min=FEWEST).log())
         return {**self._timed(forward, opened), "quality": judged.to_dict()}
 
     def _timed(self, forward: Forward, opened: ExitStack) -> Row:

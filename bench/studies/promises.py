@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ...compress.data import read_images
-from ...compress.quality import Judge, log_probabilities
+from ...compress.quality import QualityEvaluator, log_probabilities
 from ...compress.selection import MeasuredCandidate, keeping
 from ...inference.device import CPU
 from ...inference.forward import plan_lanes
@@ -99,7 +99,7 @@ def judged(rows: dict[str, Tensor], judging: int, sets: int) -> Iterator[dict[st
         drawn = torch.randperm(images, generator=generator)[:judging]
         dense = rows["dense"][drawn]
         dense = rows["dense"][drawn]
-        judges = {LABELS: Judge(dense, rows["labels"][drawn]), NO_LABELS: Judge(dense)}
+        judges = {LABELS: QualityEvaluator(dense, rows["labels"][drawn]), NO_LABELS: QualityEvaluator(dense)}
         yield {
             how: [MeasuredCandidate(name, judge(rows[name][drawn]), {1: ms[name]}, 0, "") for name in names]
             for how, judge in judges.items()

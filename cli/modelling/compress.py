@@ -81,7 +81,7 @@ def _job(options: CompressOptions) -> "CompressJob":
             images=options.images,
             target=target,
             recipe=recipe,
-            levers=tuple(split_list(options.levers)),
+            methods=tuple(split_list(options.methods)),
             minutes=options.minutes,
             backends=tuple(backends),
             batches=tuple(map(int, batches)),
@@ -103,7 +103,7 @@ def _recipe(options: CompressOptions) -> "Recipe | None":
         return None
     searched = ("speedup", "latency", "max_drop", "size", "minutes")
     targets = [f"--{name.replace('_', '-')}" for name in searched if getattr(options, name) is not None]
-    if targets := [*targets, *(["--try"] if options.levers else [])]:
+    if targets := [*targets, *(["--try"] if options.methods else [])]:
         raise CommandError(
             f"{targets[0]} is for a search: --recipe {options.recipe} says all that is done", WRONG_USAGE
         )

@@ -41,7 +41,7 @@ class CompressOptions:
         float | None, decimal_option("Points of top-1 lost at most, by the 95 % interval; 2 if no target is given.")
     ] = None
     size: Annotated[str | None, text_option("SIZE", "Maximum size of the bundle, such as 6MB.")] = None
-    levers: Annotated[
+    methods: Annotated[
         str,
         text_option("LIST", "monarch, tokens, widths, int8: what is tried. All that the model takes.", "--try"),
     ] = ""

@@ -55,7 +55,7 @@ def structured(evaluator: CandidateEvaluator, best: Recipe) -> list[Recipe]:
     Raises:
         TargetError: a structure is asked for by name, and cannot be had.
     """
-    asked, note, baseline = "monarch" in evaluator.job.levers, evaluator.progress.note, evaluator.baseline
+    asked, note, baseline = "monarch" in evaluator.job.methods, evaluator.progress.note, evaluator.baseline
     rows = savings(baseline.model, evaluator.times) if evaluator.ours else []
     if not rows:
         why = "no layers that it divides" if evaluator.ours else "our own kernels, which compute it, cannot be used"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from milkweed.compress.quality import Judge, bootstrap
+from milkweed.compress.quality import QualityEvaluator, bootstrap
 from milkweed.models.report.frontier import Quality
 
 
@@ -19,7 +19,7 @@ FOUND = logs((0.6, 0.3, 0.1), (0.1, 0.4, 0.5), (0.4, 0.5, 0.1), (0.1, 0.1, 0.8))
 
 
 def test_each_measure_is_the_mean_over_images() -> None:
-    found = Judge(DENSE, torch.tensor([0, 2, 0, 2]))(FOUND)
+    found = QualityEvaluator(DENSE, torch.tensor([0, 2, 0, 2]))(FOUND)
     kl = sum(
         p * math.log(p / q) for a, b in zip(DENSE.exp(), FOUND.exp(), strict=True) for p, q in zip(a, b, strict=True)
     )
@@ -33,11 +33,11 @@ def test_each_measure_is_the_mean_over_images() -> None:
 
 
 def test_without_labels_a_change_is_thrice_what_the_dense_model_thinks_is_lost() -> None:
-    found = Judge(DENSE)(FOUND)
+    found = QualityEvaluator(DENSE)(FOUND)
     assert (found.top1, found.top1_of_dense) == (None, None)
     assert found.change.value == pytest.approx(-100 * 3 * ((0.6 - 0.3) + (0.5 - 0.3)) / 4, rel=1e-5)
     assert found.change.low < found.change.value < found.change.high == 0
-    assert Judge(DENSE)(DENSE).change.low == 0
+    assert QualityEvaluator(DENSE)(DENSE).change.low == 0
 
 
 def test_with_labels_a_change_is_by_the_temperature_that_fits_them() -> None:
@@ -48,7 +48,7 @@ def test_with_labels_a_change_is_by_the_temperature_that_fits_them() -> None:
     labels = np.array([rng.choice(4, p=np.exp(row)) for row in truth])
     dense = truth / 2 - np.log(np.exp(truth / 2).sum(1, keepdims=True))
     found = truth + 0.8 * rng.normal(size=truth.shape)
-    measured = Judge(torch.tensor(dense), torch.tensor(labels))(torch.tensor(found))
+    measured = QualityEvaluator(torch.tensor(dense), torch.tensor(labels))(torch.tensor(found))
     change, counted = measured.expected, measured.top1
     assert change is not None
     assert counted is not None
@@ -71,6 +71,6 @@ def test_intervals_are_those_of_a_mean() -> None:
 
 def test_answers_that_are_no_numbers_or_too_few_are_refused() -> None:
     with pytest.raises(ValueError, match="not finite"):
-        Judge(DENSE)(FOUND * math.nan)
+        QualityEvaluator(DENSE)(FOUND * math.nan)
     with pytest.raises(ValueError, match=r"\(3, 3\).*\(4, 3\)"):
-        Judge(DENSE)(FOUND[:3])
+        QualityEvaluator(DENSE)(FOUND[:3])

@@ -101,7 +101,7 @@ def test_targets_come_with_their_units(asked: Callable[..., CompressJob]) -> Non
     assert asked("--size", "6MB").target.bytes == 6_000_000
     assert asked("--max-drop", "1").target.drop == 1
     job = asked("--speedup", "3", "--try", "tokens,int8", "--minutes", "0", "--batch", "4", "--keep-weights")
-    assert (job.target.speedup, job.levers, job.minutes, job.batches) == (3, ("tokens", "int8"), 0, (4,))
+    assert (job.target.speedup, job.methods, job.minutes, job.batches) == (3, ("tokens", "int8"), 0, (4,))
     assert (job.keep_weights, job.recipe) == (True, None)
 
 

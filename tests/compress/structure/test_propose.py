@@ -42,12 +42,12 @@ def measured(ms: float, kl: float) -> MeasuredCandidate:
 
 
 def proposed(
-    model: nn.Module, rows: dict[Recipe, MeasuredCandidate], levers: tuple[str, ...] = (), ours: bool = True
+    model: nn.Module, rows: dict[Recipe, MeasuredCandidate], methods: tuple[str, ...] = (), ours: bool = True
 ) -> tuple[list[Recipe], list[str]]:
     """What is proposed for a model of which these were measured, and what is noted."""
     notes: list[str] = []
     evaluator: Any = SimpleNamespace(
-        job=SimpleNamespace(levers=levers, batches=(8, 1), tries=lambda lever: True),
+        job=SimpleNamespace(methods=methods, batches=(8, 1), tries=lambda method: True),
         baseline=SimpleNamespace(model=model),
         progress=Progress(note=notes.append),
         times=Times(),
