@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .attention import attention_reference
+from .quantized import QuantizedDense
 from .reference import monarch_reference
 from .shapes import MonarchShape
 
@@ -149,7 +150,7 @@ class Add:
 
 
 Linear = Dense | Monarch
-ChainOp = LayerNorm | Dense | Monarch | Gelu | SelfAttention | Add
+ChainOp = LayerNorm | Dense | Monarch | QuantizedDense | Gelu | SelfAttention | Add
 
 
 def _bias(bias: Tensor | None) -> str:
@@ -193,6 +194,8 @@ def _value(operator: ChainOp, x: Tensor, residual: Tensor | None) -> Tensor:
             wide = F.pad(x, (0, operator.shape.in_extended - x.shape[-1]))
             y = monarch_reference(wide, w1.to(x), w2.to(x))[..., : operator.out_features]
             return y if bias is None else y + bias.to(x)
+        case QuantizedDense():
+            return operator.value(x)
         case Gelu():
             return F.gelu(x)
         case SelfAttention(num_heads, _, scale):

@@ -4,6 +4,7 @@ from .base import Impl
 from .dense import DenseImpl
 from .feature_major import FeatureMajorImpl
 from .native import native_impls
+from .quantized import quantized_impls
 from .quarantine import with_quarantine
 from .sdpa import sdpa_impls
 from .torch_ops import EagerImpl
@@ -19,6 +20,7 @@ def all_impls() -> list[Impl]:
     impls: list[Impl] = [
         *native_impls(),
         *triton_impls(),
+        *quantized_impls(),
         FeatureMajorImpl(),
         DenseImpl(),
         *sdpa_impls(),

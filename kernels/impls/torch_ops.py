@@ -1,6 +1,7 @@
 """Plain PyTorch: one operator after the other, which runs every segment."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,11 +10,12 @@ from torch.nn import functional as F
 from ..attention import sdpa_attention
 from ..batched import monarch_batched
 from ..chain_ir import Add, ChainOp, Dense, Gelu, LayerNorm, Monarch, Packed, Problem, SelfAttention, needed
+from ..quantized import QuantizedDense, quantize, sums_of
 from .base import OTHER_KIND, Call, Runner, packed
 
 
 class EagerImpl:
-    """Runs every kind of operator; PyTorch picks the backend of attention."""
+    """Runs every kind of operator; PyTorch picks the backend of attention, and cuBLASLt multiplies 8 bits on CUDA."""
 
     name = "torch"
 
@@ -47,12 +49,26 @@ def _step(operator: ChainOp, problem: Problem) -> tuple[Call, Packed | None]:
             factors = plain_tensors(operator, problem)
             (w1, w2, *biases), out = factors.tensors, operator.out_features
             return lambda x, _: monarch_batched(x, w1, w2, biases[0] if biases else None, out), factors
+        case QuantizedDense():
+            layer = quantized_tensors(operator, problem)
+            return partial(_quantized, layer), layer
         case Gelu():
             return lambda x, _: F.gelu(x), None
         case SelfAttention(num_heads, _, scale):
             return lambda x, _: sdpa_attention(x, num_heads, scale), None
         case Add():
             return _add, None
+
+
+def quantized_tensors(layer: QuantizedDense, problem: Problem) -> Packed:
+    """Return the tensors of `QuantizedDense.packed` on the problem's device."""
+    return packed(layer, "quantized", problem, lambda: [tensor.to(problem.device) for tensor in layer.packed()])
+
+
+def _quantized(layer: Packed, x: Tensor, _: Tensor | None) -> Tensor:
+    weight, scale, bias, inverse, zero = layer.tensors
+    rows = quantize(x.reshape(-1, x.shape[-1]), inverse, zero, weight.dtype)
+    return (sums_of(rows, weight) * scale + bias).to(x.dtype).view(*x.shape[:-1], len(weight))
 
 
 def _add(x: Tensor, residual: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..chain_ir import Add, ChainOp, Dense, LayerNorm, Monarch, Problem, SelfAttention, describe
 from ..impls.base import Impl, Runner
+from ..quantized import QuantizedDense
 from .plan import Plan, Span
 
 
@@ -136,7 +137,7 @@ def _in_out(operator: ChainOp) -> tuple[int, int]:
     match operator:
         case LayerNorm(weight):
             return len(weight), len(weight)
-        case Dense() | Monarch():
+        case Dense() | Monarch() | QuantizedDense():
             return operator.in_features, operator.out_features
         case SelfAttention(num_heads, head_dim):
             return 3 * num_heads * head_dim, num_heads * head_dim
