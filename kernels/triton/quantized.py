@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -71,15 +70,19 @@ class QuantizedProduct:
     gelu: bool = False
     following: Tensors | None = None
 
-    @cached_property
-    def constants(self) -> dict[str, Any]:
-        """The kernel's compile-time arguments but for the residual's, the GELU's form and PDL."""
+    def constants(self, *, adds: bool) -> dict[str, Any]:
+        """The kernel's compile-time arguments but for the GELU's form and PDL.
+
+        A program that adds a residual has half the columns: registers do not hold both (a test compiles them).
+        """
         weight, tile = self.layer[0], TILES[self.tile]
-        shape = {"N": weight.shape[0], "K": weight.shape[1], "BM": tile.BM, "BN": tile.BN, "BK": tile.BK}
+        columns = tile.BN // 2 if adds else tile.BN
+        shape = {"N": weight.shape[0], "K": weight.shape[1], "BM": tile.BM, "BN": columns, "BK": tile.BK}
         return shape | {
             "ACT": int(self.gelu),
             "INT8": weight.dtype == torch.int8,
             "OUT8": self.following is not None,
+            "HAS_RESIDUAL": adds,
         }
 
     def options(self, *, pdl: bool) -> dict[str, Any]:
@@ -103,16 +106,17 @@ class QuantizedProduct:
 
         weight, scale, bias, *_ = self.layer
         inverse, zero = (scale, bias) if self.following is None else self.following[3:]
-        tile = TILES[self.tile]
-        programs = -(-len(x8) // tile.BM) * -(-len(weight) // tile.BN)
+        constants = self.constants(adds=residual is not None)
+        BM, BN, BK = (constants[name] for name in ("BM", "BN", "BK"))
+        programs = -(-len(x8) // BM) * -(-len(weight) // BN)
         _check_programs(programs, x8)
         if programs:
-            loads = [kernels.descriptor(m, rows, tile.BK) for m, rows in ((x8, tile.BM), (weight, tile.BN))]
+            loads = [kernels.descriptor(matrix, rows, BK) for matrix, rows in ((x8, BM), (weight, BN))]
             added = y if residual is None else residual
-            flags = {"HAS_RESIDUAL": residual is not None, "FAST_GELU": fast_gelu, "PDL": pdl}
+            flags = {"FAST_GELU": fast_gelu, "PDL": pdl}
             quantized_kernels.quantized_product[(programs,)](
                 *(*loads, scale, bias, inverse, zero, added, y, len(x8)),
-                **(self.constants | flags | self.options(pdl=pdl)),
+                **(constants | flags | self.options(pdl=pdl)),
             )
 
     def _plain(self, x8: Tensor, residual: Tensor | None, dtype: torch.dtype) -> Tensor:

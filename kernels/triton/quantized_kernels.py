@@ -78,10 +78,10 @@ def quantized_product(
     sums = tl.zeros((BM, BN), SUMS)
     for k in range(0, K, BK):
         sums = tl.dot(x.load([first_row, k]), w.load([first_n, k]).T, sums, out_dtype=SUMS)
-    n, row = first_n + tl.arange(0, BN), first_row + tl.arange(0, BM)
+    n, row = first_n + tl.arange(0, BN), tl.arange(0, BM)
     real = n < N
-    there = (row < rows)[:, None] & real[None, :]
-    at = row.to(tl.int64)[:, None] * N + n[None, :]
+    there = (first_row + row < rows)[:, None] & real[None, :]
+    at = first_row.to(tl.int64) * N + (row[:, None] * N + n[None, :])
     value = sums.to(tl.float32) * tl.load(scale + n, mask=real, other=0.0)[None, :]
     value += tl.load(bias + n, mask=real, other=0.0)[None, :]
     if ACT:

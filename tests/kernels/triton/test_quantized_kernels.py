@@ -89,7 +89,7 @@ def product(shape: str, tile: int, *, int8: bool) -> QuantizedProduct:
 
 def check_product(shape: str, tile: int, *, int8: bool) -> None:
     call, kind = product(shape, tile, int8=int8), "i8" if int8 else "fp8e4nv"
-    constants = call.constants | {"HAS_RESIDUAL": shape in ("proj", "fc2"), "FAST_GELU": True, "PDL": True}
+    constants = call.constants(adds=shape in ("proj", "fc2")) | {"FAST_GELU": True, "PDL": True}
     signature = {
         name: f"tensordesc<{kind}[{constants[rows]},{constants['BK']}]>" for name, rows in (("x", "BM"), ("w", "BN"))
     }
