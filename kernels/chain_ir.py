@@ -116,6 +116,34 @@ class Monarch:
 
 
 @dataclass(frozen=True, eq=False)
+class BlockDiagonal:
+    """y = (W_1 x_1, .. W_N x_N) + bias, where x_n are some channels of x.
+
+    Args:
+        weight: (N, s, p).
+        inputs: (N, p), the channels of x that each block reads, int64.
+        bias: (N*s,) or None.
+    """
+
+    weight: Tensor
+    inputs: Tensor
+    bias: Tensor | None
+    layouts: Layouts = field(default_factory=WeakValueDictionary, init=False, repr=False)
+    kind: ClassVar[str] = "blockdiag"
+
+    @property
+    def in_features(self) -> int:
+        return self.inputs.numel()
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0] * self.weight.shape[1]
+
+    def describe(self) -> str:
+        return f"blockdiag({self.in_features}>{self.out_features},{len(self.weight)}{_bias(self.bias)})"
+
+
+@dataclass(frozen=True, eq=False)
 class Gelu:
     """GELU by the error function."""
 
@@ -148,8 +176,8 @@ class Add:
         return "add"
 
 
-Linear = Dense | Monarch
-ChainOp = LayerNorm | Dense | Monarch | Gelu | SelfAttention | Add
+Linear = Dense | Monarch | BlockDiagonal
+ChainOp = LayerNorm | Dense | Monarch | BlockDiagonal | Gelu | SelfAttention | Add
 
 
 def _bias(bias: Tensor | None) -> str:
@@ -193,12 +221,20 @@ def _value(operator: ChainOp, x: Tensor, residual: Tensor | None) -> Tensor:
             wide = F.pad(x, (0, operator.shape.in_extended - x.shape[-1]))
             y = monarch_reference(wide, w1.to(x), w2.to(x))[..., : operator.out_features]
             return y if bias is None else y + bias.to(x)
+        case BlockDiagonal(weight, inputs, bias):
+            return block_product(x, weight.to(x), inputs.to(x.device), None if bias is None else bias.to(x))
         case Gelu():
             return F.gelu(x)
         case SelfAttention(num_heads, _, scale):
             return attention_reference(x, num_heads, scale)
         case Add():
             return x + needed(residual).to(x)
+
+
+def block_product(x: Tensor, weight: Tensor, inputs: Tensor, bias: Tensor | None) -> Tensor:
+    """Return what a `BlockDiagonal` layer gives of x (..., in)."""
+    y = torch.einsum("...np,nsp->...ns", x[..., inputs], weight).flatten(-2)
+    return y if bias is None else y + bias
 
 
 def needed(residual: Tensor | None) -> Tensor:

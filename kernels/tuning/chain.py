@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from ..chain_ir import Add, ChainOp, Dense, LayerNorm, Monarch, Problem, SelfAttention, describe
+from ..chain_ir import Add, BlockDiagonal, ChainOp, Dense, LayerNorm, Monarch, Problem, SelfAttention, describe
 from ..impls.base import Impl, Runner
 from .plan import Plan, Span
 
@@ -136,7 +136,7 @@ def _in_out(operator: ChainOp) -> tuple[int, int]:
     match operator:
         case LayerNorm(weight):
             return len(weight), len(weight)
-        case Dense() | Monarch():
+        case Dense() | Monarch() | BlockDiagonal():
             return operator.in_features, operator.out_features
         case SelfAttention(num_heads, head_dim):
             return 3 * num_heads * head_dim, num_heads * head_dim

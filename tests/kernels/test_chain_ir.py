@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from milkweed.kernels.chain_ir import (
     Add,
+    BlockDiagonal,
     Dense,
     Gelu,
     LayerNorm,
@@ -54,6 +55,13 @@ def test_monarch_is_its_dense_matrix() -> None:
     matrix = monarch_to_dense(layer.w1, layer.w2, 9, 7)
     assert layer.bias is not None
     torch.testing.assert_close(evaluate([layer], x), x @ matrix.T + layer.bias)
+
+
+def test_block_diagonal_layers_multiply_the_channels_that_each_block_reads() -> None:
+    x, weight, bias = normal(2, 3, 6), normal(2, 4, 3, seed=1), normal(8, seed=2)
+    inputs = torch.tensor([[0, 2, 4], [1, 3, 5]])
+    expected = torch.cat([x[..., inputs[block]] @ weight[block].T for block in range(2)], dim=-1) + bias
+    torch.testing.assert_close(evaluate([BlockDiagonal(weight, inputs, bias)], x), expected)
 
 
 def test_attention_takes_packed_heads_in_order() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....kernels.chain_ir import Add, Dense, Gelu, LayerNorm, Linear, Monarch, SelfAttention
+from ....kernels.chain_ir import Add, BlockDiagonal, Dense, Gelu, LayerNorm, Linear, Monarch, SelfAttention
 from ....kernels.tuning.chain import Chain
 from ...architectures.plain_mlp import PLAIN_MLPS
 from ...architectures.t2t_vit import Block
@@ -19,6 +19,7 @@ from ...architectures.token_blocks import TokenAttention, TokenBlock
 from ...architectures.vitae.attention import MultiHeadAttention
 from ...architectures.vitae.merging import MergingCell
 from ...architectures.vitae.normal import NormalCell
+from ...layers.blockdiag import BlockdiagLinear, shuffled
 from ...layers.narrow_attention import NarrowAttention
 from ...layers.structured import StructuredLinear
 
@@ -188,9 +189,21 @@ def as_linear(part: nn.Module | None) -> Linear:
         w1, w2 = (factor.detach() for factor in factors)
         bias = None if part.bias is None else part.bias.detach()
         return Monarch(w1, w2, bias, part.in_features, part.out_features)
+    if isinstance(part, BlockdiagLinear):
+        return _block_diagonal(part)
     if type(part) is nn.Linear:
         return Dense(part.weight.detach(), None if part.bias is None else part.bias.detach())
     raise NotFusable(f"a linear layer is a {type(part).__name__}")
+
+
+def _block_diagonal(part: BlockdiagLinear) -> BlockDiagonal:
+    blocks, outputs, inputs = part.weight.shape
+    if (blocks * inputs, blocks * outputs) != (part.in_features, part.out_features):
+        raise NotFusable(f"{blocks} blocks do not divide the widths of a block-diagonal layer")
+    channels = torch.arange(part.in_features)
+    channels = shuffled(channels, blocks) if part.shuffle else channels
+    bias = None if part.bias is None else part.bias.detach()
+    return BlockDiagonal(part.weight.detach(), channels.view(blocks, inputs), bias)
 
 
 def _scaled(layer: Linear, scale: nn.Module | None) -> Linear:
@@ -203,6 +216,8 @@ def _scaled(layer: Linear, scale: nn.Module | None) -> Linear:
     bias = None if layer.bias is None else layer.bias * gamma
     if isinstance(layer, Dense):
         return Dense(layer.weight * gamma[:, None], bias)
+    if isinstance(layer, BlockDiagonal):
+        return BlockDiagonal(layer.weight * gamma.view(*layer.weight.shape[:2], 1), layer.inputs, bias)
     shape = layer.shape
     padded = torch.ones(shape.out_extended, dtype=gamma.dtype, device=gamma.device)
     padded[: len(gamma)] = gamma
