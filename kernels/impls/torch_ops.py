@@ -49,8 +49,12 @@ def _step(operator: ChainOp, problem: Problem) -> tuple[Call, Packed | None]:
             return lambda x, _: monarch_batched(x, w1, w2, biases[0] if biases else None, out), factors
         case Gelu():
             return lambda x, _: F.gelu(x), None
-        case SelfAttention(num_heads, _, scale):
-            return lambda x, _: sdpa_attention(x, num_heads, scale), None
+        case SelfAttention(num_heads, _, scale, sized):
+
+            def attend(x: Tensor, log_sizes: Tensor | None) -> Tensor:
+                return sdpa_attention(x, num_heads, scale, None, needed(log_sizes, "knows sizes") if sized else None)
+
+            return attend, None
         case Add():
             return _add, None
 

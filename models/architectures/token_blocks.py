@@ -10,9 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ...kernels.triton.token_merging import log_sizes, matched, merged
 from ..layers.narrow_attention import NarrowAttention, split_heads
 from ..layers.separate_attention import SeparateAttention
-from ..layers.token_merging import log_sizes, matched, merged
 from ..layers.token_plan import ALL_TOKENS, TokenMerging, TokenPlan
 from .t2t_vit import Block, T2TViT
 from .timm_models import type_name

@@ -19,14 +19,16 @@ def matched(keys: Tensor, importance: Tensor | None = None) -> tuple[Tensor, Ten
         importance: (B, M), taken off the similarity of a token of the first set; nothing when None.
 
     Returns:
-        Both int64 (B, ceil(M/2)): the first set, those to be merged first in front; and the place in the second set
-        that each token of the first is most similar to, in the tokens' own order.
+        Both int64 (B, ceil(M/2)): the first set, those to be merged first in front, equally similar ones in their own
+        order; and the place in the second set that each of the first set is most similar to, in the tokens' own order.
     """
     keys = F.normalize(keys.detach().float(), dim=-1)
     similarity, nearest = (keys[:, ::2] @ keys[:, 1::2].transpose(1, 2)).max(dim=-1)
     if importance is not None:
         similarity = similarity - importance.detach().float()[:, ::2]
-    return similarity.topk(similarity.shape[1]).indices, nearest
+    if torch.compiler.is_exporting():  # ONNX has no stable sort, and its TopK keeps the order of equal ones
+        return similarity.topk(similarity.shape[1]).indices, nearest
+    return similarity.sort(dim=1, descending=True, stable=True).indices, nearest
 
 
 def merged(
