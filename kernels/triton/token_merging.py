@@ -68,6 +68,19 @@ def merged(
     return torch.cat([x.narrow(1, 0, prefix), rows(x, kept), means], dim=1), torch.cat([stays, total], dim=1)
 
 
+def class_importance(q: Tensor, k: Tensor, size: Tensor | None, protect: float, prefix: int) -> Tensor:
+    """What the class token's attention takes off the similarity of each patch token: (B, patches) float32.
+
+    Args:
+        q, k: scaled queries and keys (B, heads, N, head_dim).
+        size: (B, N, 1), or None: all 1.
+        protect: this times the number of patch tokens times the mean attention of the heads.
+    """
+    scores = q[:, :, :1].detach() @ k.detach().transpose(-1, -2)
+    attention = (scores if size is None else scores + log_sizes(size, q)).float().softmax(dim=-1)
+    return protect * (k.shape[2] - prefix) * attention.mean(dim=1)[:, 0, prefix:]
+
+
 def places(order: Tensor, nearest: Tensor, count: int, patches: int) -> Tensor:
     """The place of each of the patches among what `merged` gives behind the prefix: (B, patches) int64."""
     first, kept = order.shape[1], order.shape[1] - count

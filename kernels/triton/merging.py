@@ -1,0 +1,162 @@
+"""Merging tokens on Triton: one launch decides which tokens merge and writes what is left of them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..blocked import DTYPES
+from .linear import unusable
+from .tiles import device_properties
+from .token_merging import matched, merged
+
+MAX_TOKENS = 256
+"""A program holds the similarities of one image's two sets of tokens."""
+
+SPLITS = (1, 2, 4)
+"""Tile variants: programs for one image, each of which decides again and writes a part of the columns."""
+
+MergeInputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+"""Tokens, qkv, sizes and importance, as `merge_tokens` takes them."""
+
+
+def merge_refusal(
+    tokens: int, prefix: int, count: int, dtype: torch.dtype, device: torch.device, *, on_cpu: bool = False
+) -> str | None:
+    """Return why the kernel does not merge `count` of so many tokens there; None if it does. Launches nothing.
+
+    Args:
+        on_cpu: take a CPU too, whose implementation of the operator is plain PyTorch, for tests.
+    """
+    stands_in = on_cpu and device.type == "cpu" and dtype in DTYPES
+    return _refused_shape(tokens, prefix, count) or (None if stands_in else unusable(dtype, device))
+
+
+def _refused_shape(tokens: int, prefix: int, count: int) -> str | None:
+    patches = tokens - prefix
+    if not 0 <= prefix <= tokens <= MAX_TOKENS:
+        return f"{tokens} tokens, {prefix} of them in front: the merging kernel takes at most {MAX_TOKENS}"
+    if not 1 <= count <= (patches - 1) // 2:
+        return f"{count} of {patches} tokens cannot merge: 1 to {max(0, (patches - 1) // 2)} can"
+    return None
+
+
+@torch.library.custom_op("milkweed::triton_merge_tokens", mutates_args=())
+def merge_tokens(
+    x: Tensor,
+    qkv: Tensor,
+    size: Tensor | None,
+    importance: Tensor | None,
+    num_heads: int,
+    count: int,
+    prefix: int,
+    tile: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Merge the `count` most similar tokens of the first set, as `matched` and `merged` do, but for rounding.
+
+    Cosines are float32, but summed in another order than PyTorch's: nearly equal ones may be ranked otherwise, those of
+    equal keys are not.
+
+    Args:
+        x: (B, N, C), bfloat16 or float16, contiguous; N at most 256.
+        qkv: (B, N, 3 * num_heads * head_dim) of that dtype, contiguous: tokens are compared by their keys' mean over
+            the heads.
+        size: (B, N, 1) float32, contiguous, or None: all 1. A GPU does not look at them before the launch: one of zero
+            or infinity spoils its own image alone.
+        importance: (B, N - prefix) float32, contiguous, taken off the similarity, or None.
+        count: 1 to (N - prefix - 1) // 2.
+        prefix: tokens in front that stay.
+        tile: index of `SPLITS`; a CPU, which runs plain PyTorch, ignores it.
+
+    Returns:
+        Tokens (B, N - count, C) and their sizes (B, N - count, 1).
+
+    Raises:
+        ValueError: the tensors do not fit, or (CPU) a size is not above 0 and finite; nothing was launched.
+        ModuleNotFoundError: (CUDA) triton is not installed.
+    """
+    inputs = (x, qkv, size, importance)
+    _check(inputs, num_heads, count, prefix, tile)
+    if x.device.type == "cpu":
+        if size is not None and not bool((size.isfinite() & (size > 0)).all()):
+            raise ValueError("size: numbers above 0 and finite are needed")
+        keys = qkv.unflatten(2, (3, num_heads, -1))[:, prefix:, 1].mean(dim=2)
+        return merged(x, size, *matched(keys, importance), count, prefix)
+    results = _empty(x, count)
+    with torch.cuda.device(x.device):
+        launch_merge(inputs, results, num_heads, prefix, SPLITS[tile], pdl=device_properties(x.device).pdl)
+    return results
+
+
+def _empty(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    batch, tokens, width = x.shape
+    return x.new_empty(batch, tokens - count, width), x.new_empty(batch, tokens - count, 1, dtype=torch.float32)
+
+
+merge_tokens.register_fake(lambda x, *arguments: _empty(x, arguments[4]))
+
+
+def launch_merge(
+    inputs: MergeInputs, results: tuple[Tensor, Tensor], num_heads: int, prefix: int, splits: int, *, pdl: bool
+) -> None:
+    """Launch the kernel on the current CUDA device, or interpret it (TRITON_INTERPRET=1) on a CPU; no image, no launch.
+
+    Raises:
+        ModuleNotFoundError: triton is not installed.
+    """
+    from . import merge_kernel  # here, because only this needs triton
+
+    (x, qkv, *some), (y, sizes) = inputs, results
+    constants = merge_constants(x, qkv, num_heads, x.shape[1] - y.shape[1], prefix, splits)
+    constants |= {"HAS_SIZES": some[0] is not None, "HAS_IMPORTANCE": some[1] is not None, "PDL": pdl}
+    pointers = (sizes if tensor is None else tensor for tensor in some)
+    if len(x):
+        kernel = merge_kernel.merge_tokens[len(x), splits]
+        kernel(x, qkv, *pointers, y, sizes, **constants, **merge_options(constants))
+
+
+def merge_constants(x: Tensor, qkv: Tensor, num_heads: int, count: int, prefix: int, splits: int) -> dict[str, int]:
+    """Return the kernel's compile-time numbers, but for its flags."""
+    tokens, width = x.shape[1:]
+    shape = {"N": tokens, "C": width, "HEADS": num_heads, "D": qkv.shape[2] // (3 * num_heads)}
+    first, front = _power_of_two((tokens - prefix + 1) // 2), _power_of_two(prefix)
+    tile = {"SET": max(16, first), "FRONT": front, "BD": 64, "BC": 64, "SPLITS": splits}
+    return shape | {"PREFIX": prefix, "COUNT": count} | tile
+
+
+def merge_options(constants: dict[str, int]) -> dict[str, Any]:
+    """Return the compiler's options: a program of four warps would spill the similarities of 128 tokens a set."""
+    warps = 8 if constants["SET"] > 64 else 4
+    pdl = {"launch_pdl": True} if constants["PDL"] else {}
+    return {"num_warps": warps, "num_stages": 2, "enable_fp_fusion": True} | pdl
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _check(inputs: MergeInputs, num_heads: int, count: int, prefix: int, tile: int) -> None:
+    """Check the tensors, since the kernel would read wrong ones without an error.
+
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+    """
+    x, qkv, size, importance = inputs
+    if x.dim() != 3 or qkv.dim() != 3 or qkv.shape[:2] != x.shape[:2]:
+        raise ValueError(f"x {tuple(x.shape)}, qkv {tuple(qkv.shape)}: they do not fit")
+    if x.dtype not in DTYPES or qkv.dtype != x.dtype:
+        raise ValueError(f"x is {x.dtype}, qkv {qkv.dtype}: bfloat16 or float16 is needed, in both")
+    if num_heads < 1 or qkv.shape[2] % (3 * num_heads):
+        raise ValueError(f"qkv {tuple(qkv.shape)}: (B, N, 3 * {num_heads} heads * head dim) is needed")
+    if refusal := _refused_shape(x.shape[1], prefix, count):
+        raise ValueError(refusal)
+    if not 0 <= tile < len(SPLITS):
+        raise ValueError(f"tile {tile}: there are {len(SPLITS)}")
+    batch, tokens, _ = x.shape
+    some = (("size", size, (batch, tokens, 1)), ("importance", importance, (batch, tokens - prefix)))
+    for name, tensor, shape in some:
+        if tensor is not None and (tensor.shape != shape or tensor.dtype != torch.float32):
+            raise ValueError(f"{name} {tuple(tensor.shape)} of {tensor.dtype}: {shape} of float32 is needed")
+    tensors = [tensor for tensor in inputs if tensor is not None]
+    if any(tensor.device != x.device or not tensor.is_contiguous() for tensor in tensors):
+        raise ValueError("tensors on one device and contiguous are needed")
