@@ -19,7 +19,6 @@ def merge_tokens(
     x,  # (B, N, C)
     qkv,  # (B, N, 3, HEADS, D)
     sizes,  # (B, N) float32, any pointer without HAS_SIZES
-    importance,  # (B, N - PREFIX) float32, any pointer without HAS_IMPORTANCE
     y,  # (B, N - COUNT, C)
     new_sizes,  # (B, N - COUNT) float32
     N: tl.constexpr,
@@ -29,10 +28,12 @@ def merge_tokens(
     PREFIX: tl.constexpr,
     COUNT: tl.constexpr,
     HAS_SIZES: tl.constexpr,
-    HAS_IMPORTANCE: tl.constexpr,
+    PROTECT: tl.constexpr,  # importance of the class token's attention, 0 for none
+    SCALE: tl.constexpr,  # of its queries
     SET: tl.constexpr,  # tokens of a set, rounded up
     FRONT: tl.constexpr,  # prefix, rounded up
     BD: tl.constexpr,
+    HEAD: tl.constexpr,  # D, rounded up
     BC: tl.constexpr,
     SPLITS: tl.constexpr,
     PDL: tl.constexpr,
@@ -47,26 +48,29 @@ def merge_tokens(
     in_first, in_second = i < FIRST, i < SECOND
     wait_for_previous_launch(PDL)
 
-    near, nearest = _nearest(qkv + image * (N * 3 * HEADS * D) + HEADS * D, first, second, HEADS, D, FIRST, SECOND, BD)
-    if HAS_IMPORTANCE:
-        near -= tl.load(importance + image * (N - PREFIX) + 2 * i, mask=in_first, other=0.0)
+    first_size, second_size = tl.full((SET,), 1.0, tl.float32), tl.full((SET,), 1.0, tl.float32)
+    prefix_size = tl.full((FRONT,), 1.0, tl.float32)
+    if HAS_SIZES:
+        first_size = tl.load(sizes + image * N + first, mask=in_first, other=1.0)
+        second_size = tl.load(sizes + image * N + second, mask=in_second, other=1.0)
+        prefix_size = tl.load(sizes + image * N + p, mask=p < PREFIX, other=1.0)
+    qkv += image * (N * 3 * HEADS * D)
+    near, nearest = _nearest(qkv + HEADS * D, first, second, HEADS, D, FIRST, SECOND, BD)
+    if PROTECT > 0:
+        logs = (tl.log(first_size), tl.log(second_size), tl.log(prefix_size))
+        near -= PROTECT * (N - PREFIX) * _class_attention(qkv, logs, N, PREFIX, SCALE, HEADS, D, HEAD)
     near = tl.where(in_first, _nan_is_most(near), float("-inf"))
     before = (near[None, :] > near[:, None]) | ((near[None, :] == near[:, None]) & (i[None, :] < i[:, None]))
     merges = in_first & (tl.sum(before.to(tl.int32), axis=1) < COUNT)
     stays = in_first & (merges == 0)
     place = PREFIX + tl.cumsum(stays.to(tl.int32), 0) - 1
 
-    first_size, second_size, prefix_size = tl.full((SET,), 1.0, tl.float32), tl.full((SET,), 1.0, tl.float32), 1.0
-    if HAS_SIZES:
-        first_size = tl.load(sizes + image * N + first, mask=in_first, other=1.0)
-        second_size = tl.load(sizes + image * N + second, mask=in_second, other=1.0)
-        prefix_size = tl.load(sizes + image * N + p, mask=p < PREFIX, other=1.0)
     joins = merges[None, :] & (nearest[None, :] == i[:, None])
     weight = tl.where(joins, first_size[None, :], 0.0)
     total = second_size + tl.sum(weight, axis=1)
     if split == 0:
         out = new_sizes + image * (N - COUNT)
-        tl.store(out + p, tl.zeros((FRONT,), tl.float32) + prefix_size, mask=p < PREFIX)
+        tl.store(out + p, prefix_size, mask=p < PREFIX)
         tl.store(out + place, first_size, mask=stays)
         tl.store(out + KEPT + i, total, mask=in_second)
 
@@ -117,6 +121,44 @@ def _nearest(
     lengths = tl.maximum(tl.sqrt(squares), 1e-12)[:, None] * tl.maximum(tl.sqrt(other_squares), 1e-12)[None, :]
     cosines = tl.where((i < SECOND)[None, :], _nan_is_most(products / lengths), float("-inf"))
     return tl.max(cosines, axis=1, return_indices=True)
+
+
+@triton.jit
+def _class_attention(
+    qkv,
+    logs,  # of the sizes of the first set, the second one and the prefix
+    N: tl.constexpr,
+    PREFIX: tl.constexpr,
+    SCALE: tl.constexpr,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    HEAD: tl.constexpr,
+):
+    """Return the class token's attention to the first set, the mean over heads, rounded as torch rounds it."""
+    i, p, d = tl.arange(0, logs[0].shape[0]), tl.arange(0, logs[2].shape[0]), tl.arange(0, HEAD)
+    attention = tl.zeros(logs[0].shape, tl.float32)
+    for head in range(HEADS):
+        query = tl.load(qkv + head * D + d, mask=d < D, other=0.0).to(tl.float32) * SCALE
+        query = query.to(qkv.dtype.element_ty).to(tl.float32)[None, :]
+        keys = qkv + (HEADS + head) * D
+        first = _scores(keys, query, logs[0], PREFIX + 2 * i, N, HEADS, D)
+        second = _scores(keys, query, logs[1], PREFIX + 2 * i + 1, N, HEADS, D)
+        front = _scores(keys, query, logs[2], tl.where(p < PREFIX, p, N), N, HEADS, D)
+        most = tl.maximum(tl.maximum(tl.max(first, 0), tl.max(second, 0)), tl.max(front, 0))
+        first = tl.exp(first - most)
+        total = tl.sum(first, 0) + tl.sum(tl.exp(second - most), 0) + tl.sum(tl.exp(front - most), 0)
+        attention += first / total
+    return attention / HEADS
+
+
+@triton.jit
+def _scores(keys, query, logs, rows, N: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr):
+    """Return the scores of some rows, minus infinity behind the last."""
+    d = tl.arange(0, query.shape[1])[None, :]
+    key = tl.load(keys + rows[:, None] * (3 * HEADS * D) + d, mask=(rows < N)[:, None] & (d < D), other=0.0)
+    scores = tl.sum(key.to(tl.float32) * query, axis=1).to(keys.dtype.element_ty)
+    scores += logs.to(keys.dtype.element_ty)
+    return tl.where(rows < N, scores.to(tl.float32), float("-inf"))
 
 
 @triton.jit

@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..attention import split_heads
 from ..blocked import DTYPES
 from .linear import unusable
 from .tiles import device_properties
-from .token_merging import matched, merged
+from .token_merging import merge_by_keys
 
 MAX_TOKENS = 256
 """A program holds the similarities of one image's two sets of tokens."""
@@ -16,8 +17,8 @@ MAX_TOKENS = 256
 SPLITS = (1, 2, 4)
 """Tile variants: programs for one image, each of which decides again and writes a part of the columns."""
 
-MergeInputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
-"""Tokens, qkv, sizes and importance, as `merge_tokens` takes them."""
+MergeInputs = tuple[Tensor, Tensor, Tensor | None]
+"""Tokens, qkv and sizes, as `merge_tokens` takes them."""
 
 
 def merge_refusal(
@@ -46,10 +47,11 @@ def merge_tokens(
     x: Tensor,
     qkv: Tensor,
     size: Tensor | None,
-    importance: Tensor | None,
     num_heads: int,
     count: int,
     prefix: int,
+    protect: float = 0.0,
+    scale: float = 1.0,
     tile: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Merge the `count` most similar tokens of the first set, as `matched` and `merged` do, but for rounding.
@@ -63,9 +65,10 @@ def merge_tokens(
             the heads.
         size: (B, N, 1) float32, contiguous, or None: all 1. A GPU does not look at them before the launch: one of zero
             or infinity spoils its own image alone.
-        importance: (B, N - prefix) float32, contiguous, taken off the similarity, or None.
         count: 1 to (N - prefix - 1) // 2.
         prefix: tokens in front that stay.
+        protect: 0, or how much the first token's attention, with queries scaled by `scale`, is taken off the similarity
+            (`class_importance`).
         tile: index of `SPLITS`; a CPU, which runs plain PyTorch, ignores it.
 
     Returns:
@@ -75,16 +78,17 @@ def merge_tokens(
         ValueError: the tensors do not fit, or (CPU) a size is not above 0 and finite; nothing was launched.
         ModuleNotFoundError: (CUDA) triton is not installed.
     """
-    inputs = (x, qkv, size, importance)
+    inputs = (x, qkv, size)
     _check(inputs, num_heads, count, prefix, tile)
     if x.device.type == "cpu":
         if size is not None and not bool((size.isfinite() & (size > 0)).all()):
             raise ValueError("size: numbers above 0 and finite are needed")
-        keys = qkv.unflatten(2, (3, num_heads, -1))[:, prefix:, 1].mean(dim=2)
-        return merged(x, size, *matched(keys, importance), count, prefix)
+        q, k, _ = split_heads(qkv, num_heads)
+        return merge_by_keys(x, q[:, :, :1] * scale, k, size, count, prefix, protect)
     results = _empty(x, count)
     with torch.cuda.device(x.device):
-        launch_merge(inputs, results, num_heads, prefix, SPLITS[tile], pdl=device_properties(x.device).pdl)
+        constants = merge_constants(x, qkv, num_heads, count, prefix, protect, scale, SPLITS[tile])
+        launch_merge(inputs, results, constants | {"PDL": device_properties(x.device).pdl})
     return results
 
 
@@ -93,12 +97,10 @@ def _empty(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return x.new_empty(batch, tokens - count, width), x.new_empty(batch, tokens - count, 1, dtype=torch.float32)
 
 
-merge_tokens.register_fake(lambda x, *arguments: _empty(x, arguments[4]))
+merge_tokens.register_fake(lambda x, *arguments: _empty(x, arguments[3]))
 
 
-def launch_merge(
-    inputs: MergeInputs, results: tuple[Tensor, Tensor], num_heads: int, prefix: int, splits: int, *, pdl: bool
-) -> None:
+def launch_merge(inputs: MergeInputs, results: tuple[Tensor, Tensor], constants: dict[str, Any]) -> None:
     """Launch the kernel on the current CUDA device, or interpret it (TRITON_INTERPRET=1) on a CPU; no image, no launch.
 
     Raises:
@@ -106,22 +108,24 @@ def launch_merge(
     """
     from . import merge_kernel  # here, because only this needs triton
 
-    (x, qkv, *some), (y, sizes) = inputs, results
-    constants = merge_constants(x, qkv, num_heads, x.shape[1] - y.shape[1], prefix, splits)
-    constants |= {"HAS_SIZES": some[0] is not None, "HAS_IMPORTANCE": some[1] is not None, "PDL": pdl}
-    pointers = (sizes if tensor is None else tensor for tensor in some)
+    (x, qkv, size), (y, new_size) = inputs, results
+    constants = constants | {"HAS_SIZES": size is not None}
     if len(x):
-        kernel = merge_kernel.merge_tokens[len(x), splits]
-        kernel(x, qkv, *pointers, y, sizes, **constants, **merge_options(constants))
+        kernel = merge_kernel.merge_tokens[len(x), constants["SPLITS"]]
+        tensors = x, qkv, new_size if size is None else size, y, new_size
+        kernel(*tensors, **constants, **merge_options(constants))
 
 
-def merge_constants(x: Tensor, qkv: Tensor, num_heads: int, count: int, prefix: int, splits: int) -> dict[str, int]:
+def merge_constants(
+    x: Tensor, qkv: Tensor, num_heads: int, count: int, prefix: int, protect: float, scale: float, splits: int
+) -> dict[str, Any]:
     """Return the kernel's compile-time numbers, but for its flags."""
-    tokens, width = x.shape[1:]
-    shape = {"N": tokens, "C": width, "HEADS": num_heads, "D": qkv.shape[2] // (3 * num_heads)}
+    (_, tokens, width), head_dim = x.shape, qkv.shape[2] // (3 * num_heads)
+    shape = {"N": tokens, "C": width, "HEADS": num_heads, "D": head_dim, "PREFIX": prefix, "COUNT": count}
     first, front = _power_of_two((tokens - prefix + 1) // 2), _power_of_two(prefix)
-    tile = {"SET": max(16, first), "FRONT": front, "BD": 64, "BC": 64, "SPLITS": splits}
-    return shape | {"PREFIX": prefix, "COUNT": count} | tile
+    columns = 32 if first > 64 else 64  # a wider part of 256 tokens would spill
+    tile = {"SET": max(16, first), "FRONT": front, "BD": 64, "HEAD": _power_of_two(head_dim), "BC": columns}
+    return shape | tile | {"SPLITS": splits, "PROTECT": protect, "SCALE": scale}
 
 
 def merge_options(constants: dict[str, int]) -> dict[str, Any]:
@@ -141,7 +145,7 @@ def _check(inputs: MergeInputs, num_heads: int, count: int, prefix: int, tile: i
     Raises:
         ValueError: a tensor does not fit; the message names it.
     """
-    x, qkv, size, importance = inputs
+    x, qkv, size = inputs
     if x.dim() != 3 or qkv.dim() != 3 or qkv.shape[:2] != x.shape[:2]:
         raise ValueError(f"x {tuple(x.shape)}, qkv {tuple(qkv.shape)}: they do not fit")
     if x.dtype not in DTYPES or qkv.dtype != x.dtype:
@@ -152,11 +156,9 @@ def _check(inputs: MergeInputs, num_heads: int, count: int, prefix: int, tile: i
         raise ValueError(refusal)
     if not 0 <= tile < len(SPLITS):
         raise ValueError(f"tile {tile}: there are {len(SPLITS)}")
-    batch, tokens, _ = x.shape
-    some = (("size", size, (batch, tokens, 1)), ("importance", importance, (batch, tokens - prefix)))
-    for name, tensor, shape in some:
-        if tensor is not None and (tensor.shape != shape or tensor.dtype != torch.float32):
-            raise ValueError(f"{name} {tuple(tensor.shape)} of {tensor.dtype}: {shape} of float32 is needed")
+    shape = (*x.shape[:2], 1)
+    if size is not None and (size.shape != shape or size.dtype != torch.float32):
+        raise ValueError(f"size {tuple(size.shape)} of {size.dtype}: {shape} of float32 is needed")
     tensors = [tensor for tensor in inputs if tensor is not None]
     if any(tensor.device != x.device or not tensor.is_contiguous() for tensor in tensors):
         raise ValueError("tensors on one device and contiguous are needed")

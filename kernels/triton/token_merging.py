@@ -68,6 +68,18 @@ def merged(
     return torch.cat([x.narrow(1, 0, prefix), rows(x, kept), means], dim=1), torch.cat([stays, total], dim=1)
 
 
+def merge_by_keys(
+    x: Tensor, q: Tensor, k: Tensor, size: Tensor | None, count: int, prefix: int, protect: float
+) -> tuple[Tensor, Tensor]:
+    """Merge tokens (B, N, C) by the mean over heads of their keys: `matched`, then `merged`.
+
+    Args:
+        q, k, protect: as `class_importance` takes them, with protect 0 for none.
+    """
+    importance = class_importance(q, k, size, protect, prefix) if protect else None
+    return merged(x, size, *matched(k.mean(dim=1)[:, prefix:], importance), count, prefix)
+
+
 def class_importance(q: Tensor, k: Tensor, size: Tensor | None, protect: float, prefix: int) -> Tensor:
     """What the class token's attention takes off the similarity of each patch token: (B, patches) float32.
 

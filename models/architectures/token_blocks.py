@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ...kernels.triton.token_merging import class_importance, log_sizes, matched, merged
+from ...kernels.triton.token_merging import log_sizes, merge_by_keys
 from ..layers.narrow_attention import NarrowAttention, split_heads
 from ..layers.separate_attention import SeparateAttention
 from ..layers.token_plan import ALL_TOKENS, TokenMerging, TokenPlan
@@ -122,10 +122,7 @@ class TokenBlock(nn.Module):
         patches = int(x.shape[1]) - self.prefix
         count = 0 if self.merging is None else self.merging.count(patches)
         if self.merging is not None and count:
-            protect = self.merging.protect
-            importance = class_importance(q, k, size, protect, self.prefix) if protect else None
-            order, nearest = matched(k.mean(dim=1)[:, self.prefix :], importance)
-            x, size = merged(x, size, order, nearest, count, self.prefix)
+            x, size = merge_by_keys(x, q, k, size, count, self.prefix, self.merging.protect)
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x)))), size
 
     def extra_repr(self) -> str:

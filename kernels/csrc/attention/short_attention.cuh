@@ -75,13 +75,13 @@ MW_DEVICE void add_scores(float (&score)[C::keys / 8][4], const uint32_t (&query
   }
 }
 
-// score[n] += what keys 8n..8n+7 get for their sizes.
+// score[n] = what keys 8n..8n+7 get for their sizes, to which products are added: so it takes no more registers.
 template <class C>
-MW_DEVICE void add_log_sizes(float (&score)[C::keys / 8][4], const float* log_sizes) {
+MW_DEVICE void set_to_log_sizes(float (&score)[C::keys / 8][4], const float* log_sizes) {
   MW_UNROLL
   for (int n = 0; n < C::keys / 8; n++) {
     MW_UNROLL
-    for (int i = 0; i < 4; i++) score[n][i] += log_sizes[n * 8 + 2 * (lane() % 4) + i % 2];
+    for (int i = 0; i < 4; i++) score[n][i] = log_sizes[n * 8 + 2 * (lane() % 4) + i % 2];
   }
 }
 
@@ -221,8 +221,8 @@ MW_GLOBAL(C::threads, C::min_blocks) short_attention(const ShortAttentionArgs ar
 
     float score[C::keys / 8][4] = {}, maximum[2] = {};
     if (active) {
+      if (args.log_sizes != nullptr) set_to_log_sizes<C>(score, log_sizes);
       add_scores<C>(score, query, keys);
-      if (args.log_sizes != nullptr) add_log_sizes<C>(score, log_sizes);
       mask_and_maximum<C>(score, args.tokens, maximum);
     }
     if (round == first_round) {

@@ -11,7 +11,7 @@ from ....kernels.chain_ir import Problem, SelfAttention
 from ....kernels.native.stamp import source_hash
 from ....kernels.triton.linear import SOURCES
 from ....kernels.triton.merging import SPLITS, merge_refusal, merge_tokens
-from ....kernels.triton.token_merging import class_importance, matched, merged, places, rows
+from ....kernels.triton.token_merging import matched, merge_by_keys, merged, places, rows
 from ...architectures.vitae.attention import attend
 from .alternatives import Alternative, Part, joined
 from .device_kernels import DeviceKernels
@@ -83,20 +83,12 @@ class MergeTokens(nn.Module):
         self.attention, self.width, self.protect, self.count, self.prefix = attention, width, protect, count, prefix
 
     def forward(self, x: Tensor, qkv: Tensor, size: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        _, k, _ = split_heads(qkv, self.attention.num_heads)
-        order, nearest = matched(k.mean(dim=1)[:, self.prefix :], self.importance(qkv, size))
-        return merged(x, size, order, nearest, self.count, self.prefix)
-
-    def importance(self, qkv: Tensor, size: Tensor | None) -> Tensor | None:
-        """What the class token's attention takes off the similarity of each patch token, (B, patches)."""
-        if not self.protect:
-            return None
         q, k, _ = split_heads(qkv, self.attention.num_heads)
-        return class_importance(q[:, :, :1] * self.attention.scale, k, size, self.protect, self.prefix)
+        return merge_by_keys(x, q[:, :, :1] * self.attention.scale, k, size, self.count, self.prefix, self.protect)
 
 
 class MergePart(Part):
-    """The ways to merge the tokens of a block: Triton's kernel and PyTorch; the importance of tokens is PyTorch's."""
+    """The ways to merge the tokens of a block: Triton's kernel and PyTorch."""
 
     kind, family = "merge", "triton_merge"
 
@@ -134,9 +126,8 @@ class MergePart(Part):
         merge = self._merge
 
         def call(x: Tensor, qkv: Tensor, size: Tensor | None = None) -> tuple[Tensor, Tensor]:
-            importance, heads = merge.importance(qkv, size), merge.attention.num_heads
-            tensors = x.contiguous(), qkv.contiguous(), size, importance
-            return merge_tokens(*tensors, heads, merge.count, merge.prefix, tile)
+            how = merge.attention.num_heads, merge.count, merge.prefix, merge.protect, merge.attention.scale
+            return merge_tokens(x.contiguous(), qkv.contiguous(), size, *how, tile)
 
         return call
 

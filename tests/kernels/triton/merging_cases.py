@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from milkweed.kernels.triton.merging import SPLITS, launch_merge, merge_tokens
+from milkweed.kernels.triton.merging import SPLITS, launch_merge, merge_constants, merge_tokens
 from milkweed.kernels.triton.token_merging import class_importance, matched, merged
 
 
@@ -53,6 +53,7 @@ CASES = [
     Case(256, 127, sized=True, batch=2),
     *(Case(50, 11, keys=keys, sized=sized) for keys in ("tied", "equal") for sized in (False, True)),
     Case(197, 43, keys="tied", protect=0.1),
+    Case(65, 9, prefix=2, heads=3, head_dim=40, sized=True, protect=0.5),
     Case(17, 3, batch=0),
 ]
 
@@ -96,12 +97,14 @@ class Tensors:
 
     def run(self) -> tuple[Tensor, Tensor]:
         """The operator on a GPU; on a CPU, whose implementation is plain PyTorch, the kernel is launched."""
-        case, arguments = self.case, (self.x, self.qkv, self.size, self.importance)
+        case, inputs = self.case, (self.x, self.qkv, self.size)
+        how = (case.heads, case.count, case.prefix, case.protect, case.head_dim**-0.5)
         if self.x.is_cuda:
-            return merge_tokens(*arguments, case.heads, case.count, case.prefix, case.tile)
+            return merge_tokens(*inputs, *how, case.tile)
         y = self.x.new_empty(case.batch, case.tokens - case.count, case.width)
         size = torch.empty(*y.shape[:2], 1)
-        launch_merge(arguments, (y, size), case.heads, case.prefix, SPLITS[case.tile], pdl=False)
+        constants = merge_constants(self.x, self.qkv, *how, SPLITS[case.tile])
+        launch_merge(inputs, (y, size), constants | {"PDL": False})
         return y, size
 
 

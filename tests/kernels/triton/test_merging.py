@@ -20,7 +20,7 @@ from milkweed.kernels.triton.merging import (
     merge_refusal,
     merge_tokens,
 )
-from milkweed.kernels.triton.token_merging import matched, merged
+from milkweed.kernels.triton.token_merging import class_importance, matched, merged
 
 from .test_kernels import Compiled, waits_first
 
@@ -65,9 +65,9 @@ def test_it_compiles_without_spills(
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     x, qkv = (torch.empty(2, tokens, n, dtype=torch.bfloat16, device="meta") for n in (width, 3 * width))
-    constants = merge_constants(x, qkv, heads, round(0.22 * tokens), 1, SPLITS[tile])
-    constants |= {"HAS_SIZES": True, "HAS_IMPORTANCE": True, "PDL": gpu >= 90}
-    numbers = dict.fromkeys(("x", "qkv", "y"), "*bf16") | dict.fromkeys(("sizes", "importance", "new_sizes"), "*fp32")
+    constants = merge_constants(x, qkv, heads, round(0.22 * tokens), 1, 0.1, 0.125, SPLITS[tile])
+    constants |= {"HAS_SIZES": True, "PDL": gpu >= 90}
+    numbers = dict.fromkeys(("x", "qkv", "y"), "*bf16") | dict.fromkeys(("sizes", "new_sizes"), "*fp32")
     source = ASTSource(
         fn=kernel,
         signature={name: numbers.get(name, "constexpr") for name in kernel.arg_names},
@@ -94,14 +94,15 @@ def tensors(tokens: int = 17, heads: int = 2, dtype: torch.dtype = torch.bfloat1
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_operator_on_a_cpu_is_the_definition(dtype: torch.dtype) -> None:
     x, qkv, size = tensors(dtype=dtype)
-    importance = torch.rand(2, 16)
-    keys = qkv.unflatten(2, (3, 2, 8))[:, 1:, 1].mean(dim=2)
-    for sized, taken_off in ((size, importance), (None, None)):
-        y, sizes = merge_tokens(x, qkv, sized, taken_off, 2, 5, 1)
-        want, wanted_sizes = merged(x, sized, *matched(keys, taken_off), 5, 1)
+    q, k, _ = qkv.unflatten(2, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+    for sized, protect in ((size, 0.3), (None, 0.0)):
+        importance = class_importance(q * 0.4, k, sized, protect, 1) if protect else None
+        y, sizes = merge_tokens(x, qkv, sized, 2, 5, 1, protect, 0.4)
+        want, wanted_sizes = merged(x, sized, *matched(k.mean(dim=1)[:, 1:], importance), 5, 1)
         assert torch.equal(y, want)
         assert torch.equal(sizes, wanted_sizes)
-        torch.library.opcheck(torch.ops.milkweed.triton_merge_tokens.default, (x, qkv, sized, taken_off, 2, 5, 1, 0))
+        call = (x, qkv, sized, 2, 5, 1, protect, 0.4, 0)
+        torch.library.opcheck(torch.ops.milkweed.triton_merge_tokens.default, call)
 
 
 @pytest.mark.parametrize("value", [0.0, float("inf"), float("nan"), -1.0])
@@ -109,31 +110,30 @@ def test_sizes_that_are_no_numbers_of_patches_are_refused_on_a_cpu(value: float)
     x, qkv, size = tensors()
     size[1, 3] = value
     with pytest.raises(ValueError, match="size: numbers above 0 and finite are needed"):
-        merge_tokens(x, qkv, size, None, 2, 5, 1)
+        merge_tokens(x, qkv, size, 2, 5, 1)
 
 
 def test_what_does_not_fit_is_refused_in_one_line() -> None:
     x, qkv, size = tensors()
     for arguments, said in (
-        ((x[:1], qkv, None, None, 2, 5, 1), "they do not fit"),
-        ((x.half(), qkv, None, None, 2, 5, 1), "x is torch.float16, qkv torch.bfloat16: bfloat16 or float16 is needed"),
-        ((x.float(), qkv.float(), None, None, 2, 5, 1), "x is torch.float32"),
-        ((x, qkv, None, None, 5, 5, 1), r"qkv \(2, 17, 48\): \(B, N, 3 \* 5 heads \* head dim\) is needed"),
-        ((x, qkv, None, None, 2, 8, 1), "8 of 16 tokens cannot merge: 1 to 7 can"),
-        ((x, qkv, None, None, 2, 0, 1), "0 of 16 tokens cannot merge"),
-        ((x, qkv, None, None, 2, 1, 16), "1 of 1 tokens cannot merge: 1 to 0 can"),
-        ((x, qkv, None, None, 2, 5, 1, 3), "tile 3: there are 3"),
-        ((x, qkv, size[:, 1:], None, 2, 5, 1), r"size \(2, 16, 1\) of torch.float32: \(2, 17, 1\) of float32"),
-        ((x, qkv, size.double(), None, 2, 5, 1), "of torch.float64"),
-        ((x, qkv, size, torch.rand(2, 17), 2, 5, 1), r"importance \(2, 17\)"),
-        ((x.mT.contiguous().mT, qkv, None, None, 2, 5, 1), "contiguous are needed"),
+        ((x[:1], qkv, None, 2, 5, 1), "they do not fit"),
+        ((x.half(), qkv, None, 2, 5, 1), "x is torch.float16, qkv torch.bfloat16: bfloat16 or float16 is needed"),
+        ((x.float(), qkv.float(), None, 2, 5, 1), "x is torch.float32"),
+        ((x, qkv, None, 5, 5, 1), r"qkv \(2, 17, 48\): \(B, N, 3 \* 5 heads \* head dim\) is needed"),
+        ((x, qkv, None, 2, 8, 1), "8 of 16 tokens cannot merge: 1 to 7 can"),
+        ((x, qkv, None, 2, 0, 1), "0 of 16 tokens cannot merge"),
+        ((x, qkv, None, 2, 1, 16), "1 of 1 tokens cannot merge: 1 to 0 can"),
+        ((x, qkv, None, 2, 5, 1, 0.0, 1.0, 3), "tile 3: there are 3"),
+        ((x, qkv, size[:, 1:], 2, 5, 1), r"size \(2, 16, 1\) of torch.float32: \(2, 17, 1\) of float32"),
+        ((x, qkv, size.double(), 2, 5, 1), "of torch.float64"),
+        ((x.mT.contiguous().mT, qkv, None, 2, 5, 1), "contiguous are needed"),
     ):
         with pytest.raises(ValueError, match=said) as caught:
             merge_tokens(*arguments)
         assert "\n" not in str(caught.value)
     large, large_qkv, _ = tensors(MAX_TOKENS + 1)
     with pytest.raises(ValueError, match="257 tokens, 1 of them in front: the merging kernel takes at most 256"):
-        merge_tokens(large, large_qkv, None, None, 2, 5, 1)
+        merge_tokens(large, large_qkv, None, 2, 5, 1)
 
 
 def test_refusals_of_a_device_come_before_a_launch() -> None:
