@@ -1,6 +1,7 @@
 """The operators of a chain (half of a transformer block) and their plain evaluation, which impls are compared with.
 
-A chain acts on tokens x (B, N, C) and may add one residual tensor. An operator holds a checkpoint's tensors as they
+A chain acts on tokens x (B, N, C) and may read one more tensor: the residual that it adds, or the logarithms of its
+tokens' sizes. An operator holds a checkpoint's tensors as they
 are; impls pack them for their kernels (`packed` in impls/base.py).
 """
 
@@ -155,15 +156,20 @@ class Gelu:
 
 @dataclass(frozen=True, eq=False)
 class SelfAttention:
-    """Softmax attention on packed qkv: (B, N, 3*H*D), order q, k, v, then heads -> (B, N, H*D)."""
+    """Softmax attention on packed qkv: (B, N, 3*H*D), order q, k, v, then heads -> (B, N, H*D).
+
+    Args:
+        sized: tokens stand for several: the chain reads the logarithms of their sizes, (B, N) float32.
+    """
 
     num_heads: int
     head_dim: int
     scale: float
+    sized: bool = False
     kind: ClassVar[str] = "attention"
 
     def describe(self) -> str:
-        return f"attention({self.num_heads}x{self.head_dim},{self.scale:g})"
+        return f"attention({self.num_heads}x{self.head_dim},{self.scale:g}{',sizes' * self.sized})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,8 +201,13 @@ def describe(segment: Sequence[ChainOp]) -> str:
 
 
 def adds_residual(segment: Sequence[ChainOp]) -> bool:
-    """Tell whether a segment reads the residual."""
+    """Tell whether a segment adds the residual."""
     return any(isinstance(operator, Add) for operator in segment)
+
+
+def knows_sizes(segment: Sequence[ChainOp]) -> bool:
+    """Tell whether a segment reads the logarithms of its tokens' sizes."""
+    return any(isinstance(operator, SelfAttention) and operator.sized for operator in segment)
 
 
 def evaluate(chain: Sequence[ChainOp], x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -204,7 +215,7 @@ def evaluate(chain: Sequence[ChainOp], x: Tensor, residual: Tensor | None = None
 
     Args:
         x: (B, N, C), or (M, C) if the chain has no attention.
-        residual: what each Add adds; needed if there is an Add.
+        residual: what each Add adds, or the logarithms of the sizes; needed if an operator reads it.
     """
     for operator in chain:
         x = _value(operator, x, residual)
@@ -225,8 +236,8 @@ def _value(operator: ChainOp, x: Tensor, residual: Tensor | None) -> Tensor:
             return block_product(x, weight.to(x), inputs.to(x.device), None if bias is None else bias.to(x))
         case Gelu():
             return F.gelu(x)
-        case SelfAttention(num_heads, _, scale):
-            return attention_reference(x, num_heads, scale)
+        case SelfAttention(num_heads, _, scale, sized):
+            return attention_reference(x, num_heads, scale, needed(residual, "knows sizes") if sized else None)
         case Add():
             return x + needed(residual).to(x)
 
@@ -237,12 +248,12 @@ def block_product(x: Tensor, weight: Tensor, inputs: Tensor, bias: Tensor | None
     return y if bias is None else y + bias
 
 
-def needed(residual: Tensor | None) -> Tensor:
-    """Return the residual of a segment that adds one.
+def needed(tensor: Tensor | None, what: str = "adds a residual") -> Tensor:
+    """Return the second tensor of a segment that reads one.
 
     Raises:
         ValueError: there is none.
     """
-    if residual is None:
-        raise ValueError("the chain adds a residual, but none was given")
-    return residual
+    if tensor is None:
+        raise ValueError(f"the chain {what}, but none was given")
+    return tensor

@@ -85,6 +85,7 @@ VARIANTS = {
     "native_add_layernorm": 0,
     "triton": 6,
     "triton_mlp": 6,
+    "triton_merge": 3,
 }
 """How many tile variants each kernel has; none where it has no number."""
 

@@ -66,8 +66,12 @@ def _step(operator: ChainOp, problem: Problem) -> tuple[Call, Packed | None]:
             return lambda x, _: block_product(x, weights, inputs, added[0] if added else None), blocks
         case Gelu():
             return lambda x, _: F.gelu(x), None
-        case SelfAttention(num_heads, _, scale):
-            return lambda x, _: sdpa_attention(x, num_heads, scale), None
+        case SelfAttention(num_heads, _, scale, sized):
+
+            def attend(x: Tensor, log_sizes: Tensor | None) -> Tensor:
+                return sdpa_attention(x, num_heads, scale, None, needed(log_sizes, "knows sizes") if sized else None)
+
+            return attend, None
         case Add():
             return _add, None
 

@@ -82,18 +82,22 @@ def _monarch_mlp_cpu(x: Tensor, *arguments: Any) -> Tensor:
     return mlp_reference(x, BlockedMlp(*packed), residual, norm)
 
 
-def short_attention(qkv: Tensor, num_heads: int, scale: float, tile: int = 0) -> Tensor:
-    """Compute softmax(scale q k^T) v of at most 256 tokens.
+def short_attention(
+    qkv: Tensor, num_heads: int, scale: float, log_sizes: Tensor | None = None, tile: int = 0
+) -> Tensor:
+    """Compute softmax(scale q k^T + log_sizes) v of at most 256 tokens.
 
     Args:
         qkv: (B, N, 3 * num_heads * head_dim), bfloat16 or float16, contiguous: q, k, v, then heads.
         num_heads: heads; head_dim is 32 or 64.
         scale: factor of the scores, positive.
+        log_sizes: (B, N) float32, logarithms of what each key counts for; None where all count for 1. A GPU does not
+            look at them before the launch: a size of infinity makes its image NaN, one of zero drops its key.
 
     Returns:
         (B, N, num_heads * head_dim).
     """
-    return torch.ops.milkweed.short_attention(qkv, num_heads, scale, tile)
+    return torch.ops.milkweed.short_attention(qkv, num_heads, scale, log_sizes, tile)
 
 
 def performer_attention(
@@ -184,7 +188,7 @@ _define(
     lambda x, *_: x.new_empty(x.shape),
 )
 _define(
-    "short_attention(Tensor qkv, int num_heads, float scale, int tile) -> Tensor",
+    "short_attention(Tensor qkv, int num_heads, float scale, Tensor? log_sizes, int tile) -> Tensor",
     _without_tile(attention_reference),
     _third_of_first,
 )

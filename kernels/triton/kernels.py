@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-__all__ = ["block_product", "descriptor", "interleaved_product"]
+__all__ = ["block_product", "descriptor", "interleaved_product", "wait_for_previous_launch"]
 
 
 def descriptor(matrix: Any, block_rows: int, block_columns: int) -> Any:
@@ -63,7 +63,7 @@ def block_product(
     first_row = program // (TILES * BLOCKS) * BM
     row, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
     row_exists = first_row + row < rows
-    _wait_for_previous_launch(PDL)
+    wait_for_previous_launch(PDL)
 
     if not TMA:
         x_tile = x + first_row.to(tl.int64) * IN + (row[:, None] * IN + (block * P + k)[None, :])
@@ -137,7 +137,7 @@ def interleaved_product(
     first_row = program // TILES * BM
     row, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
     row_exists = first_row + row < rows
-    _wait_for_previous_launch(PDL)
+    wait_for_previous_launch(PDL)
 
     if not TMA:
         x_tile = x + first_row.to(tl.int64) * (BLOCKS * P) + (row[:, None] * (BLOCKS * P) + k[None, :])
@@ -175,7 +175,7 @@ def interleaved_product(
 
 
 @triton.jit
-def _wait_for_previous_launch(PDL: tl.constexpr):
+def wait_for_previous_launch(PDL: tl.constexpr):
     """Wait until the launch before has written everything, then let the one behind be set up.
 
     Weights too are loaded after the wait: the launch before may be the one that packed them. The wait is not in a loop,

@@ -29,6 +29,14 @@ SOURCES = Path(__file__).parent
 
 def triton_refusal(shape: MonarchShape, dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why Triton's kernels cannot run a layer there; None if they can. Launches nothing."""
+    refusal = unusable(dtype, device)
+    if refusal is None and min(shape.K, shape.q, shape.p, shape.J, shape.s) < 1:
+        return f"nothing to compute: {shape}"
+    return refusal
+
+
+def unusable(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return why none of Triton's kernels can run there; None if they can. Launches nothing."""
     if device.type != "cuda":
         return f"device is {device.type}: these Triton kernels are CUDA's"
     if dtype not in DTYPES:
@@ -41,8 +49,6 @@ def triton_refusal(shape: MonarchShape, dtype: torch.dtype, device: torch.device
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0):
         return "compute capability {}.{}: 8.0 or later is needed".format(*capability)
-    if min(shape.K, shape.q, shape.p, shape.J, shape.s) < 1:
-        return f"nothing to compute: {shape}"
     return None
 
 

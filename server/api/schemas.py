@@ -87,7 +87,7 @@ class KernelPlan(BaseModel):
 class KernelPart(BaseModel):
     """Equal parts of the model, their plans, and the engines made for them that run nothing of them."""
 
-    kind: str = Field(examples=["attention", "mlp", "add_layernorm", "branch", "performer"])
+    kind: str = Field(examples=["attention", "mlp", "add_layernorm", "branch", "performer", "qkv", "proj", "merge"])
     shapes: str
     tokens: int
     count: int

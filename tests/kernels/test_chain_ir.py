@@ -74,6 +74,19 @@ def test_attention_takes_packed_heads_in_order() -> None:
             torch.testing.assert_close(got[image, :, head * 4 : head * 4 + 4], want)
 
 
+def test_attention_that_knows_sizes_sees_a_token_so_many_times() -> None:
+    qkv, sizes = normal(2, 5, 3 * 2 * 4), torch.tensor([[1, 2, 1, 3, 1], [4, 1, 1, 1, 1]])
+    got = evaluate([SelfAttention(2, 4, 0.7, sized=True)], qkv, sizes.double().log())
+    for image in range(2):
+        repeated = qkv[image].repeat_interleave(sizes[image], dim=0)[None]
+        first = sizes[image].cumsum(0) - sizes[image]
+        torch.testing.assert_close(got[image], evaluate([SelfAttention(2, 4, 0.7)], repeated)[0, first])
+    with pytest.raises(ValueError, match="the chain knows sizes, but none was given"):
+        evaluate([SelfAttention(2, 4, 0.7, sized=True)], qkv)
+    with pytest.raises(ValueError, match=r"log_sizes \(2, 4\) of torch.float64: float32 \(B, N\) is needed"):
+        evaluate([SelfAttention(2, 4, 0.7, sized=True)], qkv, sizes.double().log()[:, 1:])
+
+
 def test_a_chain_is_its_operators_in_order() -> None:
     x, norm = normal(2, 3, 7), LayerNorm(normal(7, seed=4), normal(7, seed=5), 1e-6)
     dense = Dense(normal(7, 9, seed=6), None)
@@ -91,6 +104,7 @@ def test_descriptions_are_shapes_not_values() -> None:
     chain = [LayerNorm(torch.ones(7), torch.ones(7), 1e-6), monarch(), Gelu(), Dense(torch.ones(7, 9), None), Add()]
     assert describe(chain) == "norm(7,1e-06)+monarch(7>9,2x3x4,2x5x3,bias)+gelu+dense(9>7)+add"
     assert SelfAttention(3, 64, 0.125).describe() == "attention(3x64,0.125)"
+    assert SelfAttention(3, 64, 0.125, sized=True).describe() == "attention(3x64,0.125,sizes)"
     assert describe([Dense(torch.ones(7, 9), torch.ones(7))]) == describe([Dense(torch.zeros(7, 9), torch.ones(7))])
     assert Problem(CPU, torch.bfloat16, 8, 197).describe() == "bfloat16,8x197"
     assert Problem(CPU, torch.bfloat16, 8, 197).rows == 1576

@@ -47,7 +47,7 @@ Rule = Callable[[nn.Module], BlockChains]
 
 
 def take_apart(block: nn.Module) -> BlockChains | None:
-    """The chains of a block; None for a module that does not look like a block.
+    """The chains of a block, whichever of its tokens it merges or computes; None for a module that looks like no block.
 
     Raises:
         NotFusable: the block's type is unknown, or a chain cannot hold one of its parts.
@@ -71,15 +71,6 @@ def _vit_block(block: Any) -> BlockChains:
     )
 
 
-def token_chains(block: TokenBlock) -> BlockChains:
-    """The chains of a block, whichever of its tokens it merges or computes.
-
-    Raises:
-        NotFusable: a chain cannot hold one of its parts.
-    """
-    return _vit_block(block)
-
-
 def _timm_attention(attn: nn.Module, scale: nn.Module | None) -> list[Linear | SelfAttention]:
     if type_name(attn) not in _TIMM_ATTENTIONS:
         raise NotFusable(f"there is no rule for attention of type {type(attn).__name__}")
@@ -100,10 +91,6 @@ def _timm_mlp(mlp: nn.Module, scale: nn.Module | None) -> list[Linear | Gelu]:
     for name in ("drop", "drop1", "drop2", "norm"):
         check_idle(f"mlp.{name}", parts[name])
     return [as_linear(parts["fc1"]), _gelu(parts["act"]), _scaled(as_linear(parts["fc2"]), scale)]
-
-
-def _token_block(block: nn.Module) -> BlockChains:
-    raise NotFusable("it merges tokens, knows their sizes or computes some of them alone, which no chain does")
 
 
 def _own_block(block: nn.Module) -> BlockChains:
@@ -133,8 +120,8 @@ _TIMM_ATTENTIONS = (
 RULES: Mapping[str, Rule] = {
     # By name, not by class: only architectures/timm_models imports timm.
     "timm.models.vision_transformer.Block": _vit_block,
-    **{type_name(block): _token_block for block in (TokenBlock, MergingCell)},
-    **{type_name(block): _own_block for block in (NormalCell, Block)},
+    type_name(TokenBlock): _vit_block,
+    **{type_name(block): _own_block for block in (NormalCell, MergingCell, Block)},
 }
 
 

@@ -33,7 +33,8 @@ class PartReport:
     """Equal parts of a model and how they run.
 
     Args:
-        kind: attention, mlp, add_layernorm (between these two, which then leave it out), branch, performer.
+        kind: attention, mlp, add_layernorm (between these two, which then leave it out), branch, performer; of blocks
+            that merge tokens or know sizes qkv, attention, proj, merge, mlp.
         shapes: shapes of its operators in words; parts of equal text share their plans.
         tokens: tokens of an image.
         count: number of such parts in the model.

@@ -114,6 +114,18 @@ def test_the_tuner_takes_them_where_they_are_fastest() -> None:
     assert tuned.discarded == 0
 
 
+def test_the_tuner_takes_attention_that_knows_sizes() -> None:
+    chain, problem = Chain([SelfAttention(2, 32, 0.2, sized=True)]), Problem(CPU, torch.bfloat16, 2, 19)
+    impls = [*IMPLS.values(), *(e for e in all_impls() if not e.name.startswith("native_"))]
+    tuned = tune_chain(chain, problem, impls, measure=lambda call: 1.0 if "native" in str(call) else 2.0)
+    assert "native_attention" in str(tuned.plan)
+    assert tuned.discarded == 0
+    for impl in ("native_attention:0", "torch"):
+        runner = next(e for e in impls if e.name == impl).build(chain.operators, problem)
+        with pytest.raises(ValueError, match="knows sizes, but none was given"):
+            runner(torch.zeros(2, 19, 192, dtype=torch.bfloat16))
+
+
 def test_an_untuned_plan_takes_one_launch_for_an_mlp_and_two_for_a_wide_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PREFERRED, "cpu", PREFERRED["cuda"])
     others = [impl for impl in all_impls() if not impl.name.startswith(("native_", "triton"))]
