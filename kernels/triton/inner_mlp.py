@@ -125,7 +125,7 @@ def _barriers(STAGES: gl.constexpr, COUNT: gl.constexpr):
 
 @gluon.jit
 def _load(t, w2, w3, shared, barriers, first, k, SHAPE: gl.constexpr, RINGS: gl.constexpr, PDL: gl.constexpr):
-    """Load every block of t, and the weights one chunk ahead.
+    """Load every block of t and the weights of its chunks; those of the first chunk before anything else.
 
     The launch before is fc1's first factor. It did not end its own wait before all earlier launches were over, those
     that packed weights among them; so weights are loaded without a wait for it.
@@ -147,8 +147,8 @@ def _load(t, w2, w3, shared, barriers, first, k, SHAPE: gl.constexpr, RINGS: gl.
                 tile = shared[0].index((slot * GROUPS + group) * TILES + i)
                 async_load(t, [first + group * SIDE, (l * TILES + i) * SIDE], full, tile)
         for s in range(CHUNKS):
-            chunk = l * CHUNKS + s + 1
-            if chunk < NBLOCKS * CHUNKS:
+            chunk = l * CHUNKS + s
+            if chunk > 0:
                 _load_weights(w2, w3, shared, barriers, chunk, k, SHAPE, RINGS)
 
 
