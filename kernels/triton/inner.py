@@ -108,8 +108,15 @@ class InnerLaunch:
     device: DeviceProperties
 
     kernel = "inner_product"
-    options = property(lambda self: {"num_warps": 4} | ({"launch_pdl": True} if self.device.pdl else {}))
-    programs = property(lambda self: -(-len(self.t) // ROWS[self.tile]) * NBLOCKS)
+
+    @property
+    def programs(self) -> int:
+        return -(-len(self.t) // ROWS[self.tile]) * NBLOCKS
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The compiler's options; `num_warps` is that of a warpgroup."""
+        return {"num_warps": 4, "enable_fp_fusion": True} | ({"launch_pdl": True} if self.device.pdl else {})
 
     @property
     def constants(self) -> dict[str, Any]:

@@ -104,7 +104,7 @@ SHAPES = {
     "ViT-B": Case(1),
     "ViT-B, 192 rows": Case(1, tile=1),
     "ViT-L": Case(1, 256),
-    "128, hidden 3 times as wide, 192 rows": Case(1, 128, 2, tile=1),
+    "128, hidden twice as wide, 192 rows": Case(1, 128, 2, tile=1),
     "64": Case(1, 64),
     "low rank, no bias": Case(1, 192, rank=64, bias=False),
 }

@@ -41,7 +41,7 @@ PLANTED = {
     "waits: none for a free stage of weights": (W_EMPTY, "pass"),
     "waits: for the other phase of a free stage of weights": (W_EMPTY, W_EMPTY.replace(" ^ 1", "")),
     "waits: none for products": (PRODUCTS, "done = (h,) + sums"),
-    "waits: only for h, hidden features are overwritten while they are read": (
+    "waits: for the products with W3 alone": (
         PRODUCTS,
         "done = warpgroup_mma_wait(0 if chunk == 0 else 3, deps=(h,) + sums)",
     ),
