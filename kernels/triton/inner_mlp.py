@@ -8,7 +8,7 @@ that the GELU of one is hidden under the products of another; one more warp load
 chunks of 64: what a chunk needs of W2 and W3 is one stage of a ring.
 
 It needs triton 3.6 to 3.9 (`linear.missing_for_gluon`). The tests interpret this file as it is, with planted bugs too
-(tests/kernels/triton/gluon_interpreter.py).
+(tests/kernels/triton/gluon/interpreter.py).
 """
 
 # mypy: ignore-errors

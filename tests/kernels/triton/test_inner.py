@@ -17,7 +17,7 @@ from milkweed.kernels.triton.tiles import DeviceProperties
 from milkweed.kernels.tuning.verify import relative_error
 
 from ..layers import monarch
-from .inner_cases import HOPPER, SHAPES, Case
+from .gluon.inner_cases import HOPPER, SHAPES, Case
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -151,6 +151,8 @@ def described(name: str, step: int, compile_case: Compile) -> dict[str, Any]:
         "tensor": dict(code.tensor_instructions()),
         "waits": code.count("waits"),
         "local": code.count("local"),
+        "loads before": code.count("loads", (0, code.first("wait for the launch before"))),
+        "prefetches": code.count("prefetches"),
         "registers": code.registers,
         "threads": code.threads,
         "shared": code.shared_bytes,

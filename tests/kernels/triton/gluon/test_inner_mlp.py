@@ -1,6 +1,6 @@
 """The inner half of a Monarch MLP: its Gluon source interpreted, with bugs planted too.
 
-`pytest tests/kernels/triton/test_inner_mlp.py -m slow -s` prints errors and seconds by shape, and what shows each bug.
+`pytest tests/kernels/triton/gluon -m slow -s` prints errors and seconds by shape, and what shows each bug.
 """
 
 import time
@@ -11,10 +11,10 @@ import torch
 
 from milkweed.kernels.triton.inner import ROWS
 
-from ..emulated.emulation import TOLERANCE
-from .gluon_interpreter import GluonKernels
-from .gluon_machine import Mode, SynchronisationError
+from ...emulated.emulation import TOLERANCE
 from .inner_cases import SHAPES, SOURCE, Case
+from .interpreter import GluonKernels
+from .machine import Mode, SynchronisationError
 
 SEEDS = (0, 1, 2)
 MODES = [Mode(late, seed) for late in (True, False) for seed in (*SEEDS, None)]
@@ -94,6 +94,7 @@ def kernels() -> GluonKernels:
     return GluonKernels(SOURCE)
 
 
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_is_the_same_in_four_modes(kernels: GluonKernels, name: str) -> None:
     case = replace(SHAPES[name], rows=17)

@@ -2,7 +2,7 @@
 
 Gluon's operations are of whole tiles, so an interpreter needs no lanes, swizzles or descriptors: these, and layouts,
 are the compiler's, and a test compiles every kernel. What can be wrong in a kernel is its numbers and the order of its
-operations (`gluon_machine`). A name, an argument or an operation that is not here is an error: nothing is ignored but
+operations (`machine`). A name, an argument or an operation that is not here is an error: nothing is ignored but
 layouts, numbers of warps and registers.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from .gluon_machine import Accumulator, Barrier, Machine, Mode, Shared, finish_products, multiply
-from .gluon_values import Descriptor, Names, Pointer, Value
+from .machine import Accumulator, Barrier, Machine, Mode, Shared, finish_products, multiply
+from .values import Descriptor, Names, Pointer, Value
 
 TANH = "tanh.approx.f32 $0, $1;"
 

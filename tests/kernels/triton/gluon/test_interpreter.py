@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from ..emulated.emulation import relative_error
-from .gluon_interpreter import GluonKernels
-from .gluon_machine import Mode, SynchronisationError
-from .gluon_values import Descriptor, Pointer
+from ...emulated.emulation import relative_error
+from .interpreter import GluonKernels
+from .machine import Mode, SynchronisationError
+from .values import Descriptor, Pointer
 
 MMA = "warpgroup_mma(tiles.index(0), tiles.index(1), sums, is_async=True)"
 EMPTY = "mbarrier.wait(empty"

@@ -32,6 +32,9 @@ KINDS = {
     "local": re.compile(r"LDL|STL"),
     "narrow stores": re.compile(r"STG(?!\S*\.128)"),
     "stores": re.compile(r"STG"),
+    "loads": re.compile(r"UTMALDG"),
+    "prefetches": re.compile(r"CCTL\S*\.PF2"),
+    "wait for the launch before": re.compile(r"ACQBULK"),
 }
 SERIALISED = re.compile(r"\bC75\d\d\b.*")
 TENSOR_TO_WAITS = 4
@@ -78,6 +81,10 @@ class MachineCode:
         return sum(
             bool(KINDS[kind].match(text)) for address, text in self.instructions if span[0] <= address <= span[1]
         )
+
+    def first(self, kind: str) -> int:
+        """Return the address of the first instruction of a kind, or 0."""
+        return next((address for address, text in self.instructions if KINDS[kind].match(text)), 0)
 
     def loops(self) -> list[tuple[int, int]]:
         """Return the innermost loops: first and last address."""

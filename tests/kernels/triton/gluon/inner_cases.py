@@ -13,10 +13,10 @@ from milkweed.kernels.triton.layout import sort_layer, sort_mlp
 from milkweed.kernels.triton.linear import SOURCES
 from milkweed.kernels.triton.tiles import DeviceProperties
 
-from ..emulated.emulation import guarded, guards_untouched, relative_error
-from .gluon_interpreter import GluonKernels
-from .gluon_machine import Mode
-from .gluon_values import Descriptor, Pointer
+from ...emulated.emulation import guarded, guards_untouched, relative_error
+from .interpreter import GluonKernels
+from .machine import Mode
+from .values import Descriptor, Pointer
 
 HOPPER = DeviceProperties((9, 0), 232448, pdl=True)
 SOURCE = Path(SOURCES) / "inner_mlp.py"
