@@ -77,7 +77,6 @@ TWIN_COMPILED, TWIN_EAGER = "dense twin, torch.compile", "dense twin, eager laun
 """Candidates that goals name: PyTorch's strongest (max-autotune), and the way most people run a model."""
 
 VARIANTS = {
-    "native_linear": 4,
     "native_mlp": 4,
     "native_attention": 4,
     "native_performer": 0,

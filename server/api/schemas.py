@@ -79,7 +79,7 @@ class KernelPlan(BaseModel):
 
     batch: int
     cuts: str = Field(examples=["0b0011"])
-    engines: list[str] = Field(examples=[["torch", "native_linear:0", "native_attention:1"]])
+    engines: list[str] = Field(examples=[["torch", "native_mlp:2", "native_attention:1"]])
     microseconds: float | None = Field(description="measured at start or before; null where it never was")
     source: Literal["measured", "cached", "untuned"]
 

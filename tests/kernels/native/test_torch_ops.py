@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from milkweed.kernels.attention import attention_reference
-from milkweed.kernels.blocked import Activation, block_monarch
 from milkweed.kernels.blocked_mlp import block_mlp
 from milkweed.kernels.conv_branch import pack_conv_branch
 from milkweed.kernels.native import library as native
@@ -20,7 +19,7 @@ from milkweed.kernels.performer import PerformerMlp, pack_performer, performer_r
 from milkweed.kernels.reference import monarch_reference
 
 NAMES = (
-    *("monarch_linear", "monarch_mlp", "short_attention", "short_attention with sizes"),
+    *("monarch_mlp", "short_attention", "short_attention with sizes"),
     *("performer_attention", "conv_branch", "add_layernorm"),
 )
 
@@ -42,7 +41,6 @@ def case(name: str, dtype: torch.dtype = torch.bfloat16) -> Case:
     """A small call of every operator, all optional tensors given."""
     torch.manual_seed(0)
     return {
-        "monarch_linear": _linear,
         "monarch_mlp": _mlp,
         "short_attention": _attention,
         "short_attention with sizes": _sized_attention,
@@ -56,15 +54,6 @@ def _factors(nb: int, p: int, s: int) -> tuple[Tensor, Tensor, Tensor]:
     """Factors (nb, p, p) and (nb, s, p), exact in bfloat16, and a bias."""
     w1, w2 = (torch.randn(nb, rows, p).div(p**0.5).bfloat16().float() for rows in (p, s))
     return w1, w2, torch.randn(nb * s)
-
-
-def _linear(dtype: torch.dtype) -> Case:
-    w1, w2, bias = _factors(4, 24, 16)
-    layer = block_monarch(w1, w2, bias, 96, 64, dtype)
-    x, residual = torch.randn(5, 96).to(dtype), torch.randn(5, 64).to(dtype)
-    truth = F.gelu(monarch_reference(x.float(), w1, w2) + bias) + residual.float()
-    arguments = (x, layer.w1, layer.w2, layer.natural_bias, residual, int(Activation.GELU), 0)
-    return Case(torch_ops.monarch_linear, arguments, truth)
 
 
 def _mlp(dtype: torch.dtype) -> Case:
