@@ -8,10 +8,11 @@ _DISTILLATION = "is a line of the recipe's file now (distillation), see --recipe
 _IMAGES = "is --images DIR now"
 _CONVERT = "is of milkweed convert now"
 _GONE = "is gone: a search and --recipe choose it themselves"
+_PIXELFLY = "is gone: a dense model becomes no Pixelfly one, milkweed train makes them"
 
 REPLACED = {
     **dict.fromkeys(("--layers", "--structure", "--nblocks", "--rank", "--budget", "--cost"), _STRUCTURE),
-    **dict.fromkeys(("--block-size", "--butterfly-size", "--n-factors", "--gating", "--no-gating"), _STRUCTURE),
+    **dict.fromkeys(("--block-size", "--butterfly-size", "--n-factors", "--gating", "--no-gating"), _PIXELFLY),
     **dict.fromkeys(("--recover-epochs", "--recover-lr", "--recover-batch-size"), _DISTILLATION),
     **dict.fromkeys(("--label-weight", "--hard-share"), _DISTILLATION),
     **dict.fromkeys(("--calibration", "--calibration-images", "--recover"), _IMAGES),

@@ -14,7 +14,7 @@ from typing import Any
 
 FILE = "trials.jsonl"
 
-FORMAT = 3
+FORMAT = 4
 """The version of the lines; a folder of another version has another name, so its lines are never read."""
 
 

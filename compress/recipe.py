@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 from ..models.bundle.strict_json import parse_json
 from ..models.errors import quoted
-from ..models.layers.shapes import KINDS
+from ..models.layers.shapes import KINDS as LAYERS
 from ..models.layers.token_plan import ALL_TOKENS, TokenPlan
 
+KINDS = ("monarch", "lowrank", "blockdiag")
 COSTS = ("parameters", "macs", "ms")
 
 T = TypeVar("T")
@@ -31,12 +32,12 @@ class Structure:
     """Linear layers that become structured matrices.
 
     Args:
-        kind: monarch, lowrank, blockdiag or pixelfly.
+        kind: monarch, lowrank or blockdiag.
         layers: which of them, as in `select_linears`.
-        nblocks, rank: as in `LayerSpec`; not with a budget.
-        options: other options of the kind, by name.
+        nblocks, rank, shuffle: as in `LayerSpec`; not with a budget.
         budget: share of what these layers cost dense, above 0 and below 1. Each then has the block count and rank, or
-            stays dense, with which the answers change least: for `monarch` of any block count, low rank among them.
+            stays dense, with which the answers change least: for `monarch` of any block count, low rank among them, or
+            block-diagonal.
         cost: what the budget counts: parameters, macs, or ms measured on this machine.
 
     Raises:
@@ -47,7 +48,7 @@ class Structure:
     layers: tuple[str, ...] = ("mlp",)
     nblocks: int = 4
     rank: int | None = None
-    options: tuple[tuple[str, Any], ...] = ()
+    shuffle: bool = False
     budget: float | None = None
     cost: str = "parameters"
 
@@ -58,9 +59,8 @@ class Structure:
             raise RecipeError(f"structure: layers {quoted(self.layers)} must be names, patterns or roles such as mlp")
         if type(self.nblocks) is not int or not (self.rank is None or type(self.rank) is int):
             raise RecipeError(f"structure: nblocks {quoted(self.nblocks)}, rank {quoted(self.rank)}: whole numbers")
-        known = set(KINDS[self.kind].option_names) - {"nblocks", "rank"}
-        if odd := [name for name, value in self.options if name not in known or not isinstance(value, int)]:
-            raise RecipeError(f"structure: {quoted(odd[0])} is no option of {self.kind}, or not a whole number")
+        if type(self.shuffle) is not bool or (self.shuffle and self.kind != "blockdiag"):
+            raise RecipeError(f"structure: shuffle {quoted(self.shuffle)}: true or false, true of blockdiag alone")
         if self.budget is not None and not (_is_number(self.budget) and 0 < self.budget < 1):
             raise RecipeError(f"structure: budget {quoted(self.budget)} must be above 0 and below 1, a share of dense")
         if self.budget is not None and (self.kind != "monarch" or self.rank is not None):
@@ -69,10 +69,10 @@ class Structure:
             raise RecipeError(f"structure: cost {quoted(self.cost)} must be one of {', '.join(COSTS)}")
 
     def __str__(self) -> str:
-        name, where = KINDS[self.kind].name, ", ".join(self.layers)
+        name, where = LAYERS[self.kind].name, ", ".join(self.layers)
         if self.budget is not None:
             return f"{name}, {100 * self.budget:g} % of {self.cost} in {where}"
-        blocks = f" {self.nblocks} blocks" if "nblocks" in KINDS[self.kind].option_names else ""
+        blocks = f" {self.nblocks} blocks" if "nblocks" in LAYERS[self.kind].option_names else ""
         return f"{name}{blocks}{'' if self.rank is None else f' rank {self.rank}'} in {where}"
 
 
@@ -225,7 +225,7 @@ class Recipe:
         }
         values = {name: asdict(part) for name, part in parts.items() if part is not None}
         if self.structure is not None:
-            values["structure"] |= {"layers": list(self.structure.layers), "options": dict(self.structure.options)}
+            values["structure"] |= {"layers": list(self.structure.layers)}
         if self.tokens:
             values["tokens"] = self.tokens.to_dict()
         return values | ({"widths": asdict(self.widths)} if self.widths != FULL_WIDTH else {})
@@ -240,10 +240,9 @@ class Recipe:
         _check_keys("a recipe", values, {part.name for part in fields(cls)})
         structure = values.get("structure")
         if isinstance(structure, Mapping):
-            layers, options = structure.get("layers", ["mlp"]), structure.get("options", {})
-            if not isinstance(layers, list) or not isinstance(options, Mapping):
-                raise RecipeError("structure: layers must be a list, and options an object")
-            structure = {**structure, "layers": tuple(layers), "options": tuple(sorted(options.items()))}
+            if not isinstance(layers := structure.get("layers", ["mlp"]), list):
+                raise RecipeError("structure: layers must be a list")
+            structure = {**structure, "layers": tuple(layers)}
         try:
             return cls(
                 tokens=TokenPlan.from_dict(values.get("tokens", {})),

@@ -49,6 +49,11 @@ class Candidate:
     def __str__(self) -> str:
         return f"{self.backend} {self.dtype}"
 
+    def computes(self, precision: str, device: Device, fusion: str) -> bool:
+        """Whether it computes a program of a precision: our kernels of that, or a GPU's of int8 beside two bytes."""
+        on_gpu = device.type == "cuda" and self.dtype != "float32" and fusion != "off"
+        return str(self) == f"milkweed {precision}" or (self.backend == "torch" and precision == "int8" and on_gpu)
+
 
 @dataclass(frozen=True)
 class BackendChoice:

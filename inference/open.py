@@ -161,9 +161,9 @@ def read_bundle(path: Path, options: InferenceOptions, device: Device, version: 
     with of_one_version(path, config):
         if config.graph is not None and first.backend in config.graph.backends:
             bundle.record, bundle.graph = config.graph, own_graph(load_graph(path, config)[0])
-        elif program is not None and str(first) == f"milkweed {program.precision}":
+        elif program is not None and first.computes(program.precision, device, options.fusion):
             bundle.record = program
-            if OPERATORS in config.files:
+            if OPERATORS in config.files and first.backend == "milkweed":
                 bundle.program, _ = load_operators(path, config)
             elif program.precision == "int8":
                 with naming(path):
@@ -197,7 +197,8 @@ def make_forward(bundle: ReadBundle, candidate: Candidate) -> Forward:
         return program_forward(model, plan, size, bundle.activations, multi_label)
     from .torch_forward import torch_forward
 
-    return torch_forward(model, bundle.config, plan, bundle.device, candidate.dtype, bundle.options)
+    more = bundle.options, bundle.activations
+    return torch_forward(model, bundle.config, plan, bundle.device, candidate.dtype, *more)
 
 
 def check_answers(bundle: ReadBundle, forward: Forward) -> None:

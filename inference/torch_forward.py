@@ -25,7 +25,9 @@ from .options import InferenceOptions
 from .pipeline import GPU_BATCH_SIZE
 
 if TYPE_CHECKING:
+    from ..models.programs.compact import Activations
     from ..models.serving.cuda_graph import Capture, CudaGraphForward
+    from ..models.serving.fused.eight_bits import EightBits
     from ..models.serving.torchscript import TorchScriptForward
 
 
@@ -43,12 +45,14 @@ def prepare_model(
     dtype: str,
     size: int,
     options: InferenceOptions,
+    activations: "Activations | None" = None,
 ) -> tuple[nn.Module, FusionReport | None, tuple[int, ...]]:
     """Bring a model into its serving form: packed on a CPU, fused and tuned for each batch size on a GPU.
 
     Args:
         model: as `load_bundle` gives it; it is used up.
         size: side of the model's input, px.
+        activations: the maxima by which a bundle in int8 rounds inputs; a GPU computes its layers in 8 bits.
 
     Returns:
         What takes normalised images of the dtype on the device and returns logits; how its blocks were fused, if they
@@ -56,7 +60,6 @@ def prepare_model(
     """
     number_type: torch.dtype = getattr(torch, dtype)
     if device.type != "cuda":
-        # A GPU's kernels take two-byte weights, so int8 layers stay int8 in memory on a CPU alone.
         return prepare_for_inference(model, dtype=number_type, int8_layers=config.int8_layers), None, ()
     # A machine without a GPU pays for none of it, not even in memory.
     from ..models.serving.cuda_graph import batch_buckets
@@ -72,18 +75,48 @@ def prepare_model(
     folder = None if options.tuning_cache == "auto" else Path(options.tuning_cache)
     tuning = Tuning(options.tuning, open_cache(device.for_torch, options.tuning, folder))
     report = fuse(
-        model, device=device.for_torch, dtype=number_type, image_size=size, batch_sizes=batch_sizes, tuning=tuning
+        model,
+        device=device.for_torch,
+        dtype=number_type,
+        image_size=size,
+        batch_sizes=batch_sizes,
+        tuning=tuning,
+        eight_bits=_eight_bits(model, config, dtype, size, activations),
     )
+    for note in report.int8_notes:
+        logger.info("int8 on %s: %s", device, note)
     torch.cuda.empty_cache()  # what measuring needed and serving does not
     return model, report, graphs
 
 
+def _eight_bits(
+    model: nn.Module, config: BundleConfig, dtype: str, size: int, activations: "Activations | None"
+) -> "EightBits | None":
+    """The layers that a GPU computes in 8 bits; None for a bundle that is not in int8."""
+    from ..models.programs.eight_bits import eight_bits_of
+    from ..models.serving.fused.eight_bits import EightBits
+
+    if not config.int8_layers:
+        return None
+    if dtype == "float32":
+        return EightBits.none("dtype float32")
+    if activations is None:
+        return EightBits.none("the bundle has no activations to round inputs by")
+    return eight_bits_of(model, size, activations)
+
+
 def torch_forward(
-    model: nn.Module, config: BundleConfig, plan: LanePlan, device: Device, dtype: str, options: InferenceOptions
+    model: nn.Module,
+    config: BundleConfig,
+    plan: LanePlan,
+    device: Device,
+    dtype: str,
+    options: InferenceOptions,
+    activations: "Activations | None" = None,
 ) -> "TorchForward":
     """Make the forward of a model as `load_bundle` gives it; it is used up."""
     size = int(config.preprocess["size"])
-    prepared, fusion, graphs = prepare_model(model, config, device, dtype, size, options)
+    prepared, fusion, graphs = prepare_model(model, config, device, dtype, size, options, activations)
     return TorchForward(
         prepared,
         plan,

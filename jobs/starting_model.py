@@ -13,6 +13,7 @@ from ..models.bundle.labels import Label
 from ..models.layers.select import layer_specs_for, layer_specs_of, replace_linears, select_linears
 from ..models.projection.replacement import project_layer
 from ..models.training import as_dense
+from ..models.training.factor_scales import initialise_factors
 from .dataset import class_labels
 from .train_job import DENSE, TrainJob
 
@@ -51,6 +52,8 @@ def _from_scratch(job: TrainJob) -> tuple[nn.Module, BundleConfig]:
     kind = job.structure or "monarch"
     if kind != DENSE:
         replace_linears(model, _structures(job, model, kind))
+        if job.recipe.structured_lr:
+            initialise_factors(model)
     config = BundleConfig(
         arch=job.arch,
         arch_args={"num_classes": len(labels), **job.arch_args},

@@ -38,21 +38,28 @@ def attention_refusal(batch: int, tokens: int, head_dim: int, scale: float, dtyp
     return None
 
 
-def attention_reference(qkv: Tensor, num_heads: int, scale: float) -> Tensor:
-    """Compute softmax(scale q k^T) v by the definition: qkv (B, N, 3*H*D) -> (B, N, H*D), any device and dtype.
+def attention_reference(qkv: Tensor, num_heads: int, scale: float, log_sizes: Tensor | None = None) -> Tensor:
+    """Compute softmax(scale q k^T + log_sizes) v by the definition: qkv (B, N, 3*H*D) -> (B, N, H*D).
 
     Args:
-        qkv: order q, k, v; then heads; then head dim.
+        qkv: order q, k, v; then heads; then head dim. Any device and dtype.
+        log_sizes: (B, N), float32 or wider: logarithms of what each key counts for; None where all count for 1.
 
     Raises:
-        ValueError: the width is not three times num_heads heads.
+        ValueError: the width is not three times num_heads heads, or log_sizes has another shape or dtype.
     """
     q, k, v = split_heads(qkv, num_heads)
     scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(qkv.dtype, torch.float32)) * scale
+    if log_sizes is not None:
+        if log_sizes.shape != qkv.shape[:2] or log_sizes.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"log_sizes {tuple(log_sizes.shape)} of {log_sizes.dtype}: float32 (B, N) is needed")
+        scores = scores + log_sizes[:, None, None]
     return merge_heads(torch.softmax(scores, dim=-1).to(v.dtype) @ v)
 
 
-def sdpa_attention(qkv: Tensor, num_heads: int, scale: float, backend: str | None = None) -> Tensor:
+def sdpa_attention(
+    qkv: Tensor, num_heads: int, scale: float, backend: str | None = None, log_sizes: Tensor | None = None
+) -> Tensor:
     """Compute the same by torch's scaled_dot_product_attention, with a backend of `SDPA_BACKENDS` or torch's choice.
 
     Raises:
@@ -62,8 +69,9 @@ def sdpa_attention(qkv: Tensor, num_heads: int, scale: float, backend: str | Non
     if backend is not None and backend not in SDPA_BACKENDS:
         raise ValueError(f"attention backend {backend!r}: must be one of {', '.join(SDPA_BACKENDS)}")
     q, k, v = split_heads(qkv, num_heads)
+    mask = None if log_sizes is None else log_sizes.to(qkv.dtype)[:, None, None]
     with nullcontext() if backend is None else sdpa_kernel(SDPA_BACKENDS[backend]):
-        return merge_heads(F.scaled_dot_product_attention(q, k, v, scale=scale))
+        return merge_heads(F.scaled_dot_product_attention(q, k, v, mask, scale=scale))
 
 
 def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:

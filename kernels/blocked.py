@@ -1,13 +1,12 @@
-"""The Monarch layout of the CUDA and Triton kernels: both permutations folded into the order of the weights.
+"""The Monarch layout of Triton's kernels: both permutations folded into the order of the weights.
 
 Intermediate a = k*q + v belongs to output block j = a mod J, as its column a div J (`reference`). Sorting the rows of
 each input block by output block makes what an output block reads contiguous:
 
     t[j*K*c + k*c + i]  is the i-th v of input block k with (k*q + v) mod J = j
 
-where c, the slots that one input block has in one output block, is rounded up: to a multiple of 8 for Triton's kernels;
-for the CUDA kernels, which take K = J = 2, 4 or 8, so that K*c is a multiple of 16. Padded rows of w1 and columns of w2
-are zero.
+where c, the slots that one input block has in one output block, is rounded up to a multiple of 8. Padded rows of w1 and
+columns of w2 are zero. `blocked_mlp` sorts the factors of the CUDA kernel of an MLP in the same way.
 """
 
 from dataclasses import dataclass
@@ -19,11 +18,7 @@ from torch.nn import functional as F
 
 from .shapes import MonarchShape
 
-NBLOCKS = (2, 4, 8)
 DTYPES = (torch.bfloat16, torch.float16)
-
-DEPTH = 16
-"""Columns that one tensor core instruction multiplies."""
 
 VECTOR = 8
 """Two-byte numbers in a 16-byte access."""
@@ -73,26 +68,6 @@ class BlockedMonarch:
         """Slots that one input block has in one output block, padding included."""
         return self.w1.shape[1] // self.J
 
-    @property
-    def natural_bias(self) -> Tensor | None:
-        """The bias in the order of the outputs, (out_features,), as the CUDA kernel takes it."""
-        return None if self.bias is None else self.bias.t().flatten()
-
-
-def block_monarch(
-    w1: Tensor, w2: Tensor, bias: Tensor | None, in_features: int, out_features: int, dtype: torch.dtype
-) -> BlockedMonarch:
-    """Lay out a layer's factors (nb, q, p) and (nb, s, r) for the CUDA kernels; any q, so any rank.
-
-    Raises:
-        ValueError: a layer that the kernels do not take (`blocked_refusal`), or a bias that does not fit.
-    """
-    shape = MonarchShape.of(w1, w2)
-    refusal = blocked_refusal(shape, in_features, out_features, dtype)
-    if refusal is not None:
-        raise ValueError(refusal)
-    return lay_out(w1, w2, bias, out_features, slots(shape), -(-shape.p // DEPTH) * DEPTH, dtype)
-
 
 def lay_out(
     w1: Tensor, w2: Tensor, bias: Tensor | None, out_features: int, c: int, depth: int, dtype: torch.dtype
@@ -133,33 +108,6 @@ def sort_factors(w1: Tensor, w2: Tensor, c: int, depth: int, dtype: torch.dtype)
     second = w2.new_zeros((shape.J, shape.K * c, shape.s), dtype=dtype)
     second[output_block, block * c + slot] = w2.detach().to(dtype).transpose(1, 2)[output_block, column]
     return first, second.transpose(1, 2).contiguous()
-
-
-def slots(shape: MonarchShape) -> int:
-    """Return c: the most rows of an input block that one output block reads, rounded up so that 16 divides nb*c."""
-    step = DEPTH // shape.K
-    return -(-shape.q // (shape.K * step)) * step
-
-
-def blocked_refusal(shape: MonarchShape, in_features: int, out_features: int, dtype: torch.dtype) -> str | None:
-    """Return why the kernels cannot take such a layer, with the value and the limit; None if they can."""
-    if dtype not in DTYPES:
-        return f"dtype {dtype}: bfloat16 or float16 is needed"
-    if shape.K != shape.J:
-        return f"{shape.K} input blocks and {shape.J} output blocks: they must be as many"
-    if shape.K not in NBLOCKS:
-        return f"nblocks {shape.K}: 2, 4 or 8 is needed"
-    if in_features != shape.in_extended:
-        return f"in_features {in_features}: exactly the {shape.in_extended} inputs of w1 are needed"
-    if out_features != shape.out_extended:
-        return f"out_features {out_features}: exactly the {shape.out_extended} outputs of w2 are needed"
-    if shape.p % VECTOR:
-        return f"input blocks of {shape.p} features: a multiple of {VECTOR} is needed"
-    if shape.s % 2:
-        return f"output blocks of {shape.s} features: an even number is needed"
-    if out_features % VECTOR:
-        return f"out_features {out_features}: a multiple of {VECTOR} is needed"
-    return None
 
 
 def blocked_reference(x: Tensor, layer: BlockedMonarch, act: int, residual: Tensor | None) -> Tensor:

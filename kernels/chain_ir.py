@@ -1,6 +1,7 @@
 """The operators of a chain (half of a transformer block) and their plain evaluation, which impls are compared with.
 
-A chain acts on tokens x (B, N, C) and may add one residual tensor. An operator holds a checkpoint's tensors as they
+A chain acts on tokens x (B, N, C) and may read one more tensor: the residual that it adds, or the logarithms of its
+tokens' sizes. An operator holds a checkpoint's tensors as they
 are; impls pack them for their kernels (`packed` in impls/base.py).
 """
 
@@ -117,6 +118,34 @@ class Monarch:
 
 
 @dataclass(frozen=True, eq=False)
+class BlockDiagonal:
+    """y = (W_1 x_1, .. W_N x_N) + bias, where x_n are some channels of x.
+
+    Args:
+        weight: (N, s, p).
+        inputs: (N, p), the channels of x that each block reads, int64.
+        bias: (N*s,) or None.
+    """
+
+    weight: Tensor
+    inputs: Tensor
+    bias: Tensor | None
+    layouts: Layouts = field(default_factory=WeakValueDictionary, init=False, repr=False)
+    kind: ClassVar[str] = "blockdiag"
+
+    @property
+    def in_features(self) -> int:
+        return self.inputs.numel()
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0] * self.weight.shape[1]
+
+    def describe(self) -> str:
+        return f"blockdiag({self.in_features}>{self.out_features},{len(self.weight)}{_bias(self.bias)})"
+
+
+@dataclass(frozen=True, eq=False)
 class Gelu:
     """GELU by the error function."""
 
@@ -128,15 +157,20 @@ class Gelu:
 
 @dataclass(frozen=True, eq=False)
 class SelfAttention:
-    """Softmax attention on packed qkv: (B, N, 3*H*D), order q, k, v, then heads -> (B, N, H*D)."""
+    """Softmax attention on packed qkv: (B, N, 3*H*D), order q, k, v, then heads -> (B, N, H*D).
+
+    Args:
+        sized: tokens stand for several: the chain reads the logarithms of their sizes, (B, N) float32.
+    """
 
     num_heads: int
     head_dim: int
     scale: float
+    sized: bool = False
     kind: ClassVar[str] = "attention"
 
     def describe(self) -> str:
-        return f"attention({self.num_heads}x{self.head_dim},{self.scale:g})"
+        return f"attention({self.num_heads}x{self.head_dim},{self.scale:g}{',sizes' * self.sized})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,8 +183,8 @@ class Add:
         return "add"
 
 
-Linear = Dense | Monarch
-ChainOp = LayerNorm | Dense | Monarch | QuantizedDense | Gelu | SelfAttention | Add
+Linear = Dense | Monarch | BlockDiagonal
+ChainOp = LayerNorm | Dense | Monarch | BlockDiagonal | QuantizedDense | Gelu | SelfAttention | Add
 
 
 def _bias(bias: Tensor | None) -> str:
@@ -168,8 +202,13 @@ def describe(segment: Sequence[ChainOp]) -> str:
 
 
 def adds_residual(segment: Sequence[ChainOp]) -> bool:
-    """Tell whether a segment reads the residual."""
+    """Tell whether a segment adds the residual."""
     return any(isinstance(operator, Add) for operator in segment)
+
+
+def knows_sizes(segment: Sequence[ChainOp]) -> bool:
+    """Tell whether a segment reads the logarithms of its tokens' sizes."""
+    return any(isinstance(operator, SelfAttention) and operator.sized for operator in segment)
 
 
 def evaluate(chain: Sequence[ChainOp], x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -177,7 +216,7 @@ def evaluate(chain: Sequence[ChainOp], x: Tensor, residual: Tensor | None = None
 
     Args:
         x: (B, N, C), or (M, C) if the chain has no attention.
-        residual: what each Add adds; needed if there is an Add.
+        residual: what each Add adds, or the logarithms of the sizes; needed if an operator reads it.
     """
     for operator in chain:
         x = _value(operator, x, residual)
@@ -194,22 +233,30 @@ def _value(operator: ChainOp, x: Tensor, residual: Tensor | None) -> Tensor:
             wide = F.pad(x, (0, operator.shape.in_extended - x.shape[-1]))
             y = monarch_reference(wide, w1.to(x), w2.to(x))[..., : operator.out_features]
             return y if bias is None else y + bias.to(x)
+        case BlockDiagonal(weight, inputs, bias):
+            return block_product(x, weight.to(x), inputs.to(x.device), None if bias is None else bias.to(x))
         case QuantizedDense():
             return operator.value(x)
         case Gelu():
             return F.gelu(x)
-        case SelfAttention(num_heads, _, scale):
-            return attention_reference(x, num_heads, scale)
+        case SelfAttention(num_heads, _, scale, sized):
+            return attention_reference(x, num_heads, scale, needed(residual, "knows sizes") if sized else None)
         case Add():
             return x + needed(residual).to(x)
 
 
-def needed(residual: Tensor | None) -> Tensor:
-    """Return the residual of a segment that adds one.
+def block_product(x: Tensor, weight: Tensor, inputs: Tensor, bias: Tensor | None) -> Tensor:
+    """Return what a `BlockDiagonal` layer gives of x (..., in)."""
+    y = torch.einsum("...np,nsp->...ns", x[..., inputs], weight).flatten(-2)
+    return y if bias is None else y + bias
+
+
+def needed(tensor: Tensor | None, what: str = "adds a residual") -> Tensor:
+    """Return the second tensor of a segment that reads one.
 
     Raises:
         ValueError: there is none.
     """
-    if residual is None:
-        raise ValueError("the chain adds a residual, but none was given")
-    return residual
+    if tensor is None:
+        raise ValueError(f"the chain {what}, but none was given")
+    return tensor

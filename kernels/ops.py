@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .batched import monarch_batched
 from .feature_major import feature_major_linear, feature_major_mlp
 from .packing import PackedMonarch, pack_monarch
+from .reference import monarch_batched
 from .shapes import MonarchShape
 
 

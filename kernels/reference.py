@@ -1,4 +1,4 @@
-"""The Monarch product by its definition: slow and plain, since tests compare everything else with it.
+"""The Monarch product by its definition, slow and plain, since tests compare everything else with it, and in batches.
 
 Source: Monarch (arXiv 2204.00595), section 3.1. With w1 (K, q, p), w2 (J, s, r), K*q = J*r:
 
@@ -11,6 +11,7 @@ outputs j, j+J, j+2J, ...
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .shapes import MonarchShape
 
@@ -41,3 +42,24 @@ def monarch_to_dense(w1: Tensor, w2: Tensor, out_features: int | None = None, in
     columns = shape.in_extended if in_features is None else in_features
     rows = shape.check(columns, out_features)
     return dense[:rows, :columns].contiguous()
+
+
+def monarch_batched(
+    x: Tensor, w1: Tensor, w2: Tensor, bias: Tensor | None = None, out_features: int | None = None
+) -> Tensor:
+    """Compute M x + bias by two batched products: x (..., n) with n <= K*p -> (..., out_features), the first of J*s.
+
+    Differentiable, on any device: the path of training and of devices without a kernel of their own. It pays for two
+    permutation copies, between the factors and at the end; `feature_major` and the CUDA kernels do not.
+    """
+    shape = MonarchShape.of(w1, w2)
+    wide = x if x.shape[-1] == shape.in_extended else F.pad(x, (0, shape.in_extended - x.shape[-1]))
+    chunks = wide.reshape(-1, shape.K, shape.p)
+    rows = chunks.shape[0]
+    t = torch.bmm(chunks.transpose(0, 1), w1.transpose(1, 2))  # (K, M, q)
+    t = t.transpose(0, 1).reshape(rows, shape.r, shape.J).permute(2, 0, 1)  # (J, M, r)
+    y = torch.bmm(t, w2.transpose(1, 2))  # (J, M, s)
+    y = y.permute(1, 2, 0).reshape(rows, shape.out_extended)[:, :out_features]
+    if bias is not None:
+        y = y + bias.to(y.dtype)
+    return y.reshape(*x.shape[:-1], y.shape[1])

@@ -31,7 +31,7 @@ MLP_SHAPES = {
     "ViTAE-S, T2T-14": MlpShape(384, 1152, 196, goal=1.5),
     "ViTAE-T, T2T-7": MlpShape(256, 512, 196, goal=1.3),
     "ViT-T, DeiT-T": MlpShape(192, 768, 197),
-    DRY: MlpShape(64, 128, 17),
+    DRY: MlpShape(256, 1024, 17),  # the smallest that every kernel takes
 }
 
 ATTENTION_SHAPES = {"ViT-B": (12, 64, 197), "ViT-S": (6, 64, 197), DRY: (2, 32, 17)}
@@ -77,14 +77,15 @@ TWIN_COMPILED, TWIN_EAGER = "dense twin, torch.compile", "dense twin, eager laun
 """Candidates that goals name: PyTorch's strongest (max-autotune), and the way most people run a model."""
 
 VARIANTS = {
-    "native_linear": 4,
     "native_mlp": 4,
     "native_attention": 4,
     "native_performer": 0,
     "native_branch": 3,
     "native_add_layernorm": 0,
+    "gluon_mlp": 2,
     "triton": 6,
     "triton_mlp": 6,
+    "triton_merge": 3,
 }
 """How many tile variants each kernel has; none where it has no number."""
 

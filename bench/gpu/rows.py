@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...kernels.attention import sdpa_attention
-from ...kernels.batched import monarch_batched
 from ...kernels.chain_ir import Gelu, Monarch, Problem, SelfAttention, evaluate
 from ...kernels.impls.base import family
-from ...kernels.reference import monarch_to_dense
+from ...kernels.reference import monarch_batched, monarch_to_dense
 from ...kernels.tuning.chain import Chain, compile_plan
 from ...kernels.tuning.plan import Plan, Span, cheapest, cuts_of, spans_of
 from ...kernels.tuning.report import Row

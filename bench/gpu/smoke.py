@@ -26,7 +26,8 @@ from ...kernels.impls.triton import triton_impls
 from ...kernels.tuning.chain import Chain
 from ...kernels.tuning.verify import relative_error
 from ...models.serving.fused.add_norm import AddNorm, AddNormPart
-from ...models.serving.fused.alternatives import Alternative, Part
+from ...models.serving.fused.alternatives import Alternative, Part, joined
+from ...models.serving.fused.tokens import MergePart, MergeTokens
 from .journal import Absent, Record
 from .measure import TOLERANCE, Bench, bench_of
 from .plan import ATTENTION_SHAPES, BRANCHES, DRY, GOAL_SHAPES, MLP_SHAPES, PERFORMERS, TILES, Task
@@ -149,6 +150,15 @@ def _parts(operator: str, bench: Bench, rows: Sequence[int]) -> Iterator[tuple[s
                 problem = Problem(bench.device, bench.dtype, 1, count)
                 yield f"{name} add+norm", part, problem, TOLERANCE[bench.dtype]
         return
+    if operator == "triton_merge":
+        for name in [DRY] if bench.dry else GOAL_SHAPES:
+            heads, head_dim, _ = ATTENTION_SHAPES[name]
+            attention = SelfAttention(heads, head_dim, head_dim**-0.5)
+            for batch, tokens in IMAGES[1:2] if bench.dry else IMAGES[1:]:
+                plain = MergeTokens(attention, heads * head_dim, 0.1, round(0.22 * (tokens - 1)), 1)
+                problem = Problem(bench.device, bench.dtype, batch, tokens)
+                yield f"{name} merge", MergePart(plain, bench.kernels(), sized=True), problem, TOLERANCE[bench.dtype]
+        return
     names = list(PERFORMERS if operator == "native_performer" else BRANCHES)
     for name in names[:1] if bench.dry else names:
         cell = cell_of(name, bench)
@@ -157,7 +167,8 @@ def _parts(operator: str, bench: Bench, rows: Sequence[int]) -> Iterator[tuple[s
 
 
 def _part_case(way: Alternative, name: str, part: Part, problem: Problem, tolerance: float) -> Case:
-    def in_rows(y: Tensor) -> Tensor:  # of an addition and the norm behind it, sums and norms are halves of a row
+    def in_rows(result: Tensor | tuple[Tensor, ...]) -> Tensor:
+        y = joined(result)  # of an addition and the norm behind it, sums and norms are halves of a row
         return y if y.dim() == 3 else torch.cat(tuple(y), -1)
 
     def data() -> tuple[Sequence[Tensor], Tensor]:

@@ -109,7 +109,7 @@ class TrainOptions:
     ema: Annotated[float, decimal_option("Decay of the moving average of the weights, such as 0.999; 0 = off.")] = 0.0
     amp: Annotated[str, text_option("none|bfloat16|float16", "Number type of autocast (mixed precision).")] = "none"
     structured_lr: Annotated[
-        bool, typer.Option("--structured-lr", help="Learning rates of the factors by their shapes (BTT's rule).")
+        bool, typer.Option("--structured-lr", help="Initialisation and learning rates of factors by their shapes.")
     ] = False
     seed: Seed = 0
     preprocess: Annotated[

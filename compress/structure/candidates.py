@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...models.layers.layer_spec import LayerSpec
-from ...models.projection.layer_fit import monarch_objective
+from ...models.projection.layer_fit import FitRequest, fit_layer, monarch_objective
 from ...models.projection.statistics import InputStatistics
 
 BLOCK_COUNTS = (1, 2, 4, 8)
@@ -44,13 +44,17 @@ class LayerCandidate:
 
 
 def layer_candidates(weight: Tensor, inputs: InputStatistics, *, bias: bool) -> tuple[LayerCandidate, ...]:
-    """Every structure worth considering for the weight (out, in), smallest first.
+    """Every structure worth considering for the weight (out, in), smallest first: Monarch, low rank, block-diagonal.
 
     Block counts divide both widths, ranks are multiples of 8 (any rank, where the sub-blocks are too small for that),
     and there are fewer weights than dense. A structure that costs as much as one with less error is left out.
     """
-    offered = (block_candidates(weight, inputs, nblocks, bias=bias) for nblocks in BLOCK_COUNTS)
-    return frontier([*chain.from_iterable(offered)])
+    offered = [block_candidates(weight, inputs, nblocks, bias=bias) for nblocks in BLOCK_COUNTS]
+    diagonal = [
+        LayerCandidate(spec, fit_layer(FitRequest(weight, spec, inputs)).error ** 2)
+        for spec in diagonal_structures(weight.shape[1], weight.shape[0], bias=bias)
+    ]
+    return frontier([*chain.from_iterable(offered), *diagonal])
 
 
 def block_candidates(weight: Tensor, inputs: InputStatistics, nblocks: int, *, bias: bool) -> list[LayerCandidate]:
@@ -73,6 +77,15 @@ def candidate_structures(in_features: int, out_features: int, nblocks: int, *, b
         places = torch.linspace(0, len(fitting) - 1, MAX_RANKS).round().int().tolist()
         fitting = [fitting[place] for place in places]
     return fitting
+
+
+def diagonal_structures(in_features: int, out_features: int, *, bias: bool = True) -> list[LayerSpec]:
+    """Block-diagonal structures that a layer is offered, by rising number of blocks."""
+    return [
+        LayerSpec("blockdiag", in_features, out_features, nblocks, bias=bias)
+        for nblocks in BLOCK_COUNTS
+        if nblocks > 1 and in_features % nblocks == out_features % nblocks == 0
+    ]
 
 
 def frontier(candidates: Sequence[LayerCandidate]) -> tuple[LayerCandidate, ...]:

@@ -43,11 +43,7 @@ class StructureFits:
             names = select_linears(model, structure.layers)
             if structure.budget is not None:
                 return self._allocated(model, structure, names)
-            options = dict(structure.options)
-            if structure.kind in ("monarch", "blockdiag"):
-                options["nblocks"] = structure.nblocks
-            if structure.kind != "blockdiag":
-                options["rank"] = structure.rank
+            options = {"nblocks": structure.nblocks, "rank": structure.rank, "shuffle": structure.shuffle}
             specs = layer_specs_for(model, names, structure.kind, **options)
         except (TypeError, ValueError) as error:
             raise RecipeError(f"structure: {error}") from None

@@ -24,7 +24,7 @@ from ...models.progress import Progress
 from ..data import Baseline
 from ..journal import Trials
 from ..timing import time_in_turns
-from .candidates import BLOCK_COUNTS, candidate_structures
+from .candidates import BLOCK_COUNTS, candidate_structures, diagonal_structures
 from .costs import Cost, layer_costs
 
 SHARE = 0.5
@@ -52,9 +52,10 @@ class Shape:
 
     @property
     def specs(self) -> list[LayerSpec]:
-        """The Monarch structure of each block count whose weights are nearest to SHARE of dense."""
-        by_blocks = [candidate_structures(self.in_features, self.out_features, nblocks) for nblocks in BLOCK_COUNTS]
-        return [min(specs, key=lambda spec: abs(_share(spec) - SHARE)) for specs in by_blocks if specs]
+        """The structure of each kind, for Monarch of each block count, whose weights are nearest to SHARE of dense."""
+        widths = self.in_features, self.out_features
+        offered = [*(candidate_structures(*widths, nblocks) for nblocks in BLOCK_COUNTS), diagonal_structures(*widths)]
+        return [min(specs, key=lambda spec: abs(_share(spec) - SHARE)) for specs in offered if specs]
 
 
 def shapes_of(model: nn.Module, names: Sequence[str]) -> list[Shape]:
@@ -98,13 +99,13 @@ class LayerTimes:
         for shape in shapes_of(model, names):
             for spec, saved in self.saved(shape).items():
                 of_layer = saved / len(shape.names), _share(spec)
-                timed |= dict.fromkeys(((name, spec.nblocks) for name in shape.names), of_layer)
+                timed |= dict.fromkeys(((name, _timed_as(spec)) for name in shape.names), of_layer)
 
         def cost(name: str, structure: LayerSpec | None) -> float:
             dense = macs(name, None) / whole
             if structure is None:
                 return dense
-            saved, share = timed[name, structure.nblocks]
+            saved, share = timed[name, _timed_as(structure)]
             return max(0.0, dense - saved + dense * (_share(structure) - share))
 
         return cost
@@ -129,6 +130,11 @@ class LayerTimes:
             noise = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
             activations = calibrate(model, size, [noise])
         return program_forward(model, self._plan, size, activations)
+
+
+def _timed_as(spec: LayerSpec) -> int:
+    """The block count of a Monarch layer; 0 for block-diagonal ones, of which one stands for all."""
+    return spec.nblocks if spec.kind == "monarch" else 0
 
 
 def _share(spec: LayerSpec) -> float:

@@ -21,8 +21,8 @@ from .latency import LayerTimes, Shape, shapes_of
 PAYS = 0.02
 """Below this share of the model's time a structure in all layers of a shape is no gain that can be told from noise."""
 
-SAVED = (0.5, 0.9)
-"""Budgets that are proposed save these shares of what half of the weights in all paying layers would save."""
+LEAST_SAVED, MOST_SAVED = 0.5, 0.9
+"""A budget saves at least and at most these shares of what half of the weights in all paying layers would save."""
 
 MARGIN = 0.01
 """Share of the weights that is taken off beside what bytes ask for: scales and biases have bytes too."""
@@ -33,24 +33,29 @@ LEARNT = 0.25
 
 @dataclass(frozen=True)
 class Saving:
-    """The structure of half of a shape's weights that saves most time.
+    """The Monarch structure of half of a shape's weights that saves most time.
 
     Args:
         share: of the whole model's time, negative where every structure takes longer.
+        diagonal: the share that two diagonal blocks save.
     """
 
     shape: Shape
     spec: LayerSpec
     share: float
+    diagonal: float | None = None
 
     def __str__(self) -> str:
         name = "low rank" if self.spec.nblocks == 1 else f"{self.spec.nblocks} blocks"
-        return f"{self.shape} by {100 * self.share:.0f} % with {name}"
+        diagonal = "" if self.diagonal is None else f" (block-diagonal: {100 * self.diagonal:.0f} %)"
+        return f"{self.shape} by {100 * self.share:.0f} % with {name}{diagonal}"
 
 
 def structured(evaluator: CandidateEvaluator, best: Recipe) -> list[Recipe]:
     """Return the recipes with structured layers that are worth a training: with all tokens, and with those merged that
     the fastest model so far merges. Where structures pay, where not, and what is left out is noted.
+
+    Their milliseconds are those with which all tokens reach the speed that is asked for, as far as they can.
 
     Raises:
         TargetError: a structure is asked for by name, and cannot be had.
@@ -68,14 +73,12 @@ def structured(evaluator: CandidateEvaluator, best: Recipe) -> list[Recipe]:
     if paying and not asked and not _worth_it(evaluator, best, paying):
         note("Monarch: models that are as fast have less KL than its training would leave: none was trained")
         return []
-    structures = budgets(baseline.model, rows, evaluator.times)
+    structure = budget(evaluator, best, paying)
+    if structure is None:
+        return []
     merged = min(evaluator.measured.items(), key=lambda item: min(item[1].ms.values()))[0].recipe.tokens
     plans = dict.fromkeys([best.tokens, merged])
-    return [
-        replace(best, structure=structure, tokens=plan, distillation=OF_STRUCTURES)
-        for structure in structures
-        for plan in plans
-    ]
+    return [replace(best, structure=structure, tokens=plan, distillation=OF_STRUCTURES) for plan in plans]
 
 
 def smaller_by_structure(evaluator: CandidateEvaluator, best: Recipe, over: int) -> Recipe:
@@ -130,8 +133,9 @@ def savings(model: nn.Module, times: LayerTimes) -> list[Saving]:
     rows = []
     for shape in shapes_of(model, _blocks_linears(model)):
         if table := times.saved(shape):
-            spec = max(table, key=lambda spec: table[spec])
-            rows.append(Saving(shape, spec, table[spec]))
+            spec = max((spec for spec in table if spec.kind == "monarch"), key=lambda spec: table[spec])
+            diagonal = [saved for spec, saved in table.items() if spec.kind == "blockdiag"]
+            rows.append(Saving(shape, spec, table[spec], *diagonal))
     return rows
 
 
@@ -143,17 +147,18 @@ def where_it_pays(rows: Sequence[Saving], precision: str) -> str:
     return f"Monarch, half of the weights: {'; '.join(parts)}" if parts else "Monarch: no layers that it divides"
 
 
-def budgets(model: nn.Module, rows: Sequence[Saving], times: LayerTimes) -> list[Structure]:
-    """Return structures of the paying layers, by budgets of milliseconds, the one that saves least first."""
-    paying = [row for row in rows if row.share >= PAYS]
+def budget(evaluator: CandidateEvaluator, best: Recipe, paying: Sequence[Saving]) -> Structure | None:
+    """Return a structure of the paying layers with a budget of milliseconds; None where there are none."""
+    model, most = evaluator.baseline.model, sum(row.share for row in paying)
     layers = tuple(entry for row in paying for entry in _selected(model, row.shape))
     if not layers:
-        return []
-    names = select_linears(model, layers)
-    cost = times.cost(model, names)
-    whole, most = sum(cost(name, None) for name in names), sum(row.share for row in paying)
-    shares = [round(1 - saved * most / whole, 3) for saved in SAVED]
-    return [Structure(layers=layers, budget=share, cost="ms") for share in shares if 0 < share < 1]
+        return None
+    names, target = select_linears(model, layers), evaluator.target_speedup
+    cost = evaluator.times.cost(model, names)
+    lacking = 0.0 if target is None else 1 - evaluator.speedup(best) / target
+    saved = min(max(lacking, LEAST_SAVED * most), MOST_SAVED * most)
+    share = round(1 - saved / sum(cost(name, None) for name in names), 3)
+    return Structure(layers=layers, budget=share, cost="ms") if 0 < share < 1 else None
 
 
 def probe(model: nn.Module, row: Saving) -> Structure:

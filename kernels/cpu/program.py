@@ -241,10 +241,7 @@ class Program:
 
 def dense(weight: Floats, bias: Floats | None, **options: Any) -> Factor:
     """Make the factor of a dense layer: weight (out, in)."""
-    rows, columns = weight.shape
-    places = np.arange(max(rows, columns))
-    bias = np.zeros(rows) if bias is None else bias
-    return Factor(weight[None], places[None, :columns], places[None, :rows], rows, bias, **options)
+    return block_diagonal(weight[None], np.arange(weight.shape[1])[None], bias, **options)
 
 
 def monarch(w1: Floats, w2: Floats, bias: Floats | None, outputs: int, **options: Any) -> list[Factor]:
@@ -255,6 +252,12 @@ def monarch(w1: Floats, w2: Floats, bias: Floats | None, outputs: int, **options
     first = Factor(w1, inputs, middle.reshape(K, q), K * q, np.zeros(K * q), name=f"{name}.w1")
     bias = np.zeros(outputs) if bias is None else bias
     return [first, Factor(w2, middle.reshape(r, J).T, np.arange(J * s).reshape(s, J).T, outputs, bias, **options)]
+
+
+def block_diagonal(weight: Floats, inputs: Places, bias: Floats | None, **options: Any) -> Factor:
+    """Make the factor of a block-diagonal layer: weight (N, s, p), and the channels (N, p) that each block reads."""
+    outputs = np.arange(weight.shape[0] * weight.shape[1]).reshape(len(weight), -1)
+    return Factor(weight, inputs, outputs, outputs.size, np.zeros(outputs.size) if bias is None else bias, **options)
 
 
 def convolution(weight: Floats, bias: Floats | None, side: int, groups: int = 1, **options: Any) -> Convolution:
@@ -273,8 +276,8 @@ def convolution(weight: Floats, bias: Floats | None, side: int, groups: int = 1,
     inputs = (np.arange(taps)[:, None] * per * groups + channels).reshape(blocks, -1)
     geometry = {name: options.pop(name) for name in ("stride", "dilation", "padding") if name in options}
     bias = np.zeros(out) if bias is None else bias
-    weight = full.reshape(blocks, count * outputs, -1)
-    factor = Factor(weight, inputs, np.arange(out).reshape(blocks, -1), out, bias, **options)
+    full = full.reshape(blocks, count * outputs, -1)
+    factor = Factor(full, inputs, np.arange(out).reshape(blocks, -1), out, bias, **options)
     return Convolution(factor, side, per * groups, kernel, groups=groups, **geometry)
 
 

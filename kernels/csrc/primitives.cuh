@@ -18,7 +18,6 @@ using uint64_t = unsigned long long;
 namespace mw {
 
 enum class DType : int { bf16 = 0, fp16 = 1 };
-enum class Activation : int { none = 0, gelu = 1 };
 
 // A cudaStream_t, or anything where there is no GPU.
 using Stream = void*;

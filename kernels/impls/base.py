@@ -43,7 +43,7 @@ class Impl(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique, lower case; a tile variant ends in its number: `native_linear:2`. Plans and caches contain it."""
+        """Unique, lower case; a tile variant ends in its number: `native_mlp:2`. Plans and caches contain it."""
 
     def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         """Return why it cannot run this segment there, in a few words; None if it can. Launches nothing.

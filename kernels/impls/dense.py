@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..chain_ir import ChainOp, Dense, Linear, Monarch, Packed, Problem, kinds
+from ..chain_ir import ChainOp, Dense, Monarch, Packed, Problem, kinds
 from ..reference import monarch_to_dense
 from .base import OTHER_KIND, Runner, packed
 from .torch_ops import finish, plain_tensors
@@ -41,7 +41,7 @@ class DenseImpl:
         return Runner(call, (weights,))
 
 
-def dense_weights(layer: Linear, problem: Problem) -> Packed:
+def dense_weights(layer: Dense | Monarch, problem: Problem) -> Packed:
     """Return weight (out, in) and, if there is one, bias (out,) of a linear layer; a Monarch one is multiplied out."""
     if isinstance(layer, Dense):
         return plain_tensors(layer, problem)

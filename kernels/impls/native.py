@@ -6,24 +6,22 @@ import torch
 from torch import Tensor
 
 from ..attention import attention_refusal
-from ..blocked import Activation, block_monarch, blocked_refusal
 from ..blocked_mlp import block_mlp, block_width, mlp_refusal, tile_refusal
-from ..chain_ir import ChainOp, LayerNorm, Monarch, Problem, SelfAttention, kinds
+from ..chain_ir import ChainOp, LayerNorm, Monarch, Problem, SelfAttention, kinds, needed
 from ..native.library import library_path, native_status
 from ..native.stamp import read_stamp
-from ..native.torch_ops import monarch_linear, monarch_mlp, short_attention
-from .base import LINEAR, OTHER_KIND, Impl, Runner, Tiled, on_rows, packed
+from ..native.torch_ops import monarch_mlp, short_attention
+from .base import OTHER_KIND, Impl, Runner, Tiled, on_rows, packed
 
 MLP = {(*norm, "monarch", "gelu", "monarch", *add) for norm in ((), ("norm",)) for add in ((), ("add",))}
 
 # The tile variants of each kernel; those that suit most problems come first.
-LINEAR_TILES = (0, 1, 2, 3)
 MLP_TILES = (2, 3, 0, 1)
 ATTENTION_TILES = (0, 1, 2, 3)
 
 
 class Native(Tiled):
-    """The common part of the three impls."""
+    """The common part of both impls."""
 
     def unusable(self, problem: Problem) -> str | None:
         """Return why the library cannot be used there; None if it can."""
@@ -31,33 +29,6 @@ class Native(Tiled):
             return None
         status = native_status(problem.device)
         return None if status.loaded else status.reason
-
-
-class NativeLinear(Native):
-    """Runs a Monarch layer in one launch, and in it GELU and the residual's addition."""
-
-    @property
-    def name(self) -> str:
-        return f"native_linear:{self.tile}"
-
-    def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
-        layer = segment[0]
-        if not isinstance(layer, Monarch) or kinds(segment) not in LINEAR:
-            return OTHER_KIND
-        refusal = blocked_refusal(layer.shape, layer.in_features, layer.out_features, problem.dtype)
-        return refusal or self.unusable(problem)
-
-    def build(self, segment: Sequence[ChainOp], problem: Problem) -> Runner:
-        layer = segment[0]
-        assert isinstance(layer, Monarch)
-        weights = packed(layer, "blocked", problem, lambda: _blocked(layer, problem))
-        w1, w2, *bias = weights.tensors
-        act = Activation.GELU if "gelu" in kinds(segment) else Activation.NONE
-
-        def kernel(x: Tensor, residual: Tensor | None) -> Tensor:
-            return monarch_linear(x, w1, w2, bias[0] if bias else None, residual, int(act), self.tile)
-
-        return on_rows(segment, layer.out_features, kernel, weights)
 
 
 class NativeMlp(Native):
@@ -119,7 +90,13 @@ class NativeAttention(Native):
         (attention,) = segment
         assert isinstance(attention, SelfAttention)
         heads, scale = attention.num_heads, attention.scale
-        return Runner(lambda qkv, _: short_attention(qkv.contiguous(), heads, scale, self.tile))
+        sized = attention.sized
+
+        def call(qkv: Tensor, log_sizes: Tensor | None) -> Tensor:
+            log_sizes = needed(log_sizes, "knows sizes") if sized else None
+            return short_attention(qkv.contiguous(), heads, scale, log_sizes, self.tile)
+
+        return Runner(call)
 
 
 def native_impls(*, on_cpu: bool = False) -> list[Impl]:
@@ -130,15 +107,8 @@ def native_impls(*, on_cpu: bool = False) -> list[Impl]:
         build_id = "none"
     return [
         *(NativeMlp(tile, build_id, on_cpu) for tile in MLP_TILES),
-        *(NativeLinear(tile, build_id, on_cpu) for tile in LINEAR_TILES),
         *(NativeAttention(tile, build_id, on_cpu) for tile in ATTENTION_TILES),
     ]
-
-
-def _blocked(layer: Monarch, problem: Problem) -> list[Tensor | None]:
-    """Return w1, w2 and bias in the blocked layout."""
-    whole = block_monarch(*layer.on(problem.device), layer.in_features, layer.out_features, problem.dtype)
-    return [whole.w1, whole.w2, whole.natural_bias]
 
 
 def _blocked_mlp(fc1: Monarch, fc2: Monarch, problem: Problem) -> tuple[Tensor, ...]:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from ..chain_ir import ChainOp, Problem
 from ..conv_branch import BLOCK_GROUPS
+from ..triton.merging import SPLITS
 from .base import OTHER_KIND, Impl, Runner, family
 
 VARIABLE = "MILKWEED_QUARANTINE"
@@ -16,6 +17,7 @@ PARTS = (
     "native_performer",
     *(f"native_branch:{tile}" for tile in range(len(BLOCK_GROUPS))),
     "native_add_layernorm",
+    *(f"triton_merge:{tile}" for tile in range(len(SPLITS))),
 )
 """The kernels that are no impls: a fused model calls them for a part that is no chain."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention import sdpa_attention, split_heads
-from ..chain_ir import ChainOp, Problem, SelfAttention
+from ..chain_ir import ChainOp, Problem, SelfAttention, needed
 from .base import OTHER_KIND, Runner
 
 
@@ -41,8 +41,9 @@ class SdpaImpl:
         (attention,) = segment
         assert isinstance(attention, SelfAttention)
 
-        def call(qkv: Tensor, _: Tensor | None) -> Tensor:
-            return sdpa_attention(qkv, attention.num_heads, attention.scale, self.backend)
+        def call(qkv: Tensor, log_sizes: Tensor | None) -> Tensor:
+            log_sizes = needed(log_sizes, "knows sizes") if attention.sized else None
+            return sdpa_attention(qkv, attention.num_heads, attention.scale, self.backend, log_sizes)
 
         return Runner(call)
 
@@ -62,4 +63,5 @@ def _parameters(attention: SelfAttention, problem: Problem) -> Any:
     width = 3 * attention.num_heads * attention.head_dim
     qkv = torch.empty(1, problem.tokens, width, dtype=problem.dtype, device=problem.device)
     q, k, v = split_heads(qkv, attention.num_heads)
-    return torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, False, False)
+    mask = qkv.new_empty(1, 1, 1, problem.tokens) if attention.sized else None
+    return torch.backends.cuda.SDPAParams(q, k, v, mask, 0.0, False, False)

@@ -8,9 +8,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..attention import sdpa_attention
-from ..batched import monarch_batched
-from ..chain_ir import Add, ChainOp, Dense, Gelu, LayerNorm, Monarch, Packed, Problem, SelfAttention, needed
+from ..chain_ir import (
+    Add,
+    BlockDiagonal,
+    ChainOp,
+    Dense,
+    Gelu,
+    LayerNorm,
+    Monarch,
+    Packed,
+    Problem,
+    SelfAttention,
+    block_product,
+    needed,
+)
 from ..quantized import QuantizedDense, quantize, sums_of
+from ..reference import monarch_batched
 from .base import OTHER_KIND, Call, Runner, packed
 
 
@@ -49,13 +62,21 @@ def _step(operator: ChainOp, problem: Problem) -> tuple[Call, Packed | None]:
             factors = plain_tensors(operator, problem)
             (w1, w2, *biases), out = factors.tensors, operator.out_features
             return lambda x, _: monarch_batched(x, w1, w2, biases[0] if biases else None, out), factors
+        case BlockDiagonal(inputs=places):
+            blocks = plain_tensors(operator, problem)
+            (weights, *added), inputs = blocks.tensors, places.to(problem.device)
+            return lambda x, _: block_product(x, weights, inputs, added[0] if added else None), blocks
         case QuantizedDense():
             layer = quantized_tensors(operator, problem)
             return partial(_quantized, layer), layer
         case Gelu():
             return lambda x, _: F.gelu(x), None
-        case SelfAttention(num_heads, _, scale):
-            return lambda x, _: sdpa_attention(x, num_heads, scale), None
+        case SelfAttention(num_heads, _, scale, sized):
+
+            def attend(x: Tensor, log_sizes: Tensor | None) -> Tensor:
+                return sdpa_attention(x, num_heads, scale, None, needed(log_sizes, "knows sizes") if sized else None)
+
+            return attend, None
         case Add():
             return _add, None
 
@@ -75,7 +96,7 @@ def _add(x: Tensor, residual: Tensor | None) -> Tensor:
     return x + needed(residual)
 
 
-def plain_tensors(layer: LayerNorm | Dense | Monarch, problem: Problem) -> Packed:
+def plain_tensors(layer: LayerNorm | Dense | Monarch | BlockDiagonal, problem: Problem) -> Packed:
     """Return a layer's own tensors on the problem's device and in its dtype: weight or factors, and bias if any."""
     weights = (layer.w1, layer.w2) if isinstance(layer, Monarch) else (layer.weight,)
     tensors = weights if layer.bias is None else (*weights, layer.bias)

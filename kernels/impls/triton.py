@@ -1,6 +1,7 @@
 """Monarch layers and MLPs on Triton as impls, one for each tile variant."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,26 +9,34 @@ from torch import Tensor
 from ..blocked import Activation, BlockedMonarch
 from ..chain_ir import ChainOp, Monarch, Problem, kinds
 from ..native.stamp import source_hash
+from ..triton.inner import ROWS, InnerShape
 from ..triton.layout import sort_layer, sort_mlp
-from ..triton.linear import SOURCES, missing_for_triton, triton_linear, triton_mlp, triton_refusal
-from ..triton.tiles import VARIANTS, tile_refusal
+from ..triton.linear import (
+    SOURCES,
+    missing_for_gluon,
+    missing_for_triton,
+    triton_linear,
+    triton_mlp,
+    triton_refusal,
+)
+from ..triton.tiles import SQUARE, VARIANTS, device_properties, tile_refusal
 from .base import LINEAR, OTHER_KIND, Impl, Runner, Tiled, on_rows, packed
+
+AROUND_INNER = VARIANTS.index(replace(SQUARE, tma=True))
+"""The tile of the launches before and behind an MLP's inner half: two programs share a multiprocessor."""
 
 MLP = {("monarch", "gelu", "monarch"), ("monarch", "gelu", "monarch", "add")}
 
 
 class Triton(Tiled):
-    """The common part of the two impls."""
+    """The common part of the impls."""
 
     def unusable(self, layers: Sequence[Monarch], problem: Problem) -> str | None:
         """Return why Triton or the variant cannot be used there; None if it can."""
         if self.on_cpu and problem.device.type == "cpu":
             return None
-        refusals = (triton_refusal(layer.shape, problem.dtype, problem.device) for layer in layers)
-        refusal = next((reason for reason in refusals if reason), None)
-        if refusal:
-            return refusal
-        return tile_refusal(self.tile, problem.rows, torch.cuda.get_device_capability(problem.device))
+        refusal = _refusal(layers, problem)
+        return refusal or tile_refusal(self.tile, problem.rows, torch.cuda.get_device_capability(problem.device))
 
 
 class TritonLinear(Triton):
@@ -76,15 +85,48 @@ class TritonMlp(Triton):
         second = _layer(weights.tensors[middle:], first.out_features // fc2.shape.K, fc2.out_features)
 
         def kernel(x: Tensor, residual: Tensor | None) -> Tensor:
-            return triton_mlp(x, first, second, residual, self.tile)
+            return self.launch(x, first, second, residual)
 
         return on_rows(segment, fc2.out_features, kernel, weights)
 
+    def launch(self, x: Tensor, fc1: BlockedMonarch, fc2: BlockedMonarch, residual: Tensor | None) -> Tensor:
+        return triton_mlp(x, fc1, fc2, residual, self.tile)
+
+
+class GluonMlp(TritonMlp):
+    """Runs an MLP in three launches on Hopper; the second one, in Gluon, keeps hidden activations on the chip."""
+
+    @property
+    def name(self) -> str:
+        return f"gluon_mlp:{self.tile}"
+
+    def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
+        if kinds(segment) not in MLP:
+            return OTHER_KIND
+        fc1, fc2 = _layers(segment)
+        shape = InnerShape.sorted(fc1.shape, fc2.shape, fc1.out_features)
+        refusal = shape.refusal(self.tile)
+        if refusal or (self.on_cpu and problem.device.type == "cpu"):
+            return refusal
+        refusal = _refusal([fc1, fc2], problem) or missing_for_gluon()
+        return refusal or shape.device_refusal(
+            self.tile, problem.rows, problem.dtype, device_properties(problem.device)
+        )
+
+    def launch(self, x: Tensor, fc1: BlockedMonarch, fc2: BlockedMonarch, residual: Tensor | None) -> Tensor:
+        return triton_mlp(x, fc1, fc2, residual, AROUND_INNER, self.tile)
+
 
 def triton_impls(*, on_cpu: bool = False) -> list[Impl]:
-    """Return both in every tile variant."""
+    """Return all in every tile variant."""
     build_id = "none" if missing_for_triton() else source_hash(SOURCES, (".py",))
-    return [kind(tile, build_id, on_cpu) for kind in (TritonMlp, TritonLinear) for tile in range(len(VARIANTS))]
+    variants = ((GluonMlp, ROWS), (TritonMlp, VARIANTS), (TritonLinear, VARIANTS))
+    return [kind(tile, build_id, on_cpu) for kind, tiles in variants for tile in range(len(tiles))]
+
+
+def _refusal(layers: Sequence[Monarch], problem: Problem) -> str | None:
+    refusals = (triton_refusal(layer.shape, problem.dtype, problem.device) for layer in layers)
+    return next((reason for reason in refusals if reason), None)
 
 
 def _layers(segment: Sequence[ChainOp]) -> tuple[Monarch, Monarch]:

@@ -14,37 +14,11 @@ from torch import Tensor
 
 from ..add_layernorm import add_layernorm_reference
 from ..attention import attention_reference
-from ..blocked import BlockedMonarch, blocked_reference
 from ..blocked_mlp import BlockedMlp, mlp_reference
 from ..conv_branch import ConvBranch, conv_branch_reference
 from ..performer import performer_reference
 
 _library = torch.library.Library("milkweed", "DEF")
-
-
-def monarch_linear(
-    x: Tensor, w1: Tensor, w2: Tensor, bias: Tensor | None, residual: Tensor | None, act: int = 0, tile: int = 0
-) -> Tensor:
-    """Compute act(M x + bias) + residual, where M is a Monarch matrix that `blocked` has packed.
-
-    Args:
-        x: (M, in_features), bfloat16 or float16, contiguous; every tensor but bias has its dtype.
-        w1, w2, bias: tensors of a `BlockedMonarch`, its bias in natural order.
-        residual: (M, out_features) or None.
-        act: a `blocked.Activation`.
-
-    Returns:
-        (M, out_features).
-    """
-    return torch.ops.milkweed.monarch_linear(x, w1, w2, bias, residual, act, tile)
-
-
-def _monarch_linear_cpu(
-    x: Tensor, w1: Tensor, w2: Tensor, bias: Tensor | None, residual: Tensor | None, act: int, _: int
-) -> Tensor:
-    J, s, _ = w2.shape
-    by_block = None if bias is None else bias.view(s, J).t()
-    return blocked_reference(x, BlockedMonarch(w1, w2, by_block, x.shape[1] // len(w1), J * s), act, residual)
 
 
 def monarch_mlp(
@@ -82,18 +56,22 @@ def _monarch_mlp_cpu(x: Tensor, *arguments: Any) -> Tensor:
     return mlp_reference(x, BlockedMlp(*packed), residual, norm)
 
 
-def short_attention(qkv: Tensor, num_heads: int, scale: float, tile: int = 0) -> Tensor:
-    """Compute softmax(scale q k^T) v of at most 256 tokens.
+def short_attention(
+    qkv: Tensor, num_heads: int, scale: float, log_sizes: Tensor | None = None, tile: int = 0
+) -> Tensor:
+    """Compute softmax(scale q k^T + log_sizes) v of at most 256 tokens.
 
     Args:
         qkv: (B, N, 3 * num_heads * head_dim), bfloat16 or float16, contiguous: q, k, v, then heads.
         num_heads: heads; head_dim is 32 or 64.
         scale: factor of the scores, positive.
+        log_sizes: (B, N) float32, logarithms of what each key counts for; None where all count for 1. A GPU does not
+            look at them before the launch: a size of infinity makes its image NaN, one of zero drops its key.
 
     Returns:
         (B, N, num_heads * head_dim).
     """
-    return torch.ops.milkweed.short_attention(qkv, num_heads, scale, tile)
+    return torch.ops.milkweed.short_attention(qkv, num_heads, scale, log_sizes, tile)
 
 
 def performer_attention(
@@ -173,18 +151,13 @@ def _define(schema: str, cpu: Callable[..., Tensor], fake: Callable[..., Tensor]
 
 
 _define(
-    "monarch_linear(Tensor x, Tensor w1, Tensor w2, Tensor? bias, Tensor? residual, int act, int tile) -> Tensor",
-    _monarch_linear_cpu,
-    lambda x, w1, w2, *_: x.new_empty(x.shape[0], w2.shape[0] * w2.shape[1]),
-)
-_define(
     "monarch_mlp(Tensor x, Tensor factor1, Tensor stream, Tensor factor2, Tensor bias1, Tensor bias2, "
     "Tensor? residual, Tensor? norm_weight, Tensor? norm_bias, float eps, int tile) -> Tensor",
     _monarch_mlp_cpu,
     lambda x, *_: x.new_empty(x.shape),
 )
 _define(
-    "short_attention(Tensor qkv, int num_heads, float scale, int tile) -> Tensor",
+    "short_attention(Tensor qkv, int num_heads, float scale, Tensor? log_sizes, int tile) -> Tensor",
     _without_tile(attention_reference),
     _third_of_first,
 )

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-__all__ = ["block_product", "descriptor", "interleaved_product"]
+__all__ = ["block_product", "descriptor", "interleaved_product", "wait_for_previous_launch"]
 
 
 def descriptor(matrix: Any, block_rows: int, block_columns: int) -> Any:
@@ -25,7 +25,9 @@ def descriptor(matrix: Any, block_rows: int, block_columns: int) -> Any:
 @triton.jit(do_not_specialize=["rows"])
 def block_product(
     x,  # (rows, IN), or its descriptor
-    w,  # (BLOCKS, N, DEPTH), or the descriptor of (BLOCKS*N, DEPTH)
+    w,  # (BLOCKS, N, DEPTH)
+    w_tiles,  # with TMA the descriptor of (BLOCKS*N, DEPTH) in tiles of BN rows, else any pointer
+    w_rest,  # the same in tiles of REST rows; any pointer where REST is 0
     bias,  # (BLOCKS, N) float32, any pointer without HAS_BIAS
     residual,  # (rows, OUT), any pointer without HAS_RESIDUAL
     y,  # (rows, OUT)
@@ -45,32 +47,33 @@ def block_product(
     HAS_RESIDUAL: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
-    PARTS: tl.constexpr,
+    REST: tl.constexpr,
     BK: tl.constexpr,
     TMA: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Multiply row n of block b of w by block b of x; the result goes to the column that `_column` returns.
 
-    A program computes BM rows and PARTS * BN columns of one block: the parts share what it loads of x, and allow widths
-    that are no power of two.
+    A program computes BM rows and BN + REST columns of one block: the two parts share what it loads of x, and allow
+    widths that are no power of two.
     """
-    TILES: tl.constexpr = (N + PARTS * BN - 1) // (PARTS * BN)
+    PARTS: tl.constexpr = 2 if REST > 0 else 1
+    TILES: tl.constexpr = (N + BN + REST - 1) // (BN + REST)
     # Neighbouring programs read the same rows of x; all of w stays in the second-level cache anyway.
     program = tl.program_id(0)
-    first_n = program % TILES * (PARTS * BN)
+    first_n = program % TILES * (BN + REST)
     block = program // TILES % BLOCKS
     first_row = program // (TILES * BLOCKS) * BM
-    row, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    row, k = tl.arange(0, BM), tl.arange(0, BK)
     row_exists = first_row + row < rows
-    _wait_for_previous_launch(PDL)
+    _fetch(w, BLOCKS * N * DEPTH, PDL)
+    wait_for_previous_launch(PDL)
 
     if not TMA:
         x_tile = x + first_row.to(tl.int64) * IN + (row[:, None] * IN + (block * P + k)[None, :])
-        w_tile = w + ((block * N + first_n + n)[None, :] * DEPTH + k[:, None])
-    sums = ()
-    for _ in tl.static_range(PARTS):
-        sums = sums + (tl.zeros((BM, BN), tl.float32),)
+    sums = (tl.zeros((BM, BN), tl.float32),)
+    if REST > 0:
+        sums = sums + (tl.zeros((BM, REST), tl.float32),)
     for start in range(0, P, BK):
         if TMA:
             a = x.load([first_row, block * P + start])
@@ -84,18 +87,21 @@ def block_product(
         added = ()
         for i in tl.static_range(PARTS):
             if TMA:
-                b = w.load([block * N + first_n + i * BN, start]).T
+                tiles = w_rest if i else w_tiles
+                b = tiles.load([block * N + first_n + i * BN, start]).T
             else:
-                there = (first_n + i * BN + n < N)[None, :]
+                n = first_n + i * BN + tl.arange(0, REST if i else BN)
+                there = (n < N)[None, :]
                 if P % BK != 0:
                     there = there & (start + k < P)[:, None]
-                b = tl.load(w_tile + i * BN * DEPTH + start, mask=there, other=0.0)
+                w_tile = w + ((block * N + n)[None, :] * DEPTH + k[:, None])
+                b = tl.load(w_tile + start, mask=there, other=0.0)
             added = added + (tl.dot(a, b, sums[i]),)
         sums = added
 
     in_tile = first_row.to(tl.int64) * OUT
     for i in tl.static_range(PARTS):
-        mine = first_n + i * BN + n
+        mine = first_n + i * BN + tl.arange(0, REST if i else BN)
         value = _with_bias(sums[i], bias + block * N + mine, mine < N, HAS_BIAS)
         value = _activate(value, ACT, y.dtype.element_ty)
         column = _column(block, mine, N, SEGMENT, BETWEEN_SEGMENTS, BETWEEN_BLOCKS, STEP)
@@ -109,7 +115,8 @@ def block_product(
 @triton.jit(do_not_specialize=["rows"])
 def interleaved_product(
     x,  # (rows, BLOCKS*P), or its descriptor
-    w,  # (BLOCKS, N, P), or the descriptor of (BLOCKS*N, P)
+    w,  # (BLOCKS, N, P)
+    w_tiles,  # with TMA the descriptor of (BLOCKS*N, P), else any pointer
     bias,  # (BLOCKS, N) float32, any pointer without HAS_BIAS
     residual,  # (rows, OUT), any pointer without HAS_RESIDUAL
     y,  # (rows, OUT)
@@ -137,7 +144,8 @@ def interleaved_product(
     first_row = program // TILES * BM
     row, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
     row_exists = first_row + row < rows
-    _wait_for_previous_launch(PDL)
+    _fetch(w, BLOCKS * N * P, PDL)
+    wait_for_previous_launch(PDL)
 
     if not TMA:
         x_tile = x + first_row.to(tl.int64) * (BLOCKS * P) + (row[:, None] * (BLOCKS * P) + k[None, :])
@@ -150,7 +158,7 @@ def interleaved_product(
         for block in tl.static_range(BLOCKS):
             if TMA:
                 a = x.load([first_row, block * P + start])
-                b = w.load([block * N + first_n, start]).T
+                b = w_tiles.load([block * N + first_n, start]).T
             else:
                 there_x, there_w = row_exists[:, None], (first_n + n < N)[None, :]
                 if P % BK != 0:
@@ -175,11 +183,25 @@ def interleaved_product(
 
 
 @triton.jit
-def _wait_for_previous_launch(PDL: tl.constexpr):
+def _fetch(w, NUMBERS: tl.constexpr, PDL: tl.constexpr):
+    """Bring weights into the second-level cache while the launch before still runs; the programs share them.
+
+    Weights are constants, but the launch before may be the one that packed them: so they are loaded after the wait for
+    it, and only fetched before, since later writes are seen in that cache.
+    """
+    if PDL:
+        for line in range(tl.program_id(0) * 128, (NUMBERS + 63) // 64, tl.num_programs(0) * 128):
+            at = w + tl.minimum((line + tl.arange(0, 128)) * 64, NUMBERS - 1)  # lines of 128 bytes
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; // $0", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
+            )
+
+
+@triton.jit
+def wait_for_previous_launch(PDL: tl.constexpr):
     """Wait until the launch before has written everything, then let the one behind be set up.
 
-    Weights too are loaded after the wait: the launch before may be the one that packed them. The wait is not in a loop,
-    since Triton's pipeliner would move loads over it (triton-lang/triton#11905).
+    The wait is not in a loop, since Triton's pipeliner would move loads over it (triton-lang/triton#11905).
     """
     if PDL:
         gdc_wait()

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..blocked import Activation, BlockedMonarch
+from .inner import InnerLaunch
 from .tiles import SMALLEST_DEPTH, DeviceProperties, Product, Tile, Variant, choose_tile
 
 INTERLEAVED = (1, 2, 4, 8)
@@ -46,6 +47,12 @@ class Launch:
         return self.shape | flags | tile
 
     @property
+    def tile_columns(self) -> tuple[int, ...]:
+        """The columns of the tiles of w that the kernel takes as arguments."""
+        BN, REST = self.tile.BN, self.tile.REST
+        return (BN,) if self.product.interleaved else (BN, REST or BN)
+
+    @property
     def options(self) -> dict[str, Any]:
         """The compiler's options."""
         pdl = {"launch_pdl": True} if self.tile.pdl else {}
@@ -66,14 +73,15 @@ class Launch:
         if not programs:
             return
         x, w = self.x, self.w
+        tiles = [w] * len(self.tile_columns)
         if self.tile.tma:
             x = x if x.data_ptr() % 16 == 0 else x.clone()
             x = kernels.descriptor(x, self.tile.BM, self.tile.BK)
-            w = kernels.descriptor(w.view(-1, w.shape[2]), self.tile.BN, self.tile.BK)
+            tiles = [kernels.descriptor(w.view(-1, w.shape[2]), n, self.tile.BK) for n in self.tile_columns]
         bias = self.y if self.bias is None else self.bias
         residual = self.y if self.residual is None else self.residual
-        kernel = getattr(kernels, self.kernel)
-        kernel[(programs,)](x, w, bias, residual, self.y, self.product.rows, **self.constants, **self.options)
+        arguments = (x, w, *tiles, bias, residual, self.y, self.product.rows)
+        getattr(kernels, self.kernel)[(programs,)](*arguments, **self.constants, **self.options)
 
 
 ChooseTile = Callable[[Product], Tile]
@@ -103,11 +111,20 @@ def mlp_launches(
     y: Tensor,
     variant: Variant,
     device: DeviceProperties,
-) -> Iterator[Launch]:
-    """Yield the launches of y = fc2(gelu(fc1(x))) + residual, in order, for layers of `sort_mlp`."""
+    inner: int | None = None,
+) -> Iterator[Launch | InnerLaunch]:
+    """Yield the launches of y = fc2(gelu(fc1(x))) + residual, in order, for layers of `sort_mlp`.
+
+    With a tile for the inner half, one launch takes the place of the second and the third.
+    """
     choose = partial(choose_tile, variant, device=device)
     first = _first_factor(x, fc1, choose)
     yield first
+    if inner is not None:
+        u = x.new_empty(len(x), fc2.K * fc2.w1.shape[1])
+        yield InnerLaunch(first.y, fc1, fc2, u, inner, device)
+        yield _natural_factor(u, fc2, residual, Activation.NONE, y, choose)
+        return
     hidden = x.new_empty(len(x), fc1.out_features)
     segment = fc1.w2.shape[1] // fc2.K
     columns = _columns(segment, fc2.p, segment)
@@ -154,7 +171,7 @@ def _blocks(
     product = _product(x, w, p, interleaved=False)
     tile = choose(product)
     shape = {"IN": x.shape[1], "P": p, "DEPTH": depth, "BLOCKS": blocks, "N": n, "OUT": y.shape[1], "ACT": int(act)}
-    shape |= columns | {"PARTS": tile.parts}
+    shape |= columns | {"REST": tile.REST}
     return Launch("block_product", x, w, bias, residual, y, product, tile, shape)
 
 

@@ -10,6 +10,7 @@ makes tensor descriptors on the host, which cannot be traced, and inductor would
 import os
 import shutil
 import sysconfig
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from ..blocked import DTYPES, Activation, BlockedMonarch, blocked_reference
 from ..shapes import MonarchShape
 from .driver_module import takes_driver_module
+from .inner import ROWS, InnerShape
 from .launch import linear_launches, mlp_launches
 from .layout import check_layer, sorted_mlp_reference
 from .tiles import VARIANTS, device_properties
@@ -26,9 +28,20 @@ from .tiles import VARIANTS, device_properties
 SOURCES = Path(__file__).parent
 """The folder of these kernels' sources."""
 
+FIRST_TRITON, LAST_GLUON = (3, 6), (3, 9)
+"""The versions of Triton with which these kernels are compiled and checked, the last one for those in Gluon."""
+
 
 def triton_refusal(shape: MonarchShape, dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why Triton's kernels cannot run a layer there; None if they can. Launches nothing."""
+    refusal = unusable(dtype, device)
+    if refusal is None and min(shape.K, shape.q, shape.p, shape.J, shape.s) < 1:
+        return f"nothing to compute: {shape}"
+    return refusal
+
+
+def unusable(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return why none of Triton's kernels can run there; None if they can. Launches nothing."""
     if device.type != "cuda":
         return f"device is {device.type}: these Triton kernels are CUDA's"
     if dtype not in DTYPES:
@@ -41,8 +54,6 @@ def triton_refusal(shape: MonarchShape, dtype: torch.dtype, device: torch.device
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0):
         return "compute capability {}.{}: 8.0 or later is needed".format(*capability)
-    if min(shape.K, shape.q, shape.p, shape.J, shape.s) < 1:
-        return f"nothing to compute: {shape}"
     return None
 
 
@@ -50,6 +61,8 @@ def missing_for_triton() -> str | None:
     """Return what triton lacks here, or None: it compiles a C module before its first launch, or has it already."""
     if find_spec("triton") is None:
         return "the package triton is not installed"
+    if _triton_version() < FIRST_TRITON:
+        return f"triton {version('triton')}: {_dotted(FIRST_TRITON)} or later is needed"
     if takes_driver_module():
         return None
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
@@ -59,6 +72,24 @@ def missing_for_triton() -> str | None:
     if not (Path(sysconfig.get_paths(scheme)["include"]) / "Python.h").is_file():
         return "no Python.h: triton needs the headers of this Python"
     return None
+
+
+def missing_for_gluon() -> str | None:
+    """Return why the kernels in Gluon cannot run here, or None: it is experimental, and changes between versions."""
+    missing = missing_for_triton()
+    if missing is None and _triton_version() > LAST_GLUON:
+        checked = f"{_dotted(FIRST_TRITON)} to {_dotted(LAST_GLUON)}"
+        return f"triton {version('triton')}: the kernels in Gluon are checked with {checked}"
+    return missing
+
+
+def _triton_version() -> tuple[int, int]:
+    major, minor = version("triton").split(".")[:2]
+    return int(major), int(minor)
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
 
 
 def triton_linear(
@@ -83,11 +114,19 @@ def triton_linear(
 
 
 def triton_mlp(
-    x: Tensor, fc1: BlockedMonarch, fc2: BlockedMonarch, residual: Tensor | None = None, tile: int = 0
+    x: Tensor,
+    fc1: BlockedMonarch,
+    fc2: BlockedMonarch,
+    residual: Tensor | None = None,
+    tile: int = 0,
+    inner: int | None = None,
 ) -> Tensor:
-    """Compute fc2(gelu(fc1(x))) + residual in four launches for layers from `sort_mlp`; see `triton_linear`."""
+    """Compute fc2(gelu(fc1(x))) + residual in four launches for layers from `sort_mlp`; see `triton_linear`.
+
+    With `inner`, an index of `inner.ROWS`, it is three launches, for what `InnerShape` does not refuse.
+    """
     return torch.ops.milkweed.triton_monarch_mlp(
-        x, fc1.w1, fc1.w2, fc1.bias, fc2.w1, fc2.w2, fc2.bias, residual, fc1.p, fc2.out_features, tile
+        x, fc1.w1, fc1.w2, fc1.bias, fc2.w1, fc2.w2, fc2.bias, residual, fc1.p, fc2.out_features, tile, inner
     )
 
 
@@ -123,7 +162,7 @@ def _linear(
     "milkweed::triton_monarch_mlp",
     mutates_args=(),
     schema="(Tensor x, Tensor w1, Tensor w2, Tensor? bias1, Tensor w3, Tensor w4, Tensor? bias2, Tensor? residual, "
-    "int p, int out_features, int tile) -> Tensor",
+    "int p, int out_features, int tile, int? inner) -> Tensor",
 )
 def _mlp(
     x: Tensor,
@@ -137,21 +176,24 @@ def _mlp(
     p: int,
     out_features: int,
     tile: int,
+    inner: int | None,
 ) -> Tensor:
     fc1 = BlockedMonarch(w1, w2, bias1, p, w2.shape[0] * w2.shape[1])
     fc2 = BlockedMonarch(w3, w4, bias2, fc1.out_features // max(1, len(w3)), out_features)
     _check(x, (fc1, fc2), residual, tile)
+    if inner is not None:
+        _check_inner(InnerShape.of(fc1, fc2), inner, x)
     if x.device.type == "cpu":
         return sorted_mlp_reference(x, fc1, fc2, residual)
     y = x.new_empty(len(x), out_features)
     with torch.cuda.device(x.device):
-        for launch in mlp_launches(x, fc1, fc2, residual, y, VARIANTS[tile], device_properties(x.device)):
+        for launch in mlp_launches(x, fc1, fc2, residual, y, VARIANTS[tile], device_properties(x.device), inner):
             launch.run()
     return y
 
 
 _linear.register_fake(lambda x, *arguments: x.new_empty(x.shape[0], arguments[-3]))
-_mlp.register_fake(lambda x, *arguments: x.new_empty(x.shape[0], arguments[-2]))
+_mlp.register_fake(lambda x, *arguments: x.new_empty(x.shape[0], arguments[-3]))
 
 
 def _check(x: Tensor, layers: tuple[BlockedMonarch, ...], residual: Tensor | None, tile: int) -> None:
@@ -179,3 +221,17 @@ def _check(x: Tensor, layers: tuple[BlockedMonarch, ...], residual: Tensor | Non
         raise ValueError(f"x is {x.dtype}, other tensors are {sorted({str(tensor.dtype) for tensor in others})}")
     if any(tensor.device != x.device or not tensor.is_contiguous() for tensor in [*others, *biases]):
         raise ValueError("tensors on one device and contiguous are needed")
+
+
+def _check_inner(shape: InnerShape, tile: int, x: Tensor) -> None:
+    """Check that the inner half runs there; few rows are no reason.
+
+    Raises:
+        ValueError: it does not; the message says why.
+    """
+    refusal = shape.refusal(tile)
+    if refusal is None and x.device.type == "cuda":
+        rows = max(len(x), ROWS[tile])
+        refusal = missing_for_gluon() or shape.device_refusal(tile, rows, x.dtype, device_properties(x.device))
+    if refusal:
+        raise ValueError(refusal)

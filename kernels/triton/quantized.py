@@ -124,7 +124,10 @@ class QuantizedProduct:
         y = sums_of(x8, weight) * scale + bias
         y = F.gelu(y) if self.gelu else y
         y = y if residual is None else y + residual.float()
-        return y.to(dtype) if self.following is None else quantize(y, *self.following[3:], self.following[0].dtype)
+        if self.following is None:
+            return y.to(dtype)
+        weight, _, _, inverse, zero = self.following
+        return quantize(y, inverse, zero, weight.dtype)
 
 
 @dataclass(frozen=True)
@@ -154,8 +157,11 @@ class RowQuantizer:
     def __call__(self, x: Tensor) -> Tensor:
         """Return x (M, C), contiguous, in 8 bits."""
         if x.device.type == "cpu":
-            x = F.layer_norm(x.float(), x.shape[-1:], *self.norm, self.eps) if self.norm else x
-            return quantize(x, *self.layer[3:], self.layer[0].dtype)
+            if self.norm:
+                weight, bias = self.norm
+                x = F.layer_norm(x.float(), x.shape[-1:], weight, bias, self.eps)
+            w8, _, _, inverse, zero = self.layer
+            return quantize(x, inverse, zero, w8.dtype)
         y = torch.empty_like(x, dtype=self.layer[0].dtype)
         with torch.cuda.device(x.device):
             self.launch(x, y, pdl=device_properties(x.device).pdl)

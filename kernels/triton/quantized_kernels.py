@@ -9,7 +9,7 @@ They need triton 3.6 or later, and the tensor memory accelerator (Hopper).
 import triton
 import triton.language as tl
 
-from .kernels import _gelu, _wait_for_previous_launch
+from .kernels import _gelu, wait_for_previous_launch
 
 __all__ = ["quantize_rows", "quantized_product"]
 
@@ -36,7 +36,7 @@ def quantize_rows(
     real = c < C
     there = (row < rows)[:, None] & real[None, :]
     at = row.to(tl.int64)[:, None] * C + c[None, :]
-    _wait_for_previous_launch(PDL)
+    wait_for_previous_launch(PDL)
     value = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
     if HAS_NORM:
         centred = tl.where(real[None, :], value - (tl.sum(value, 1) / C)[:, None], 0.0)
@@ -74,7 +74,7 @@ def quantized_product(
     SUMS: tl.constexpr = tl.int32 if INT8 else tl.float32
     first_n = tl.program_id(0) % TILES * BN
     first_row = tl.program_id(0) // TILES * BM
-    _wait_for_previous_launch(PDL)
+    wait_for_previous_launch(PDL)
     sums = tl.zeros((BM, BN), SUMS)
     for k in range(0, K, BK):
         sums = tl.dot(x.load([first_row, k]), w.load([first_n, k]).T, sums, out_dtype=SUMS)

@@ -64,6 +64,11 @@ SQUARE = Variant(128, 128, 4, 2)
 LOW = Variant(64, 128, 4, 2)
 SMALL = Variant(32, 64, 4, 3)
 
+INTERLEAVED_ON_HOPPER = Variant(64, 256, 4, 2)
+"""What Hopper takes for tiles of 128 rows of an interleaved product. Two programs share a multiprocessor, so that one
+loads or stores while the other multiplies, and each block's columns are as many as without them, 64 of four blocks:
+with fewer, shared memory would limit wgmma."""
+
 VARIANTS = (LOW, WIDE, SQUARE, SMALL, replace(WIDE, tma=True), replace(SQUARE, tma=True))
 """The variant of each tile number. Where nothing is measured, the first that does not refuse the rows is taken."""
 
@@ -84,11 +89,11 @@ class Product:
 
 @dataclass(frozen=True)
 class Tile:
-    """How a launch is split: BM rows, `parts` times BN columns, BK deep; the names are those of the kernels."""
+    """How a launch is split: BM rows, BN + REST columns, BK deep; the names are those of the kernels."""
 
     BM: int
     BN: int
-    parts: int
+    REST: int
     BK: int
     warps: int
     stages: int
@@ -98,7 +103,7 @@ class Tile:
 
     def programs(self, product: Product) -> int:
         """Return the number of programs of the launch."""
-        columns = -(-product.n // (self.BN * self.parts))
+        columns = -(-product.n // (self.BN + self.REST))
         return -(-product.rows // self.BM) * columns * (1 if product.interleaved else product.blocks)
 
 
@@ -117,6 +122,8 @@ def tile_refusal(tile: int, rows: int, capability: tuple[int, int]) -> str | Non
     variant = VARIANTS[tile]
     if variant.tma and capability[0] < 9:
         return f"compute capability {capability[0]}.{capability[1]} has no tensor memory accelerator"
+    if capability[0] == 9 and variant.rows >= WIDE.rows and not variant.tma:
+        return f"tiles of {variant.rows} rows are loaded by the tensor memory accelerator here"
     too_low = rows > ROWS_OF_LOW_TILES and variant.rows < WIDE.rows
     if too_low or rows < variant.rows > SMALL.rows:
         return f"tiles of {variant.rows} rows are not for {rows} rows"
@@ -126,9 +133,11 @@ def tile_refusal(tile: int, rows: int, capability: tuple[int, int]) -> str | Non
 def choose_tile(variant: Variant, product: Product, device: DeviceProperties) -> Tile:
     """Return the variant's tile for a product: the columns of least cost, and the depth that fits shared memory."""
     tma = variant.tma and product.tma
-    warps, BN, parts = _columns(variant, product, device)
+    if product.interleaved and device.capability[0] == 9 and variant.rows >= WIDE.rows:
+        variant = INTERLEAVED_ON_HOPPER
+    warps, BN, REST = _columns(variant, product, device)
     across = product.blocks if product.interleaved else 1
-    operands = across * variant.rows + across * BN * parts  # rows of x and w that a step multiplies
+    operands = across * (variant.rows + BN + REST)  # rows of x and w that a step multiplies
     budget = device.shared_bytes // variant.resident - 1024
     depths = [BK for BK in DEPTHS if not tma or product.p % BK == 0]
     fitting = [BK for BK in depths if 2 * operands * BK * ITEM_BYTES <= budget]
@@ -137,23 +146,23 @@ def choose_tile(variant: Variant, product: Product, device: DeviceProperties) ->
     steps = -(-product.p // BK)
     buffers = max(2, min(4, steps, budget // (operands * BK * ITEM_BYTES)))
     # Without wgmma, one of the steps that num_stages counts is in registers.
-    return Tile(variant.rows, BN, parts, BK, warps, buffers + (not device.accumulates_apart), tma, device.pdl)
+    return Tile(variant.rows, BN, REST, BK, warps, buffers + (not device.accumulates_apart), tma, device.pdl)
 
 
 def _columns(variant: Variant, product: Product, device: DeviceProperties) -> tuple[int, int, int]:
-    """Return the warps, and the BN and parts of least cost: numbers read plus half of the multiplied columns."""
+    """Return the warps, and the BN and REST of least cost: numbers read plus half of the multiplied columns."""
     warps, limit = variant.warps, _accumulators(product, device)
     if warps < 8 and variant.rows * variant.columns > limit * 32 * warps:
         warps *= 2
     most = min(variant.columns, limit * 32 * warps // variant.rows)
     if product.interleaved:
-        options = [(BN, 1) for BN in (128, 64, 32, 16) if BN * product.blocks <= most] or [(16, 1)]
+        options = [(BN, 0) for BN in (128, 64, 32, 16) if BN * product.blocks <= most] or [(16, 0)]
     else:
-        options = [(BN, 1) for BN in (256, 128, 64, 32, 16) if most >= BN]
-        options += [(64, 3)] if most >= 192 else []
+        options = [(BN, 0) for BN in (256, 128, 64, 32, 16) if most >= BN]
+        options += [(128, 64)] if most >= 192 else []
 
     def cost(option: tuple[int, int]) -> float:
-        width = option[0] * option[1]
+        width = sum(option)
         programs = -(-product.n // width)
         return programs * variant.rows + programs * width / 2
 

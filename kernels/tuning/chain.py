@@ -4,7 +4,18 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from ..chain_ir import Add, ChainOp, Dense, LayerNorm, Monarch, Problem, SelfAttention, describe
+from ..chain_ir import (
+    Add,
+    BlockDiagonal,
+    ChainOp,
+    Dense,
+    LayerNorm,
+    Monarch,
+    Problem,
+    SelfAttention,
+    describe,
+    knows_sizes,
+)
 from ..impls.base import Impl, Runner
 from ..quantized import QuantizedDense
 from .plan import Plan, Span
@@ -17,7 +28,8 @@ class Chain:
         operators: at least one of them has a known width.
 
     Raises:
-        ValueError: there are no operators, or the input of one is not as wide as the output before it.
+        ValueError: there are no operators, the input of one is not as wide as the output before it, or there are two
+            different tensors to read.
     """
 
     def __init__(self, operators: Iterable[ChainOp]) -> None:
@@ -55,7 +67,7 @@ class CompiledChain:
         self.widths = widths
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Run x (B, N, C) -> (B, N, C'), in the problem's dtype; `residual` (B, N, C') is what the chain's Add adds.
+        """Run x (B, N, C) -> (B, N, C'), in the problem's dtype; `residual` is what its Add adds, or log-sizes (B, N).
 
         Raises:
             ValueError: the input has another width or dtype.
@@ -129,6 +141,8 @@ def _residual_width(operators: Sequence[ChainOp], widths: Sequence[int]) -> int:
     added = {width for operator, width in zip(operators, widths, strict=False) if isinstance(operator, Add)}
     if len(added) > 1:
         raise ValueError(f"one residual cannot be added at widths {sorted(added)}")
+    if added and knows_sizes(operators):
+        raise ValueError("a chain cannot both add a residual and know sizes")
     return added.pop() if added else 0
 
 
@@ -137,7 +151,7 @@ def _in_out(operator: ChainOp) -> tuple[int, int]:
     match operator:
         case LayerNorm(weight):
             return len(weight), len(weight)
-        case Dense() | Monarch() | QuantizedDense():
+        case Dense() | Monarch() | BlockDiagonal() | QuantizedDense():
             return operator.in_features, operator.out_features
         case SelfAttention(num_heads, head_dim):
             return 3 * num_heads * head_dim, num_heads * head_dim

@@ -17,16 +17,7 @@ PREFERRED = {
     # Strides instead of permutation copies: it was faster than dense on the CPUs that were measured (README).
     "cpu": ("feature_major", "dense", "torch"),
     # By the roofline, two batched products with copies between them are slower than dense, so dense comes before.
-    "cuda": (
-        "native_mlp",
-        "native_linear",
-        "native_attention",
-        "triton_quantized",
-        "triton_mlp",
-        "triton",
-        "dense",
-        "torch",
-    ),
+    "cuda": ("native_mlp", "native_attention", "triton_quantized", "triton_mlp", "triton", "dense", "torch"),
 }
 OTHERWISE = ("dense", "torch")
 

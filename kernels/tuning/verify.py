@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..chain_ir import Add, ChainOp, Problem, evaluate
+from ..chain_ir import Add, ChainOp, Problem, evaluate, knows_sizes
 from ..impls.base import Call
 from ..impls.torch_ops import EagerImpl
 from .timing import Inputs
@@ -67,7 +67,8 @@ class Oracle:
             x = normal(width).to(problem.dtype)
             if residual_width and not self.inputs:
                 scale = self._scale_of_branch(x)
-            self.inputs.append((x, (normal(residual_width) * scale).to(problem.dtype) if residual_width else None))
+            residual = (normal(residual_width) * scale).to(problem.dtype) if residual_width else None
+            self.inputs.append((x, normal(1)[..., 0].abs() if knows_sizes(segment) else residual))
         count = min(problem.batch, images or problem.batch)
         self.checked = torch.linspace(0, problem.batch - 1, count, device=problem.device).round().long()
         self.want = self._evaluate(*self.inputs[0])

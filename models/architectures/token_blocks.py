@@ -10,9 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ...kernels.triton.token_merging import log_sizes, merge_by_keys
 from ..layers.narrow_attention import NarrowAttention, split_heads
 from ..layers.separate_attention import SeparateAttention
-from ..layers.token_merging import log_sizes, matched, merged
 from ..layers.token_plan import ALL_TOKENS, TokenMerging, TokenPlan
 from .t2t_vit import Block, T2TViT
 from .timm_models import type_name
@@ -98,6 +98,9 @@ class TokenBlock(nn.Module):
         ValueError: a block of another type.
     """
 
+    knows_sizes = True
+    """It takes tokens and sizes, as the blocks of serving do that compute the same."""
+
     norm1: nn.Module
     ls1: nn.Module
     drop_path1: nn.Module
@@ -118,19 +121,9 @@ class TokenBlock(nn.Module):
         x = (x if self.read is None else x.narrow(1, 0, self.read)) + self.drop_path1(self.ls1(y))
         patches = int(x.shape[1]) - self.prefix
         count = 0 if self.merging is None else self.merging.count(patches)
-        if count:
-            order, nearest = matched(k.mean(dim=1)[:, self.prefix :], self._importance(q, k, size, patches))
-            x, size = merged(x, size, order, nearest, count, self.prefix)
+        if self.merging is not None and count:
+            x, size = merge_by_keys(x, q, k, size, count, self.prefix, self.merging.protect)
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x)))), size
-
-    def _importance(self, q: Tensor, k: Tensor, size: Tensor | None, patches: int) -> Tensor | None:
-        """What the class token's attention takes off the similarity of each patch token, (B, patches)."""
-        assert self.merging is not None
-        if not self.merging.protect:
-            return None
-        scores = q[:, :, :1].detach() @ k.detach().transpose(-1, -2)
-        attention = (scores if size is None else scores + log_sizes(size, q)).float().softmax(dim=-1)
-        return self.merging.protect * patches * attention.mean(dim=1)[:, 0, self.prefix :]
 
     def extra_repr(self) -> str:
         return f"prefix={self.prefix}, merging={self.merging}, read={self.read}"
@@ -150,7 +143,7 @@ class TokenBlocks(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         size: Tensor | None = None
         for block in self:
-            if isinstance(block, TokenBlock):
+            if getattr(block, "knows_sizes", False):
                 x, size = block(x, size)
             else:
                 x = block(x)

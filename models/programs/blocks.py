@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...kernels.chain_ir import Dense, Gelu, LayerNorm, Linear, SelfAttention
-from ...kernels.cpu.program import Attention, Factor, Floats, Norm, Operator, dense, monarch
+from ...kernels.chain_ir import BlockDiagonal, Dense, Gelu, LayerNorm, Linear, SelfAttention
+from ...kernels.cpu.program import Attention, Factor, Floats, Norm, Operator, block_diagonal, dense, monarch
 from ..serving.fused.chains import BlockChains, NotFusable, as_norm
 
 
@@ -41,6 +41,8 @@ def linear_of(layer: Linear, name: str, rows: Floats | None = None, **options: b
     bias = None if layer.bias is None else array(layer.bias)
     if isinstance(layer, Dense):
         factors = [dense(array(layer.weight), bias, name=name, **options)]
+    elif isinstance(layer, BlockDiagonal):
+        factors = [block_diagonal(array(layer.weight), layer.inputs.cpu().numpy(), bias, name=name, **options)]
     else:
         factors = monarch(array(layer.w1), array(layer.w2), bias, layer.out_features, name=name, **options)
     if rows is None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...kernels.cpu.instruction_sets import Rounding
 from ...kernels.cpu.packing import bfloat16
 from ...kernels.cpu.program import Branch, Convolution, Embed, Factor, Floats, Program, convolution, filters_of
 from ...kernels.cpu.quantise import LEVELS, channels_of, quantised, with_factors
@@ -49,8 +50,8 @@ def expanded(program: Program) -> Program:
     return replace(program, head=replace(program.head, classifier=_floats(program.head.classifier)))
 
 
-def rounded(program: Program, activations: Activations) -> Program:
-    """Return a program of floats in int8, for the CPU that this runs on.
+def rounded(program: Program, activations: Activations, rounding: Rounding | None = None) -> Program:
+    """Return a program of floats in int8, with weights as the CPU that this runs on likes them, or as `rounding` says.
 
     Raises:
         ValueError: the activations are of another model; names the layer.
@@ -60,7 +61,7 @@ def rounded(program: Program, activations: Activations) -> Program:
         if needed.get(name) != present.get(name):
             what = f"{present.get(name, 'no')} channels, not {needed.get(name, 'any')}"
             raise ValueError(f"activations of {name}: {what}")
-    return quantised(program, activations, weight_rounding())
+    return quantised(program, activations, rounding or weight_rounding())
 
 
 def is_int8(program: Program) -> bool:

@@ -9,7 +9,7 @@ from ...kernels.cpu.program import Attention, Embed, Head, Merge, Operator, Prog
 from ..architectures.timm_models import type_name
 from ..architectures.token_blocks import TokenBlock
 from ..architectures.vitae import ViTAE
-from ..serving.fused.chains import NotFusable, check_idle, take_apart, token_chains
+from ..serving.fused.chains import NotFusable, check_idle, take_apart
 from .blocks import array, attention_of, bias_of, dense_of, mlp_of, norm_of
 from .vitae import vitae_program
 
@@ -65,7 +65,7 @@ def _block(block: nn.Module, name: str, tokens: int, prefix: int) -> list[Operat
     first = isinstance(block, TokenBlock) and block.read is not None
     if isinstance(block, TokenBlock) and block.read not in (None, 1):
         raise NotFusable(f"its last block computes {block.read} tokens alone")
-    chains = token_chains(block) if isinstance(block, TokenBlock) else take_apart(block)
+    chains = take_apart(block)
     if chains is None:
         raise NotFusable(f"there is no rule for a block {type(block).__name__}")
     before, behind = attention_of(chains, name, first)

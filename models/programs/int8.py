@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from ...kernels.cpu.instruction_sets import Rounding
 from ...kernels.cpu.program import Program
 from ...kernels.cpu.quantise import calibrated
 from ..bundle.config import FALLBACK
@@ -21,14 +22,14 @@ def calibrate(model: nn.Module, size: int, batches: Iterable[Tensor]) -> Activat
     return calibrated(program_of(model, size), (batch.numpy() for batch in batches))
 
 
-def int8_program(model: nn.Module, size: int, activations: Activations) -> Program:
+def int8_program(model: nn.Module, size: int, activations: Activations, rounding: Rounding | None = None) -> Program:
     """Make the program in int8 of a model whose weights are int8 by rows: the one that its file would give.
 
     Raises:
         NotFusable: the kernels have no operator for a part of the model.
         ValueError: the activations are of another model; names the layer.
     """
-    return rounded(expanded(compact(program_of(model, size), int8=True)), activations)
+    return rounded(expanded(compact(program_of(model, size), int8=True)), activations, rounding)
 
 
 def int8_storage(model: nn.Module, activations: Activations) -> dict[str, str]:

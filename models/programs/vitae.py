@@ -18,6 +18,7 @@ from ...kernels.cpu.program import (
     Pyramid,
     convolution,
 )
+from ..architectures.vitae.merging import MergingCell
 from ..architectures.vitae.reduction import EmbeddingReduction, PerformerReduction, PyramidOnlyReduction
 from ..serving.fused.chains import NotFusable, as_linear, take_apart
 from .blocks import array, attention_of, bias_of, dense_of, linear_of, mlp_of, norm_of
@@ -88,6 +89,8 @@ def _reduction(cell: Reduction, name: str, side: int) -> list[Operator]:
 
 def _normal(cell: Any, name: str, side: int) -> list[Operator]:
     """The operators of a normal cell, whose patches are a grid of this side."""
+    if isinstance(cell, MergingCell):
+        raise NotFusable("it merges tokens and gives them back")
     chains, prefix = take_apart(cell), int(cell.class_token)
     if chains is None or chains.cell is None:
         raise NotFusable(f"{name} is a {type(cell).__name__}")

@@ -1,4 +1,4 @@
-"""Fits a structure of any kind to one dense layer, with the statistics of its inputs or without."""
+"""Fits a Monarch, low-rank or block-diagonal layer to a dense one, with the statistics of its inputs or without."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,7 @@ from ..layers.select import build_layer
 from ..progress import Count, ignore
 from .aware import RIDGE, SWEEPS, monarch_factors, relative_objective, ridged
 from .parallel import each_on_one_thread, one_thread
-from .pixelfly import butterfly_of, neutral_state, project_pixelfly
 from .statistics import InputStatistics, uncorrelated
-
-PIXELFLY_TURNS = 20
 
 LayerState = dict[str, Tensor]
 """The parameters of a layer by name, without its bias."""
@@ -60,23 +57,19 @@ class FitRequest:
 def fit_layer(request: FitRequest, *, ridge: float = RIDGE, sweeps: int = SWEEPS) -> LayerFit:
     """Fit a structure to a dense layer: to its outputs where `inputs` are known, else to its weight.
 
-    The nearest matrix is the fit to inputs that are uncorrelated and all vary alike; for pixelfly it is a local
-    optimum, which another method finds better.
+    The nearest matrix is the fit to inputs that are uncorrelated and all vary alike.
 
     Args:
         ridge, sweeps: as in `monarch_factors`.
 
     Raises:
-        ValueError: a weight of other widths than the structure's, or values that are not finite.
+        ValueError: a Pixelfly structure, a weight of other widths than the structure's, or values that are not finite.
     """
     weight, structure = request.weight, request.structure
     inputs = request.inputs or uncorrelated(structure.in_features)
     _check(weight, structure, inputs, ridge)
     exact = weight.double()
-    if request.inputs is None and structure.kind == "pixelfly":
-        parameters = project_pixelfly(exact, structure)[0]
-    else:
-        parameters = _FITS[structure.kind](exact, inputs, structure, ridge, sweeps if request.inputs else 0)
+    parameters = _FITS[structure.kind](exact, inputs, structure, ridge, sweeps if request.inputs else 0)
     state = {key: tensor.to(weight.dtype).contiguous() for key, tensor in parameters.items()}
     dense = _dense(structure, state)
     left = exact - dense.double()
@@ -94,6 +87,8 @@ def monarch_objective(
 
 def _check(weight: Tensor, structure: LayerSpec, inputs: InputStatistics, ridge: float) -> None:
     """Raise ValueError for a weight that cannot be fitted."""
+    if structure.kind not in _FITS:
+        raise ValueError(f"{structure.kind} layers are fitted to no dense ones, but {', '.join(_FITS)} are")
     widths = (structure.out_features, structure.in_features)
     if tuple(weight.shape) != widths:
         raise ValueError(f"a weight of shape {tuple(weight.shape)} is not {widths}, the layer's widths")
@@ -154,48 +149,5 @@ def _blockdiag(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ri
     return {"weight": blocks}
 
 
-def _pixelfly(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> LayerState:
-    """Fit in turns the low-rank part (whitened SVD) and the blocks (regression), each to what the other leaves.
-
-    Either step is exact with the other part fixed, so none raises the error.
-    """
-    assert structure.rank is not None
-    side, shape = structure.block_size, butterfly_of(structure)
-    layout = shape.layout()
-    C = ridged(inputs.covariance, ridge)
-    L = torch.linalg.cholesky(C)
-    blocks, low = torch.zeros_like(weight), torch.zeros_like(weight)
-    U, V = weight.new_zeros(weight.shape[0], structure.rank), weight.new_zeros(structure.rank, weight.shape[1])
-    before = 1.0  # with both parts zero
-    for _ in range(PIXELFLY_TURNS):
-        blocks = _regressed(weight - low, C, layout, side)
-        left, values, right = torch.linalg.svd((weight - blocks) @ L, full_matrices=False)
-        root = values[: structure.rank].sqrt()
-        U = left[:, : structure.rank] * root
-        V = torch.linalg.solve_triangular(L, root.unsqueeze(1) * right[: structure.rank], upper=False, left=False)
-        low = U @ V
-        after = relative_objective(weight, weight - blocks - low, C)
-        if before - after <= 1e-4 * before:
-            break
-        before = after
-    kept = weight.new_zeros(shape.rows * side, shape.columns * side)
-    kept[: weight.shape[0], : weight.shape[1]] = blocks
-    cells = kept.view(shape.rows, side, shape.columns, side).transpose(1, 2)[layout]
-    return neutral_state(structure, cells, V, U)
-
-
-def _regressed(weight: Tensor, C: Tensor, layout: Tensor, side: int) -> Tensor:
-    """The matrix on the kept blocks (rows, columns of blocks) that is nearest to `weight` in the norm of C."""
-    solution = torch.zeros_like(weight)
-    cross = weight @ C
-    columns = torch.arange(weight.shape[1])
-    for row, kept in enumerate(layout):
-        seen = columns[kept[columns // side]]
-        outputs = slice(row * side, min((row + 1) * side, weight.shape[0]))
-        if len(seen) and outputs.start < weight.shape[0]:
-            solution[outputs, seen] = torch.linalg.solve(C[seen][:, seen], cross[outputs][:, seen].T).T
-    return solution
-
-
 _Fit = Callable[[Tensor, InputStatistics, LayerSpec, float, int], LayerState]
-_FITS: Mapping[str, _Fit] = {"monarch": _monarch, "lowrank": _lowrank, "blockdiag": _blockdiag, "pixelfly": _pixelfly}
+_FITS: Mapping[str, _Fit] = {"monarch": _monarch, "lowrank": _lowrank, "blockdiag": _blockdiag}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layers.structured import StructuredLinear
+from .factor_scales import factor_scales
 from .recipe import TrainingRecipe
 
 RATE = "rate"
@@ -29,9 +30,7 @@ def make_optimizer(model: nn.Module, recipe: TrainingRecipe) -> torch.optim.Adam
 def parameter_groups(model: nn.Module, recipe: TrainingRecipe) -> list[dict[str, Any]]:
     """Groups of equal decay and rate, in the model's order.
 
-    Vectors do not decay. With `structured_lr` each factor of a structured layer has the rate of BTT for Adam
-    (arXiv 2406.06248, section 3.2): a dense layer's rate times in_features / (fan-in of the factor x factors), since
-    a factor's outputs move with its own fan-in. A Pixelfly layer is a sum, not a product: it keeps the rate.
+    Vectors do not decay. With `structured_lr` factors of structured layers have rates of their own (`factor_scales`).
     """
     rates = _structured_rates(model) if recipe.structured_lr else {}
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -80,11 +79,8 @@ def load_moments(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], 
 
 
 def _structured_rates(model: nn.Module) -> dict[str, float]:
-    rates = {}
+    rates: dict[str, float] = {}
     for name, layer in model.named_modules():
-        if not isinstance(layer, StructuredLinear) or layer.kind == "pixelfly":
-            continue
-        factors = {key: parameter for key, parameter in layer.named_parameters() if key != "bias"}
-        for key, factor in factors.items():
-            rates[f"{name}.{key}"] = layer.in_features / (factor.shape[-1] * len(factors))
+        if isinstance(layer, StructuredLinear):
+            rates |= {f"{name}.{key}": scale.rate for key, scale in factor_scales(layer).items()}
     return rates

@@ -26,7 +26,8 @@ class TrainingRecipe:
             takes one of them by the toss of a coin.
         ema_decay: the decay of a running average of the weights, which is then evaluated and kept; None is off.
         amp: number type of autocast, one of AMP.
-        structured_lr: give the factors of structured layers the rates of BTT (see `parameter_groups`).
+        structured_lr: give each factor of structured layers a learning rate of its own, and, where it begins with
+            random weights, an initialisation that fits it (see `factor_scales`).
         seed: the seed of every random choice.
     """
 

@@ -79,7 +79,7 @@ class KernelPlan(BaseModel):
 
     batch: int
     cuts: str = Field(examples=["0b0011"])
-    engines: list[str] = Field(examples=[["torch", "native_linear:0", "native_attention:1"]])
+    engines: list[str] = Field(examples=[["torch", "native_mlp:2", "native_attention:1"]])
     microseconds: float | None = Field(description="measured at start or before; null where it never was")
     source: Literal["measured", "cached", "untuned"]
 
@@ -87,7 +87,7 @@ class KernelPlan(BaseModel):
 class KernelPart(BaseModel):
     """Equal parts of the model, their plans, and the engines made for them that run nothing of them."""
 
-    kind: str = Field(examples=["attention", "mlp", "add_layernorm", "branch", "performer"])
+    kind: str = Field(examples=["attention", "mlp", "add_layernorm", "branch", "performer", "qkv", "proj", "merge"])
     shapes: str
     tokens: int
     count: int
@@ -110,6 +110,10 @@ class Fusion(BaseModel):
     fallbacks: list[KernelFallback]
     seconds: float = Field(description="that it took at start, measuring included")
     quarantined: list[str] = Field(description="kernels that MILKWEED_QUARANTINE keeps from running")
+    int8_notes: list[str] = Field(
+        default_factory=list,
+        description="of an int8 bundle: what runs in 16 bits and why, and how many inputs saturate",
+    )
 
 
 class CudaGraphs(BaseModel):

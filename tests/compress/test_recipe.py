@@ -1,7 +1,6 @@
 """Recipes as JSON and as names: there and back, one file for each, and nonsense named in one line."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from milkweed.compress.recipe import (
 )
 from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 
-PIXELFLY = Structure("pixelfly", ("qkv",), rank=4, options=(("block_size", 4), ("gating", False)))
+LOW_RANK = Structure("lowrank", ("qkv",), rank=4)
 RECIPES = {
     "dense": Recipe(),
     "class token last": Recipe(TokenPlan(class_last=True)),
@@ -33,8 +32,8 @@ RECIPES = {
         structure=Structure(layers=("mlp", "blocks.1.attn.qkv"), nblocks=2, rank=3)
     ),
     "Monarch, 62.5 % of ms in *.mlp.fc1": Recipe(structure=Structure(layers=("*.mlp.fc1",), budget=0.625, cost="ms")),
-    "Pixelfly rank 4 in qkv": Recipe(structure=PIXELFLY),
-    "block-diagonal 8 blocks in mlp": Recipe(structure=Structure("blockdiag", nblocks=8, options=(("shuffle", True),))),
+    "low-rank rank 4 in qkv": Recipe(structure=LOW_RANK),
+    "block-diagonal 8 blocks in mlp": Recipe(structure=Structure("blockdiag", nblocks=8, shuffle=True)),
     "Monarch 4 blocks in mlp, class token last, distilled, per-channel int8": Recipe(
         TokenPlan(class_last=True), QuantizationConfig(per_channel=True), DistillationConfig(), structure=Structure()
     ),
@@ -51,7 +50,7 @@ def test_json_there_and_back(name: str) -> None:
 
 def test_the_json_form_is_as_people_write_it() -> None:
     values = {
-        "structure": {"kind": "pixelfly", "layers": ["qkv"], "rank": 4, "options": {"gating": False, "block_size": 4}},
+        "structure": {"kind": "lowrank", "layers": ["qkv"], "rank": 4},
         "tokens": {"merging": {"start": 1, "every": 2, "share": 0.25}, "class_last": True},
         "widths": {"mlp": 0.5},
         "quantization": {"symmetric": True},
@@ -59,7 +58,7 @@ def test_the_json_form_is_as_people_write_it() -> None:
     }
     tokens, widths = TokenPlan(TokenMerging(1, 2, 0.25), class_last=True), WidthRatios(mlp=0.5)
     quantization, distillation = QuantizationConfig(symmetric=True), DistillationConfig(steps=9)
-    assert Recipe.from_dict(values) == Recipe(tokens, quantization, distillation, widths, PIXELFLY)
+    assert Recipe.from_dict(values) == Recipe(tokens, quantization, distillation, widths, LOW_RANK)
 
 
 def test_other_recipes_have_other_files_and_equal_ones_the_same() -> None:
@@ -72,7 +71,7 @@ def test_other_recipes_have_other_files_and_equal_ones_the_same() -> None:
         *(Recipe(quantization=QuantizationConfig(alpha)) for alpha in (0.25, near)),
         *(Recipe(structure=Structure(budget=budget)) for budget in (0.25, near)),
         *(Recipe(distillation=DistillationConfig(lr=lr)) for lr in (0.25, near)),
-        Recipe(structure=replace(PIXELFLY, options=(("block_size", 8), ("gating", False)))),
+        Recipe(structure=Structure("blockdiag", nblocks=8)),
     ]
     assert len({recipe.file for recipe in recipes}) == len(set(recipes)) == len(recipes)
     assert all(len(recipe.file) < 100 and "/" not in recipe.file for recipe in recipes)
@@ -101,8 +100,9 @@ def test_parts_can_be_left_out() -> None:
         ({"structure": {"layers": [["mlp"]]}}, "structure: layers .* must be names"),
         ({"structure": {"nblocks": "4"}}, "structure: nblocks '4', rank None: whole numbers"),
         ({"structure": {"rank": 1.5}}, "structure: nblocks 4, rank '?1.5'?: whole numbers"),
-        ({"structure": {"options": {"gating": False}}}, "structure: 'gating' is no option of monarch"),
-        ({"structure": {"kind": "pixelfly", "options": {"block_size": [4]}}}, "'block_size' is no option .* whole num"),
+        ({"structure": {"kind": "pixelfly"}}, "structure: kind 'pixelfly' must be one of monarch, lowrank, blockdiag"),
+        ({"structure": {"shuffle": True}}, "structure: shuffle True: true or false, true of blockdiag alone"),
+        ({"structure": {"kind": "blockdiag", "shuffle": 1}}, "structure: shuffle '?1'?: true or false"),
         ({"structure": {"budget": 1.0}}, "structure: budget .*1.0.* must be above 0 and below 1"),
         ({"structure": {"budget": "half"}}, "structure: budget 'half' must be above 0 and below 1"),
         (

@@ -86,7 +86,7 @@ def _compile(source: Path, headers: Mapping[str, str], flags: list[str], library
 
 @pytest.fixture(scope="session")
 def emulated() -> Build:
-    """`emulated("monarch_linear", mutations=..., defines=...)`: the library of an emulated kernel."""
+    """`emulated("monarch_mlp", mutations=..., defines=...)`: the library of an emulated kernel."""
     return build_emulated
 
 

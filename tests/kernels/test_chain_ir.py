@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from milkweed.kernels.chain_ir import (
     Add,
+    BlockDiagonal,
     Dense,
     Gelu,
     LayerNorm,
@@ -56,6 +57,13 @@ def test_monarch_is_its_dense_matrix() -> None:
     torch.testing.assert_close(evaluate([layer], x), x @ matrix.T + layer.bias)
 
 
+def test_block_diagonal_layers_multiply_the_channels_that_each_block_reads() -> None:
+    x, weight, bias = normal(2, 3, 6), normal(2, 4, 3, seed=1), normal(8, seed=2)
+    inputs = torch.tensor([[0, 2, 4], [1, 3, 5]])
+    expected = torch.cat([x[..., inputs[block]] @ weight[block].T for block in range(2)], dim=-1) + bias
+    torch.testing.assert_close(evaluate([BlockDiagonal(weight, inputs, bias)], x), expected)
+
+
 def test_attention_takes_packed_heads_in_order() -> None:
     qkv = normal(2, 5, 3 * 2 * 4)
     got = evaluate([SelfAttention(2, 4, 0.7)], qkv)
@@ -64,6 +72,19 @@ def test_attention_takes_packed_heads_in_order() -> None:
             q, k, v = (qkv[image, :, part * 8 + head * 4 : part * 8 + head * 4 + 4] for part in range(3))
             want = torch.softmax(0.7 * q @ k.T, dim=-1) @ v
             torch.testing.assert_close(got[image, :, head * 4 : head * 4 + 4], want)
+
+
+def test_attention_that_knows_sizes_sees_a_token_so_many_times() -> None:
+    qkv, sizes = normal(2, 5, 3 * 2 * 4), torch.tensor([[1, 2, 1, 3, 1], [4, 1, 1, 1, 1]])
+    got = evaluate([SelfAttention(2, 4, 0.7, sized=True)], qkv, sizes.double().log())
+    for image in range(2):
+        repeated = qkv[image].repeat_interleave(sizes[image], dim=0)[None]
+        first = sizes[image].cumsum(0) - sizes[image]
+        torch.testing.assert_close(got[image], evaluate([SelfAttention(2, 4, 0.7)], repeated)[0, first])
+    with pytest.raises(ValueError, match="the chain knows sizes, but none was given"):
+        evaluate([SelfAttention(2, 4, 0.7, sized=True)], qkv)
+    with pytest.raises(ValueError, match=r"log_sizes \(2, 4\) of torch.float64: float32 \(B, N\) is needed"):
+        evaluate([SelfAttention(2, 4, 0.7, sized=True)], qkv, sizes.double().log()[:, 1:])
 
 
 def test_a_chain_is_its_operators_in_order() -> None:
@@ -83,6 +104,7 @@ def test_descriptions_are_shapes_not_values() -> None:
     chain = [LayerNorm(torch.ones(7), torch.ones(7), 1e-6), monarch(), Gelu(), Dense(torch.ones(7, 9), None), Add()]
     assert describe(chain) == "norm(7,1e-06)+monarch(7>9,2x3x4,2x5x3,bias)+gelu+dense(9>7)+add"
     assert SelfAttention(3, 64, 0.125).describe() == "attention(3x64,0.125)"
+    assert SelfAttention(3, 64, 0.125, sized=True).describe() == "attention(3x64,0.125,sizes)"
     assert describe([Dense(torch.ones(7, 9), torch.ones(7))]) == describe([Dense(torch.zeros(7, 9), torch.ones(7))])
     assert Problem(CPU, torch.bfloat16, 8, 197).describe() == "bfloat16,8x197"
     assert Problem(CPU, torch.bfloat16, 8, 197).rows == 1576

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from milkweed.kernels.batched import monarch_batched
 from milkweed.kernels.feature_major import feature_major_linear
 from milkweed.kernels.ops import decide, monarch_linear, packed_linear, packed_mlp
 from milkweed.kernels.packing import pack_monarch
-from milkweed.kernels.reference import monarch_reference, monarch_to_dense
+from milkweed.kernels.reference import monarch_batched, monarch_reference, monarch_to_dense
 
 Case = dict[str, np.ndarray]
 Path_ = Callable[[Tensor, Tensor, Tensor, Tensor | None, int], Tensor]

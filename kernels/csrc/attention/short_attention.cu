@@ -8,7 +8,8 @@ namespace {
 using mw::host::Call;
 using mw::host::Tensor;
 
-Tensor short_attention(const Tensor& qkv, int64_t num_heads, double scale, int64_t tile) {
+Tensor short_attention(const Tensor& qkv, int64_t num_heads, double scale, const std::optional<Tensor>& log_sizes,
+                       int64_t tile) {
   const Call call("short_attention", "qkv", qkv);
   call.rank(qkv, "qkv", 3);
   const int64_t batch = qkv.size(0), tokens = qkv.size(1), width = qkv.size(2) / 3;
@@ -17,6 +18,7 @@ Tensor short_attention(const Tensor& qkv, int64_t num_heads, double scale, int64
   Tensor out = call.new_output({batch, tokens, width});
   mw::ShortAttentionArgs args{};
   args.qkv = call.data(qkv, "qkv", {batch, tokens, 3 * width});
+  args.log_sizes = call.float_data(log_sizes, "log_sizes", {batch, tokens});
   args.out = out.mutable_data_ptr();
   args.batch = call.size(batch, "batch");
   args.tokens = call.size(tokens, "tokens");

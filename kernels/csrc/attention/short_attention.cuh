@@ -5,8 +5,11 @@
 // where the qkv product left them, (batch, tokens, 3, heads, head_dim); the result is what the output projection
 // takes, (batch, tokens, heads * head_dim).
 //
-// A NaN in a query stays in its row, one in a key or value in its image and head. Padded keys score minus infinity
-// and padded values are zero.
+// A token that stands for n equal ones has log(n) added to its score as a key. A size of zero drops its key, one of
+// infinity makes its image NaN, as in torch.
+//
+// A NaN in a query stays in its row, one in a key or value in its image and head, one in a size in its image. Padded keys
+// score minus infinity and padded values are zero.
 #pragma once
 #include "attention/short_attention_tiles.cuh"
 #include "primitives.cuh"
@@ -14,8 +17,9 @@
 namespace mw {
 
 struct ShortAttentionArgs {
-  const void* qkv;  // (batch, tokens, 3, heads, head_dim), 16-byte aligned
-  void* out;        // (batch, tokens, heads * head_dim), 16-byte aligned
+  const void* qkv;         // (batch, tokens, 3, heads, head_dim), 16-byte aligned
+  const float* log_sizes;  // (batch, tokens), logarithms of the keys' sizes, or nullptr: all sizes are 1
+  void* out;               // (batch, tokens, heads * head_dim), 16-byte aligned
   int batch, tokens, heads, head_dim;
   float scale;          // of the scores, > 0
   int multiprocessors;  // of the device: a head's queries are split over blocks where there are fewer heads
@@ -68,6 +72,16 @@ MW_DEVICE void add_scores(float (&score)[C::keys / 8][4], const uint32_t (&query
       mma_16x8x16<T>(score[n], query[k], key[0], key[1]);
       mma_16x8x16<T>(score[n + 1], query[k], key[2], key[3]);
     }
+  }
+}
+
+// score[n] = what keys 8n..8n+7 get for their sizes, to which products are added: so it takes no more registers.
+template <class C>
+MW_DEVICE void set_to_log_sizes(float (&score)[C::keys / 8][4], const float* log_sizes) {
+  MW_UNROLL
+  for (int n = 0; n < C::keys / 8; n++) {
+    MW_UNROLL
+    for (int i = 0; i < 4; i++) score[n][i] = log_sizes[n * 8 + 2 * (lane() % 4) + i % 2];
   }
 }
 
@@ -165,6 +179,7 @@ MW_GLOBAL(C::threads, C::min_blocks) short_attention(const ShortAttentionArgs ar
   T* keys = reinterpret_cast<T*>(shared_memory());
   T* values = keys + C::keys * C::pitch;
   T* queries = values + C::keys * C::pitch + warp() * kQueries * C::pitch;
+  float* log_sizes = reinterpret_cast<float*>(values + (C::keys + C::warps * kQueries) * C::pitch);
 
   const int width = args.heads * C::head_dim;
   const int column = block_x() * C::head_dim;
@@ -182,6 +197,11 @@ MW_GLOBAL(C::threads, C::min_blocks) short_attention(const ShortAttentionArgs ar
   copy_async_commit();
   copy_rows<C>(values, value_rows, 0, C::keys, thread_index(), C::threads);
   copy_async_commit();
+  if (args.log_sizes != nullptr) {  // the scores are scaled after this is added; seen behind the keys barrier
+    const float* sizes = args.log_sizes + static_cast<int64_t>(block_y()) * args.tokens;
+    for (int key = thread_index(); key < C::keys; key += C::threads)
+      log_sizes[key] = key < args.tokens ? sizes[key] / args.scale : 0.0f;
+  }
   for (int round = first_round; round < args.tokens; round += round_queries) {
     const int first_query = round + warp() * kQueries;
     const bool active = first_query < args.tokens;
@@ -201,6 +221,7 @@ MW_GLOBAL(C::threads, C::min_blocks) short_attention(const ShortAttentionArgs ar
 
     float score[C::keys / 8][4] = {}, maximum[2] = {};
     if (active) {
+      if (args.log_sizes != nullptr) set_to_log_sizes<C>(score, log_sizes);
       add_scores<C>(score, query, keys);
       mask_and_maximum<C>(score, args.tokens, maximum);
     }

@@ -23,7 +23,9 @@ struct Tile {
   static constexpr int min_tokens = MinTokens, keys = Keys, head_dim = HeadDim, warps = Warps;
   static constexpr int threads = 32 * warps;
   static constexpr int pitch = head_dim + 8;  // 8 rows apart by this start in 8 different 16-byte banks
-  static constexpr int shared_bytes = static_cast<int>(sizeof(T)) * (2 * keys + kQueries * warps) * pitch;
+  static constexpr int log_size_bytes = static_cast<int>(sizeof(float)) * keys;
+  static constexpr int shared_bytes =
+      static_cast<int>(sizeof(T)) * (2 * keys + kQueries * warps) * pitch + log_size_bytes;
   static constexpr int fitting = kMultiprocessorShared / (shared_bytes + 1024);  // 1 KB a block is CUDA's own
   static constexpr int min_blocks = fitting < 1 ? 1 : (fitting < MinBlocks ? fitting : MinBlocks);
   static_assert(keys % 16 == 0 && head_dim % 32 == 0);

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...layers.token_merging import log_sizes, matched, merged, places, rows
+from ....kernels.triton.token_merging import log_sizes, matched, merged, places, rows
 from ...layers.token_plan import TokenPlan
 from .attention import MultiHeadAttention
 from .normal import NormalCell

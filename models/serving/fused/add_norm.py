@@ -34,7 +34,7 @@ class AddNorm(nn.Module):
 class AddNormPart(Part):
     """Computes an addition and the norm behind it by the compiled kernel or by torch."""
 
-    kind = "add_layernorm"
+    kind, family = "add_layernorm", "native_add_layernorm"
 
     def __init__(self, plain: AddNorm, kernels: DeviceKernels) -> None:
         super().__init__(plain, kernels)

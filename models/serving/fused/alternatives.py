@@ -8,7 +8,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,8 @@ from .tuning import Chosen, Tuning
 
 logger = logging.getLogger("milkweed.fused")
 
-PartCall = Callable[..., Tensor]
+PartCall = Callable[..., Any]
+"""Computes a part: a tensor, or several."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Bucketed(nn.Module):
         # An attribute, so that memory accounting sees them; buckets of equal plans share tensors.
         self.tensors = tuple({id(t): t for way in self.ways.values() for t in way.tensors}.values())
 
-    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Any:
         """Inputs (B, ...) as the part takes them. Batches above the largest bucket run as that does."""
         return self.ways[bucket_of(min(len(x), max(self.ways)), self.ways)].call(x, *more)
 
@@ -74,7 +75,10 @@ class Part(ABC):
     """
 
     kind: ClassVar[str]
-    """The kind in the report: add_layernorm, branch, performer."""
+    """The kind in the report: add_layernorm, branch, performer, merge."""
+
+    family: ClassVar[str]
+    """The name of the compiled kernels, without a tile."""
 
     def __init__(self, plain: nn.Module, kernels: DeviceKernels) -> None:
         self.plain, self.kernels = plain, kernels
@@ -104,15 +108,19 @@ class Part(ABC):
     def refused(self, problem: Problem) -> dict[str, str]:
         """Why the compiled kernels run nothing of it, by their family's name; empty where one may."""
         reason = self.refusal(problem) or (REASON if len(self.ways(problem)) == 1 else None)
-        return {} if reason is None else {f"native_{self.kind}": reason}
+        return {} if reason is None else {self.family: reason}
 
     def truth(self, problem: Problem) -> tuple[tuple[Tensor, ...], Tensor]:
         """Random inputs, and the part's output for them, computed in float32."""
+        inputs = self.random_inputs(problem)
+        return inputs, joined(exact_copy(self.plain)(*(x.float() for x in inputs)))
+
+    def random_inputs(self, problem: Problem) -> tuple[Tensor, ...]:
+        """Random inputs of the problem's dtype."""
         generator = torch.Generator(problem.device).manual_seed(0)
         shapes = [(problem.batch, problem.tokens, width) for width in self.input_widths()]
         made = [torch.randn(shape, generator=generator, device=problem.device) for shape in shapes]
-        inputs = tuple(x.to(problem.dtype) for x in made)
-        return inputs, joined(exact_copy(self.plain)(*(x.float() for x in inputs)))
+        return tuple(x.to(problem.dtype) for x in made)
 
 
 def choose(part: Part, problem: Problem, tuning: Tuning) -> Chosen[Alternative]:
@@ -165,8 +173,11 @@ def _is_right(way: Alternative, inputs: Sequence[Tensor], want: Tensor, problem:
 
 
 def joined(result: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """Return a part's result in one tensor, also where plain PyTorch gives several."""
-    return result if isinstance(result, Tensor) else torch.stack(result)
+    """Return a part's result in one tensor, also where there are several: tokens and their sizes side by side."""
+    if isinstance(result, Tensor):
+        return result
+    same = len({tensor.shape for tensor in result}) == 1
+    return torch.stack(result) if same else torch.cat(result, dim=-1)
 
 
 def tensors_of(module: nn.Module) -> tuple[Tensor, ...]:

@@ -41,7 +41,7 @@ class BranchResidual(nn.Module):
 class BranchPart(Part):
     """The ways to compute a branch: three tile variants of the compiled kernel, and torch; `plain` is channels-last."""
 
-    kind = "branch"
+    kind, family = "branch", "native_branch"
 
     def __init__(self, plain: BranchResidual, kernels: DeviceKernels) -> None:
         super().__init__(plain, kernels)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....kernels.chain_ir import Add, Dense, Gelu, LayerNorm, Linear, Monarch, SelfAttention
+from ....kernels.chain_ir import Add, BlockDiagonal, Dense, Gelu, LayerNorm, Linear, Monarch, SelfAttention
 from ....kernels.tuning.chain import Chain
 from ...architectures.plain_mlp import PLAIN_MLPS
 from ...architectures.t2t_vit import Block
@@ -19,6 +19,7 @@ from ...architectures.token_blocks import TokenAttention, TokenBlock
 from ...architectures.vitae.attention import MultiHeadAttention
 from ...architectures.vitae.merging import MergingCell
 from ...architectures.vitae.normal import NormalCell
+from ...layers.blockdiag import BlockdiagLinear, shuffled
 from ...layers.narrow_attention import NarrowAttention
 from ...layers.structured import StructuredLinear
 
@@ -46,7 +47,7 @@ Rule = Callable[[nn.Module], BlockChains]
 
 
 def take_apart(block: nn.Module) -> BlockChains | None:
-    """The chains of a block; None for a module that does not look like a block.
+    """The chains of a block, whichever of its tokens it merges or computes; None for a module that looks like no block.
 
     Raises:
         NotFusable: the block's type is unknown, or a chain cannot hold one of its parts.
@@ -70,15 +71,6 @@ def _vit_block(block: Any) -> BlockChains:
     )
 
 
-def token_chains(block: TokenBlock) -> BlockChains:
-    """The chains of a block, whichever of its tokens it merges or computes.
-
-    Raises:
-        NotFusable: a chain cannot hold one of its parts.
-    """
-    return _vit_block(block)
-
-
 def _timm_attention(attn: nn.Module, scale: nn.Module | None) -> list[Linear | SelfAttention]:
     if type_name(attn) not in _TIMM_ATTENTIONS:
         raise NotFusable(f"there is no rule for attention of type {type(attn).__name__}")
@@ -99,10 +91,6 @@ def _timm_mlp(mlp: nn.Module, scale: nn.Module | None) -> list[Linear | Gelu]:
     for name in ("drop", "drop1", "drop2", "norm"):
         check_idle(f"mlp.{name}", parts[name])
     return [as_linear(parts["fc1"]), _gelu(parts["act"]), _scaled(as_linear(parts["fc2"]), scale)]
-
-
-def _token_block(block: nn.Module) -> BlockChains:
-    raise NotFusable("it merges tokens, knows their sizes or computes some of them alone, which no chain does")
 
 
 def _own_block(block: nn.Module) -> BlockChains:
@@ -132,8 +120,8 @@ _TIMM_ATTENTIONS = (
 RULES: Mapping[str, Rule] = {
     # By name, not by class: only architectures/timm_models imports timm.
     "timm.models.vision_transformer.Block": _vit_block,
-    **{type_name(block): _token_block for block in (TokenBlock, MergingCell)},
-    **{type_name(block): _own_block for block in (NormalCell, Block)},
+    type_name(TokenBlock): _vit_block,
+    **{type_name(block): _own_block for block in (NormalCell, MergingCell, Block)},
 }
 
 
@@ -188,9 +176,21 @@ def as_linear(part: nn.Module | None) -> Linear:
         w1, w2 = (factor.detach() for factor in factors)
         bias = None if part.bias is None else part.bias.detach()
         return Monarch(w1, w2, bias, part.in_features, part.out_features)
+    if isinstance(part, BlockdiagLinear):
+        return _block_diagonal(part)
     if type(part) is nn.Linear:
         return Dense(part.weight.detach(), None if part.bias is None else part.bias.detach())
     raise NotFusable(f"a linear layer is a {type(part).__name__}")
+
+
+def _block_diagonal(part: BlockdiagLinear) -> BlockDiagonal:
+    blocks, outputs, inputs = part.weight.shape
+    if (blocks * inputs, blocks * outputs) != (part.in_features, part.out_features):
+        raise NotFusable(f"{blocks} blocks do not divide the widths of a block-diagonal layer")
+    channels = torch.arange(part.in_features)
+    channels = shuffled(channels, blocks) if part.shuffle else channels
+    bias = None if part.bias is None else part.bias.detach()
+    return BlockDiagonal(part.weight.detach(), channels.view(blocks, inputs), bias)
 
 
 def _scaled(layer: Linear, scale: nn.Module | None) -> Linear:
@@ -203,6 +203,8 @@ def _scaled(layer: Linear, scale: nn.Module | None) -> Linear:
     bias = None if layer.bias is None else layer.bias * gamma
     if isinstance(layer, Dense):
         return Dense(layer.weight * gamma[:, None], bias)
+    if isinstance(layer, BlockDiagonal):
+        return BlockDiagonal(layer.weight * gamma.view(*layer.weight.shape[:2], 1), layer.inputs, bias)
     shape = layer.shape
     padded = torch.ones(shape.out_extended, dtype=gamma.dtype, device=gamma.device)
     padded[: len(gamma)] = gamma

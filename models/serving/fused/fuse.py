@@ -5,20 +5,21 @@ A block that no rule knows keeps its own forward, and the report names it. The r
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ....kernels.chain_ir import LayerNorm, Problem
+from ....kernels.chain_ir import LayerNorm, Problem, SelfAttention
 from ....kernels.impls.quarantine import VARIABLE, quarantined
 from ....kernels.tuning.chain import Chain, CompiledChain
 from ....kernels.tuning.verify import TuningError
+from ...architectures.token_blocks import TokenBlock
+from ...architectures.vitae.merging import MergingCell
 from ...architectures.vitae.reduction import PerformerAttention, PerformerReduction, PyramidReduction
-from ...hooks import hooked
 from ..prepare import fold_batch_norms, prepare_for_inference
 from .add_norm import AddNorm, AddNormPart, join_halves, split_halves, unjoined
 from .alternatives import Alternative, Bucketed, Part, choose
@@ -26,9 +27,11 @@ from .block import FusedBlock
 from .branch import BranchPart, BranchResidual
 from .chains import BlockChains, NotFusable, take_apart
 from .device_kernels import DeviceKernels, device_kernels
+from .eight_bits import EightBits
 from .reduction import FusedPyramid, FusedReduction, PerformerPart
 from .report import Fallback, FusionReport, PartReport, PlanReport
-from .tuning import Chosen, Tuning, choose_chain, refusals
+from .tokens import FirstTokens, FusedMergingCell, FusedTokenBlock, MergePart, MergeTokens, token_counts
+from .tuning import Chosen, Tuning, refusals
 
 logger = logging.getLogger("milkweed.fused")
 
@@ -47,6 +50,7 @@ def fuse(
     batch_sizes: Sequence[int],
     tuning: Tuning | None = None,
     kernels: DeviceKernels | None = None,
+    eight_bits: EightBits | None = None,
 ) -> FusionReport:
     """Replace what can be fused, in place, and bring the model to its device in its serving form.
 
@@ -56,6 +60,7 @@ def fuse(
         batch_sizes: the batch buckets that plans are made for.
         tuning: how plans are chosen; when None they are measured, and remembered by this process alone.
         kernels: the compiled kernels; those of `device` when None.
+        eight_bits: of a bundle in int8, the layers that are computed in 8 bits.
 
     Returns:
         The report of what was fused. The model then takes normalised images (B, 3, S, S) of `dtype` on `device`.
@@ -67,9 +72,13 @@ def fuse(
     model.eval().requires_grad_(False)
     fold_batch_norms(model)
     with torch.no_grad():
-        tokens = _token_counts(model, image_size)
-        work = _Fusing(device, dtype, sorted(set(batch_sizes)), tuning or Tuning(), kernels or device_kernels(device))
-        _replace(model, tokens, work)
+        tokens, sized = token_counts(model, image_size)
+        batches, tuning = sorted(set(batch_sizes)), tuning or Tuning()
+        work = _Fusing(device, dtype, batches, tuning, kernels or device_kernels(device), tokens, sized)
+        if eight_bits is not None:
+            work.eight_bits = eight_bits
+            work.names = {module: name for name, module in model.named_modules()}
+        _replace(model, work)
         prepare_for_inference(model, dtype=dtype).to(device)
     report = work.report(time.perf_counter() - started)
     logger.info("%s", report.summary, extra={"event": report.as_json()})
@@ -86,28 +95,39 @@ def _tell_quarantine(names: tuple[str, ...]) -> None:
     logger.warning("quarantined (%s): %s", VARIABLE, ", ".join(names))
 
 
-def _replace(parent: nn.Module, tokens: Mapping[nn.Module, int], work: "_Fusing") -> None:
+def _replace(parent: nn.Module, work: "_Fusing") -> None:
     """Replace the children of a module by their fused forms, and go on inside those that have none."""
     for name, child in list(parent.named_children()):
-        count = tokens.get(child)
+        count = work.tokens.get(child)
         fused = None if count is None else work.fuse(child, count)
         if fused is not None:
             setattr(parent, name, fused)
         else:
-            _replace(child, tokens, work)
+            _replace(child, work)
 
 
 @dataclass
 class _Fusing:
-    """Fuses the modules of one model, and gathers what the report says."""
+    """Fuses the modules of one model, and gathers what the report says.
+
+    Args:
+        tokens: number of output tokens for one image of each module that gives some.
+        sized: the blocks that get sizes of tokens.
+        eight_bits: the layers that are computed in 8 bits, by name.
+        names: of modules.
+    """
 
     device: torch.device
     dtype: torch.dtype
     batch_sizes: Sequence[int]
     tuning: Tuning
     kernels: DeviceKernels
+    tokens: Mapping[nn.Module, int]
+    sized: Collection[nn.Module]
     parts: dict[tuple[str, str, int], PartReport] = field(default_factory=dict)
     fallbacks: list[Fallback] = field(default_factory=list)
+    eight_bits: EightBits = field(default_factory=lambda: EightBits({}, ()))
+    names: Mapping[nn.Module, str] = field(default_factory=dict)
 
     def fuse(self, module: nn.Module, tokens: int) -> nn.Module | None:
         """The fused form of a module with `tokens` output tokens; None where it stays as it is."""
@@ -119,6 +139,12 @@ class _Fusing:
             return self._part(PerformerPart(self._placed(module), self.kernels), tokens)
         try:
             chains = take_apart(module)
+            if chains is not None:
+                chains = self.eight_bits.quantized(chains, self.names.get(module, ""))
+            if chains is not None and isinstance(module, TokenBlock):
+                return self._token_block(module, chains)
+            if chains is not None and isinstance(module, MergingCell):
+                return self._merging_cell(module, chains, tokens)
             return None if chains is None else self._block(chains, tokens)
         except (NotFusable, TuningError, ValueError) as error:
             self._fall_back("block", f"{type(module).__name__}: {error}")
@@ -130,7 +156,9 @@ class _Fusing:
             fallbacks.insert(0, Fallback("library", self.kernels.refusal))
         if not self.parts:
             fallbacks.append(Fallback("block", "the model has no block that there is a rule for"))
-        return FusionReport(self.kernels.status, tuple(self.parts.values()), tuple(fallbacks), seconds, quarantined())
+        notes = tuple(self.eight_bits.notes)
+        parts = tuple(self.parts.values())
+        return FusionReport(self.kernels.status, parts, tuple(fallbacks), seconds, quarantined(), notes)
 
     def _block(self, chains: BlockChains, tokens: int) -> FusedBlock:
         halves = self._chain("attention", chains.attention, tokens), self._chain("mlp", chains.mlp, tokens)
@@ -140,6 +168,42 @@ class _Fusing:
             return FusedBlock(attention, mlp)
         plain = BranchResidual(self._placed(cell.PCM), cell.class_token)
         return FusedBlock(attention, mlp, self._part(BranchPart(plain, self.kernels), tokens))
+
+    def _token_block(self, block: TokenBlock, chains: BlockChains) -> nn.Module:
+        before, behind, sized = self.tokens[block.norm1], self.tokens[block.norm2], block in self.sized
+        if before == behind and not sized:
+            return self._block(chains, before)
+        norm, qkv, attention, proj, add = chains.attention.operators
+        assert isinstance(attention, SelfAttention)
+        first = self._chain("qkv", Chain([norm, qkv]), before)
+        if block.read is not None:
+            attend: nn.Module = FirstTokens(attention, block.read)
+        else:
+            attend = self._chain("attention", Chain([replace(attention, sized=sized)]), before)
+        halves = BlockChains(Chain([proj, add]), chains.mlp)
+        second = self._chain("proj", halves.attention, before if block.read is None else behind)
+        mlp = self._chain("mlp", chains.mlp, behind)
+        if block.merging is None or before == behind or block.read is not None:
+            second, mlp = self._join(halves, second, mlp, behind)
+            return FusedTokenBlock(before, sized, first, attend, second, mlp, read=block.read)
+        plain = MergeTokens(attention, chains.mlp.widths[0], block.merging.protect, before - behind, block.prefix)
+        merge = self._part(MergePart(plain, self.kernels, sized=sized), before)
+        mlp = Bucketed({batch: unjoined(way) for batch, way in mlp.ways.items()})
+        return FusedTokenBlock(before, sized, first, attend, second, mlp, merge)
+
+    def _merging_cell(self, cell: MergingCell, chains: BlockChains, tokens: int) -> nn.Module:
+        merging, prefix = cell.plan.merging, int(cell.class_token)
+        count = 0 if merging is None else merging.count(tokens - prefix)
+        if not count:
+            return self._block(chains, tokens)
+        norm, qkv, attention, proj, _ = chains.attention.operators
+        assert isinstance(attention, SelfAttention)
+        few = Chain([norm, qkv, replace(attention, sized=True), proj])
+        plain = BranchResidual(self._placed(cell.PCM), cell.class_token)
+        residual = self._part(BranchPart(plain, self.kernels), tokens)
+        attend = self._chain("attention", few, tokens - count)
+        mlp = self._chain("mlp", Chain(chains.mlp.operators[:-1]), tokens - count)
+        return FusedMergingCell(tokens, count, prefix, residual, attend, mlp)
 
     def _join(self, chains: BlockChains, attention: Bucketed, mlp: Bucketed, tokens: int) -> tuple[Bucketed, Bucketed]:
         """Return the halves, with what is between them in one launch at the batch sizes where that is faster."""
@@ -169,7 +233,7 @@ class _Fusing:
 
     def _chain(self, kind: str, chain: Chain, tokens: int) -> Bucketed:
         def run_at(problem: Problem) -> BucketPlan:
-            chosen = choose_chain(chain, problem, self.tuning)
+            chosen = self.eight_bits.choose(kind, chain, problem, self.tuning)
             plan = chosen.way.plan
             if chosen.source == "measured":  # the first starts take long: say what they do
                 logger.info("measured %s at batch %d: %s", kind, problem.batch, plan)
@@ -218,17 +282,3 @@ def _by_all(refused: Sequence[dict[str, str]]) -> dict[str, str]:
     """The impls that refuse at every bucket, with the reason at the first."""
     first, *others = refused
     return {name: reason for name, reason in first.items() if all(name in other for other in others)}
-
-
-def _token_counts(model: nn.Module, image_size: int) -> dict[nn.Module, int]:
-    """Number of output tokens for one image of each module that runs and gives tokens (B, N, C), or those and more."""
-    modules, counts = dict(model.named_modules()), dict[nn.Module, int]()
-
-    def note(name: str, _: Any, output: Any) -> None:
-        output = output[0] if isinstance(output, tuple) else output
-        if isinstance(output, Tensor) and output.dim() == 3:
-            counts[modules[name]] = output.shape[1]
-
-    with hooked(model, modules, note):
-        model(torch.zeros(1, 3, image_size, image_size))
-    return counts

@@ -59,7 +59,7 @@ class PerformerPart(Part):
     The matrix of features is in float32, whatever the model's dtype.
     """
 
-    kind = "performer"
+    kind, family = "performer", "native_performer"
 
     def __init__(self, plain: PerformerAttention, kernels: DeviceKernels) -> None:
         super().__init__(plain, kernels)

@@ -33,7 +33,8 @@ class PartReport:
     """Equal parts of a model and how they run.
 
     Args:
-        kind: attention, mlp, add_layernorm (between these two, which then leave it out), branch, performer.
+        kind: attention, mlp, add_layernorm (between these two, which then leave it out), branch, performer; of blocks
+            that merge tokens or know sizes qkv, attention, proj, merge, mlp.
         shapes: shapes of its operators in words; parts of equal text share their plans.
         tokens: tokens of an image.
         count: number of such parts in the model.
@@ -66,6 +67,7 @@ class FusionReport:
         parts: the fused parts.
         fallbacks: what was not fused, or not as meant.
         seconds: time that fusing took, with its measurements.
+        int8_notes: of a bundle in int8, what is computed in 16 bits and why, and how many inputs saturate.
         quarantined: kernels and families of them that MILKWEED_QUARANTINE keeps from running.
     """
 
@@ -74,6 +76,7 @@ class FusionReport:
     fallbacks: tuple[Fallback, ...]
     seconds: float
     quarantined: tuple[str, ...] = ()
+    int8_notes: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:

@@ -137,7 +137,7 @@ def test_a_plan_has_minutes_and_sections() -> None:
 
 def test_the_order_is_that_of_value() -> None:
     every = units()
-    by_value = ["library", "smoke/native_linear/native_linear:0", "smoke/triton/triton:0", "ceilings"]
+    by_value = ["library", "smoke/native_mlp/native_mlp:0", "smoke/triton/triton:0", "ceilings"]
     by_value += ["mlp/ViT-B/32/r1", "forward/vit_base_patch16_224/32/r1", "mlp/ViT-B/32/r2", "served/r1"]
     assert sorted(by_value, key=every.index) == by_value
     assert len(every) == len(set(every))

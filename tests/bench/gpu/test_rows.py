@@ -61,7 +61,7 @@ def test_on_a_bare_machine_a_dry_run_walks_every_row(tmp_path: Path, capsys: pyt
     assert done.returncode == 0, done.stderr
     records = read(out)
     timed = {(row["section"], row["candidate"]) for row in rows(records) if row.get("us")}
-    native = {("mlp", "native_mlp"), ("mlp", "native_linear"), ("mlp", "triton"), ("attention", "native_attention:0")}
+    native = {("mlp", "native_mlp"), ("mlp", "triton"), ("attention", "native_attention:0")}
     cells = {("performer", "native_performer"), ("branch", "native_branch:0")}
     peers = {("mlp", "dense"), ("mlp", "dense eager"), ("mlp", "Monarch bmm eager"), ("attention", "SDPA flash")}
     assert native | cells | peers | {("mlp", "tuned")} <= timed
@@ -184,9 +184,9 @@ def test_a_library_that_loads_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) 
 
 def test_models_use_the_plans_of_the_rows_before_them() -> None:
     assert [impl.name for impl in bench().proven()] == [impl.name for impl in all_impls()]
-    row = {"section": "mlp", "us": 1.0, "impls": ["native_linear:1", "triton:2"]}
+    row = {"section": "mlp", "us": 1.0, "impls": ["native_mlp:1", "triton:2"]}
     attention = {"section": "attention", "us": 1.0, "impls": ["native_attention:3"]}
-    failed = {**row, "us": None, "impls": ["native_mlp:1"]}
+    failed = {**row, "us": None, "impls": ["native_mlp:3"]}
     kept = {impl.name for impl in bench(earlier=[row, attention, failed]).proven()}
-    assert {"native_linear:1", "triton:2", "native_attention:3", "torch", "dense"} <= kept
-    assert not {"native_linear:0", "native_mlp:1", "triton:1"} & kept
+    assert {"native_mlp:1", "triton:2", "native_attention:3", "torch", "dense"} <= kept
+    assert not {"native_mlp:0", "native_mlp:3", "triton:1"} & kept

@@ -127,14 +127,14 @@ PLANTED = """
 import os, sys, time
 if "milkweed.bench.gpu.step" in sys.orig_argv:
     from milkweed.kernels.impls import base, native
-    build = {kind: kind.build for kind in (native.NativeLinear, native.NativeAttention)}
+    build = {kind: kind.build for kind in (native.NativeMlp, native.NativeAttention)}
 
     def planted(self, segment, problem):
         runner = build[type(self)](self, segment, problem)
         def call(x, residual):
-            if self.name == "native_linear:1":
+            if self.name == "native_mlp:1":
                 os.abort()
-            if self.name == "native_linear:2":
+            if self.name == "native_mlp:2":
                 time.sleep(1000)
             y = runner(x, residual)
             return y * 1.01 if self.name == "native_attention:0" else y
@@ -150,7 +150,7 @@ def test_faults_are_named_and_quarantined_and_the_rest_goes_on(
     tmp_path: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An operator that aborts the process, one that hangs, one wrong by 1 %; then rows without them."""
-    chosen = ("smoke/native_linear/native_linear:0", "smoke/native_attention/native_attention:0", "mlp/dry run/2/r1")
+    chosen = ("smoke/native_mlp/native_mlp:0", "smoke/native_attention/native_attention:0", "mlp/dry run/2/r1")
 
     def few(task: Task) -> list[Step]:
         kept = [step for step in steps(task) if step.units[0] in ("library", *chosen)]
@@ -162,19 +162,19 @@ def test_faults_are_named_and_quarantined_and_the_rest_goes_on(
     assert main(["--dry-run", "--out", str(out)]) == FAILED
     records, text = read(out), capsys.readouterr().out
     states = {unit.rpartition("/")[2]: end for unit, end in ends(records).items()}
-    assert [states[f"native_linear:{tile}"]["state"] for tile in range(4)] == [COMPLETE, DIED, DIED, COMPLETE]
-    assert states["native_linear:1"]["why"] == "ended by SIGABRT"
-    assert states["native_linear:2"]["why"] == "took longer than 20 s"
+    assert [states[f"native_mlp:{tile}"]["state"] for tile in range(4)] == [COMPLETE, DIED, DIED, COMPLETE]
+    assert states["native_mlp:1"]["why"] == "ended by SIGABRT"
+    assert states["native_mlp:2"]["why"] == "took longer than 20 s"
     assert states["native_attention:0"]["state"] == WRONG
     assert "the limit is 6e-03" in states["native_attention:0"]["why"]
     errors = [r["error"] for r in records if r["kind"] == "check" and r["unit"].endswith("native_attention:0")]
     assert errors == pytest.approx([0.01] * len(errors), rel=0.3)
-    bad = ("native_linear:1", "native_linear:2", "native_attention:0")
+    bad = ("native_mlp:1", "native_mlp:2", "native_attention:0")
     assert sorted(quarantine(records)) == sorted(bad)
     assert "MILKWEED_QUARANTINE=native_" in text
     checks = Counter(record["unit"] for record in records if record["kind"] == "check")
-    assert checks["smoke/native_linear/native_linear:3"] == 2 * 4  # rows, segments
-    (row,) = (row for row in rows(records) if row.get("candidate") == "native_linear")
+    assert checks["smoke/native_mlp/native_mlp:3"] == 2 * 4  # rows, segments
+    (row,) = (row for row in rows(records) if row.get("candidate") == "native_mlp")
     assert row["us"] > 0
     assert not set(bad) & set(row["note"].partition(" ")[2].split(" | "))
     assert main(["--dry-run", "--out", str(out)]) == FAILED  # it stays so, and nothing is measured again

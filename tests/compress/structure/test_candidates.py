@@ -10,6 +10,7 @@ from milkweed.compress.structure.candidates import (
     LayerCandidate,
     block_candidates,
     candidate_structures,
+    diagonal_structures,
     frontier,
     layer_candidates,
 )
@@ -84,5 +85,11 @@ def test_the_frontier_is_by_its_definition() -> None:
 def test_a_layer_has_the_best_of_every_block_count_and_none_where_nothing_fits(inputs: Inputs) -> None:
     weight, seen = matrix(64, 32), inputs(32)
     every = [found for nblocks in (1, 2, 4, 8) for found in block_candidates(weight, seen, nblocks, bias=True)]
+    for spec in diagonal_structures(32, 64):
+        every.append(LayerCandidate(spec, fit_layer(FitRequest(weight, spec, seen)).error ** 2))
     assert layer_candidates(weight, seen, bias=True) == frontier(every)
+    assert [spec.nblocks for spec in diagonal_structures(32, 64)] == [2, 4, 8]
+    assert [spec.nblocks for spec in diagonal_structures(10, 12)] == [2]
+    blocks = torch.block_diag(matrix(32, 16), matrix(32, 16))
+    assert any(found.structure.kind == "blockdiag" for found in layer_candidates(blocks, seen, bias=True))
     assert layer_candidates(matrix(1, 1), inputs(1), bias=True) == ()

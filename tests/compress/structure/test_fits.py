@@ -29,14 +29,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "monarch": {"nblocks": 4, "rank": 3},
     "lowrank": {"rank": 12},
     "blockdiag": {"nblocks": 2, "shuffle": True},
-    "pixelfly": {"rank": 6, "block_size": 4, "butterfly_size": 4, "n_factors": 1, "gating": False},
 }
 
 
 def asked(kind: str) -> Structure:
-    named = {name: value for name, value in OPTIONS[kind].items() if name in ("nblocks", "rank")}
-    others = sorted(OPTIONS[kind].items() - named.items())
-    return Structure(kind, ("mlp",), options=tuple(others), **named)
+    return Structure(kind, ("mlp",), **OPTIONS[kind])
 
 
 @pytest.fixture(scope="module")

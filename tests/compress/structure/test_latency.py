@@ -39,8 +39,9 @@ class Clock:
 
 
 def saved_ms(spec: LayerSpec) -> float:
-    """In both layers of the shape together; negative for eight blocks."""
-    return (4.0 if spec.nblocks < 8 else -2.0) * (1 - spec.weight_count / spec.dense_weight_count)
+    """In both layers of the shape together; negative for Monarch of eight blocks."""
+    slow = (spec.kind, spec.nblocks) == ("monarch", 8)
+    return (-2.0 if slow else 4.0) * (1 - spec.weight_count / spec.dense_weight_count)
 
 
 @pytest.fixture
@@ -81,9 +82,11 @@ def test_layers_of_one_part_and_shape_are_timed_together(vit: nn.Module) -> None
 def test_what_is_timed_is_the_whole_model_with_all_layers_of_a_shape(clock: Clock, trials: Trials, int8: bool) -> None:
     saved = times(trials, int8=int8).saved(Shape("mlp.fc1", 32, 128, FC1))
     (timed,) = clock.timed
-    assert [spec.nblocks for spec in saved] == [1, 2, 4, 8]
+    assert [(spec.kind, spec.nblocks) for spec in saved] == [*(("monarch", n) for n in (1, 2, 4, 8)), ("blockdiag", 2)]
     for spec, share in saved.items():
         assert share == pytest.approx(saved_ms(spec) / MS)
+        if spec.kind == "blockdiag":
+            continue
         others = candidate_structures(32, 128, spec.nblocks)
         assert abs(spec.weight_count / 4096 - 0.5) == min(abs(other.weight_count / 4096 - 0.5) for other in others)
         model = timed[spec].model
@@ -114,14 +117,16 @@ def test_costs_are_shares_of_the_models_time(clock: Clock, trials: Trials, vit: 
     for name in names:
         assert cost(name, None) == pytest.approx(dense)
     shape = Shape("mlp.fc1", 32, 128, FC1)
-    timed = {spec.nblocks: spec for spec in shape.specs}
-    for spec in timed.values():
+    timed = {spec.nblocks: spec for spec in shape.specs if spec.kind == "monarch"}
+    for spec in shape.specs:
         for name in FC1:
             assert cost(name, spec) == pytest.approx(dense - saved_ms(spec) / MS / 2)
     more = LayerSpec("monarch", 32, 128, 2, (timed[2].rank or 0) + 2)
     weights = more.weight_count - timed[2].weight_count
     assert cost(FC1[0], more) - cost(FC1[0], timed[2]) == pytest.approx(dense * weights / 4096)
     assert cost(FC1[0], timed[8]) > dense  # slower than dense
+    two, four = (LayerSpec("blockdiag", 32, 128, nblocks=nblocks) for nblocks in (2, 4))
+    assert cost(FC1[0], two) - cost(FC1[0], four) == pytest.approx(dense / 4)
     assert len(clock.timed) == 2  # two shapes
 
 

@@ -15,7 +15,6 @@ HERE = Path(__file__).parent
 # Small problems of each kernel, every path of it: a sanitized build is slow to make and to run.
 SELECTION = {
     "emulator": ("test_emulator.py", "product or nan"),
-    "monarch_linear": ("test_monarch_linear.py", "the_definition and 31"),
     "monarch_mlp": ("test_monarch_mlp.py", "same_bits"),
     "short_attention": ("test_short_attention.py", "splitting"),
     "performer": ("test_performer.py", "the_small_tile_is_right"),

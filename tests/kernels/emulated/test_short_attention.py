@@ -42,9 +42,11 @@ PLANTED = {
     "values barrier": ("sync_block();          // sync: values barrier", ""),
     "next queries too early": (LOAD + "\n    sync_warp();\n" + PREFETCH, PREFETCH + LOAD),
     "padded keys": ("tokens) score[n][i] = -infinity();", "tokens + 1) score[n][i] = -infinity();"),
+    "sizes of another image": ("static_cast<int64_t>(block_y()) * args.tokens;\n    for", "0;\n    for"),
+    "sizes scaled": ("sizes[key] / args.scale", "sizes[key]"),
     "padded values": ("args.tokens};\n  T* out_rows", "args.tokens + 1};\n  T* out_rows"),
 }
-ONLY_IN_FULL = {"queries wait", "values wait", "padded values"}  # each costs a compilation
+ONLY_IN_FULL = {"queries wait", "values wait", "padded values", "sizes of another image"}  # each costs a compilation
 
 
 @dataclass(frozen=True)
@@ -84,14 +86,16 @@ class Kernel:
         scale: float | None = None,
         multiprocessors: int = 1,
         shared_limit: int = SMALL_SHARED_LIMIT,
+        log_sizes: Tensor | None = None,
     ) -> str | None:
         sizes = (problem.batch, problem.tokens, problem.heads, problem.head_dim)
         return launch(
-            *(self.library.mw_short_attention, mode, seed, DTYPES.index(problem.dtype), tile, qkv, out, *sizes),
+            *(self.library.mw_short_attention, mode, seed, DTYPES.index(problem.dtype), tile),
+            *(qkv, log_sizes, out, *sizes),
             *(problem.scale if scale is None else scale, multiprocessors, shared_limit),
         )
 
-    def __call__(self, qkv: Tensor, problem: Problem, **options: float) -> Tensor:
+    def __call__(self, qkv: Tensor, problem: Problem, **options: float | Tensor) -> Tensor:
         out = guarded((problem.batch, problem.tokens, problem.heads * problem.head_dim), problem.dtype)
         error = self.refusal(qkv, out, problem, **options)  # type: ignore[arg-type]
         assert error is None, error
@@ -104,12 +108,13 @@ def kernel(emulated: Build) -> Kernel:
     return Kernel(emulated("short_attention"))
 
 
-def truth(qkv: Tensor, problem: Problem, scale: float | None = None) -> Tensor:
+def truth(qkv: Tensor, problem: Problem, scale: float | None = None, log_sizes: Tensor | None = None) -> Tensor:
     """torch's own attention in float64: (B, N, H*D)."""
     parts = qkv.double().view(problem.batch, problem.tokens, 3, problem.heads, problem.head_dim)
     q, k, v = parts.permute(2, 0, 3, 1, 4)
     scale = problem.scale if scale is None else scale
-    return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(2)
+    mask = None if log_sizes is None else log_sizes.double()[:, None, None]
+    return F.scaled_dot_product_attention(q, k, v, mask, scale=scale).transpose(1, 2).flatten(2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp16"])
@@ -134,6 +139,52 @@ def test_every_tile_gives_the_same(kernel: Kernel, tokens: int, tile: int) -> No
     out = kernel(qkv, problem, tile=tile, mode=tile)
     assert relative_error(out, truth(qkv, problem)) <= TOLERANCE[problem.dtype]
     assert torch.equal(out, kernel(qkv, problem))
+
+
+def sizes_of(problem: Problem, seed: int = 0) -> Tensor:
+    """The logarithms of random sizes from 1 to 9, between guards."""
+    log_sizes = guarded((problem.batch, problem.tokens), torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    return log_sizes.copy_(torch.randint(1, 10, log_sizes.shape, generator=generator).float().log())
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("tokens", "head_dim"), [(17, 32), (155, 64), (1, 64), (64, 32), (121, 64), (256, 64)])
+@pytest.mark.slow_beyond(4)
+def test_sizes_count_a_key_several_times(kernel: Kernel, tokens: int, head_dim: int, tile: int) -> None:
+    problem = Problem(2, tokens, 2, head_dim)
+    qkv, log_sizes = problem.qkv(), sizes_of(problem)
+    expected = truth(qkv, problem, log_sizes=log_sizes)
+    outs = [kernel(qkv, problem, tile=tile, mode=mode, log_sizes=log_sizes) for mode in MODES]
+    assert relative_error(outs[0], expected) <= TOLERANCE[problem.dtype]
+    assert all(torch.equal(out, outs[0]) for out in outs), "the result depends on the schedule"
+    split = kernel(qkv, problem, tile=tile, log_sizes=log_sizes, multiprocessors=132)
+    assert torch.equal(split, outs[0])
+    reference = attention_reference(qkv, 2, problem.scale, log_sizes)
+    assert relative_error(reference, expected) <= 2 * TOLERANCE[problem.dtype]
+
+
+def test_sizes_of_one_change_nothing(kernel: Kernel) -> None:
+    problem = Problem(2, 33, 2, 32)
+    qkv = problem.qkv()
+    assert torch.equal(kernel(qkv, problem, log_sizes=torch.zeros(2, 33)), kernel(qkv, problem))
+
+
+@pytest.mark.parametrize("value", [0.0, math.inf, math.nan])
+def test_a_size_that_is_no_number_of_patches_is_as_in_torch_and_stays_in_its_image(
+    kernel: Kernel, value: float
+) -> None:
+    """A size of zero drops its key; one of infinity, or NaN, makes its image NaN."""
+    problem = Problem(3, 33, 2, 32)
+    qkv, log_sizes = problem.qkv(), sizes_of(problem)
+    clean = kernel(qkv, problem, log_sizes=log_sizes)
+    log_sizes[1, 7] = math.log(value) if value else -math.inf
+    out, expected = kernel(qkv, problem, log_sizes=log_sizes), truth(qkv, problem, log_sizes=log_sizes)
+    assert torch.equal(out.isnan(), expected.isnan())
+    assert bool(out[1].isnan().all()) == (value != 0)
+    assert torch.equal(out[::2], clean[::2])
+    if not value:
+        assert relative_error(out, expected) <= TOLERANCE[problem.dtype]
 
 
 @pytest.mark.parametrize("multiprocessors", [5, 1, 132])
@@ -217,12 +268,13 @@ def test_refusals_come_before_the_launch(kernel: Kernel) -> None:
 
 
 def right_in_every_mode(kernel: Kernel) -> bool:
-    for tokens, mode in product((17, 64), MODES):
-        problem = Problem(1, tokens, 1, 32)
-        qkv, out = problem.qkv(), guarded((1, tokens, 32), problem.dtype)
-        if kernel.refusal(qkv, out, problem, mode=mode) or not guards_untouched(out):
+    for tokens, mode, sized in product((17, 64), MODES, (False, True)):
+        problem = Problem(1 + sized, tokens, 1, 32)
+        qkv, out = problem.qkv(), guarded((problem.batch, tokens, 32), problem.dtype)
+        log_sizes = sizes_of(problem) if sized else None
+        if kernel.refusal(qkv, out, problem, mode=mode, log_sizes=log_sizes) or not guards_untouched(out):
             return False
-        if relative_error(out, truth(qkv, problem)) > TOLERANCE[problem.dtype]:
+        if relative_error(out, truth(qkv, problem, log_sizes=log_sizes)) > TOLERANCE[problem.dtype]:
             return False
     return True
 

@@ -4,6 +4,7 @@
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,7 +14,9 @@ import torch
 from milkweed.kernels.blocked import BlockedMonarch
 from milkweed.kernels.chain_ir import Add, ChainOp, Gelu, LayerNorm, Monarch, Problem, kinds
 from milkweed.kernels.impls.all import all_impls
-from milkweed.kernels.triton.launch import linear_launches, mlp_launches
+from milkweed.kernels.impls.triton import AROUND_INNER
+from milkweed.kernels.triton.inner import InnerLaunch
+from milkweed.kernels.triton.launch import Launch, linear_launches, mlp_launches
 from milkweed.kernels.triton.layout import sort_layer, sort_mlp
 from milkweed.kernels.triton.tiles import VARIANTS, device_properties
 from milkweed.kernels.tuning.chain import Chain
@@ -36,7 +39,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("milkweed.kernels.impls.native.native_status", lambda device: loaded)
-    monkeypatch.setattr("milkweed.kernels.triton.linear.missing_for_triton", lambda: None)
+    for name in ("triton.linear.missing_for_triton", "impls.triton.missing_for_gluon"):
+        monkeypatch.setattr(f"milkweed.kernels.{name}", lambda: None)
 
 
 class TritonKernels:
@@ -47,13 +51,15 @@ class TritonKernels:
         self.layers = {fc1: without_memory(one), fc2: without_memory(two)}
         self.mlp = tuple(map(without_memory, sort_mlp(one, two, fc1.out_features)))
 
-    def __call__(self, segment: tuple[ChainOp, ...], tile: int, rows: int) -> set[str]:
+    def __call__(self, segment: tuple[ChainOp, ...], family: str, tile: int, rows: int) -> set[str]:
         own = [operator for operator in segment if isinstance(operator, Monarch)]
         x, y = (torch.empty(rows, width, dtype=torch.bfloat16, device="meta") for width in widths(own))
         residual = y if kinds(segment)[-1] == "add" else None
-        more = (y, VARIANTS[tile], device_properties.__wrapped__(CUDA))
+        inner = tile if family == "gluon_mlp" else None
+        more = (y, VARIANTS[tile if inner is None else AROUND_INNER], device_properties.__wrapped__(CUDA))
+        launches: Iterable[Launch | InnerLaunch]
         if len(own) == 2:
-            launches = mlp_launches(x, *self.mlp, residual, *more)
+            launches = mlp_launches(x, *self.mlp, residual, *more, inner)
         else:
             launches = linear_launches(x, self.layers[own[0]], residual, int("gelu" in kinds(segment)), *more)
         return {f"{launch.kernel} {launch.constants} {launch.options}" for launch in launches}
@@ -81,8 +87,8 @@ def test_work_of_the_tuner_for_an_mlp_of_vit_b(hopper: None) -> None:
                 if impl.refuses(segment, problem) is None and not fuses_next(impl, chain, span, problem):
                     family, _, tile = impl.name.partition(":")
                     timed[family] += 1
-                    if family.startswith("triton"):
-                        compiled |= kernels_of(segment, int(tile), problem.rows)
+                    if family.startswith(("triton", "gluon")):
+                        compiled |= kernels_of(segment, family, int(tile), problem.rows)
     print(f"\n{len(compiled)} Triton kernels compiled, {timed.total()} candidates timed: {dict(timed)}")
-    assert len(compiled) == 30
-    assert timed == {"native_linear": 32, "triton": 40, "triton_mlp": 20, "dense": 8, "torch": 36}
+    assert len(compiled) == 20
+    assert timed == {"triton": 24, "triton_mlp": 12, "gluon_mlp": 8, "dense": 8, "torch": 36}

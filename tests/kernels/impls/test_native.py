@@ -30,13 +30,6 @@ monarch = partial(layers.monarch, nblocks=4)
 
 MLP = layers.mlp()
 SEGMENTS: dict[str, list[list[ChainOp]]] = {
-    "native_linear": [
-        [monarch(64, 128)],
-        [monarch(64, 128, bias=False), Gelu()],
-        [monarch(128, 64), Add()],
-        [monarch(64, 64), Gelu(), Add()],
-        [layers.monarch(64, 128)],
-    ],
     "native_mlp": [MLP, MLP[:4], MLP[1:], MLP[1:4]],
     "native_attention": [[SelfAttention(2, 32, 0.2)]],
 }
@@ -70,15 +63,10 @@ def test_tile_variants_share_their_weights() -> None:
 @pytest.mark.parametrize(
     ("name", "segment", "dtype", "reason"),
     [
-        ("native_linear:0", MLP[1:2], torch.float32, "bfloat16 or float16 is needed"),
-        ("native_linear:0", [monarch(60, 64)], torch.bfloat16, "a multiple of 8 is needed"),
         ("native_mlp:2", MLP, torch.float32, "not bfloat16 or float16"),
         ("native_mlp:2", [monarch(1024, 2048), Gelu(), monarch(2048, 1024)], torch.bfloat16, "width 1024"),
         ("native_mlp:2", [monarch(64, 128), Gelu(), monarch(128, 32)], torch.bfloat16, "64 features go in and 32 come"),
         ("native_attention:0", [SelfAttention(2, 48, 0.2)], torch.bfloat16, "head dim 48"),
-        ("native_linear:0", MLP, torch.bfloat16, OTHER_KIND),
-        ("native_linear:0", [Dense(normal(64, 64, seed=1), None)], torch.bfloat16, OTHER_KIND),
-        ("native_linear:0", [MLP[1], Add(), Gelu()], torch.bfloat16, OTHER_KIND),
         ("native_mlp:2", MLP[:3], torch.bfloat16, OTHER_KIND),
         ("native_attention:0", [SelfAttention(2, 32, 0.2), MLP[3]], torch.bfloat16, OTHER_KIND),
     ],
@@ -114,7 +102,19 @@ def test_the_tuner_takes_them_where_they_are_fastest() -> None:
     assert tuned.discarded == 0
 
 
-def test_an_untuned_plan_takes_one_launch_for_an_mlp_and_two_for_a_wide_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tuner_takes_attention_that_knows_sizes() -> None:
+    chain, problem = Chain([SelfAttention(2, 32, 0.2, sized=True)]), Problem(CPU, torch.bfloat16, 2, 19)
+    impls = [*IMPLS.values(), *(e for e in all_impls() if not e.name.startswith("native_"))]
+    tuned = tune_chain(chain, problem, impls, measure=lambda call: 1.0 if "native" in str(call) else 2.0)
+    assert "native_attention" in str(tuned.plan)
+    assert tuned.discarded == 0
+    for impl in ("native_attention:0", "torch"):
+        runner = next(e for e in impls if e.name == impl).build(chain.operators, problem)
+        with pytest.raises(ValueError, match="knows sizes, but none was given"):
+            runner(torch.zeros(2, 19, 192, dtype=torch.bfloat16))
+
+
+def test_an_untuned_plan_takes_one_launch_for_an_mlp_and_triton_for_a_wide_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PREFERRED, "cpu", PREFERRED["cuda"])
     others = [impl for impl in all_impls() if not impl.name.startswith(("native_", "triton"))]
     impls = [*others, *triton_impls(on_cpu=True), *IMPLS.values()]
@@ -122,11 +122,9 @@ def test_an_untuned_plan_takes_one_launch_for_an_mlp_and_two_for_a_wide_one(monk
     assert str(untuned_plan(Chain(MLP), problem, impls)) == "0b0000 native_mlp:2"
     norm = LayerNorm(normal(768, seed=1), normal(768, seed=2), 1e-6)
     wide = Chain([norm, monarch(768, 1024), Gelu(), monarch(1024, 768), Add()])
-    assert str(untuned_plan(wide, problem, impls)) == "0b0101 torch | native_linear:0 | native_linear:0"
-    without = [impl for impl in impls if not impl.name.startswith("native_")]
-    assert str(untuned_plan(wide, problem, without)) == "0b0001 torch | triton_mlp:0"
+    assert str(untuned_plan(wide, problem, impls)) == "0b0001 torch | triton_mlp:0"
     attention = Chain([MLP[0], Dense(normal(192, 64, seed=8), None), SelfAttention(2, 32, 0.2), monarch(64, 64), Add()])
-    plan = "0b0111 torch | dense | native_attention:0 | native_linear:0"
+    plan = "0b0111 torch | dense | native_attention:0 | triton:0"
     assert str(untuned_plan(attention, problem, impls)) == plan
 
 

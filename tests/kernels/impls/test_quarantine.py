@@ -38,10 +38,10 @@ def refused(impls: list[Impl], segment: list[ChainOp]) -> set[str]:
 def test_one_tile_refuses_and_its_neighbours_run(monkeypatch: pytest.MonkeyPatch) -> None:
     everything = impls_under("", monkeypatch)
     assert refused(everything, MLP) == set()
-    impls = impls_under(" native_mlp:3, ,native_linear:0", monkeypatch)
+    impls = impls_under(" native_mlp:3, ,triton:0", monkeypatch)
     assert [impl.name for impl in impls] == [impl.name for impl in everything]
     assert refused(impls, MLP) == {"native_mlp:3"}
-    assert refused(impls, MLP[1:2]) == {"native_linear:0"}
+    assert refused(impls, MLP[1:2]) == {"triton:0"}
     by_name = {impl.name: impl for impl in impls}
     assert by_name["native_mlp:2"].refuses(MLP, PROBLEM) is None
     # What it was not made for, it is still not made for: reports leave that out.

@@ -32,7 +32,6 @@ const char* launch(dim3, int threads, size_t shared_bytes, Stream, const Args&) 
 }  // namespace mw
 
 #include "conv/conv_branch.cuh"
-#include "linear/monarch_linear.cuh"
 #include "mlp/monarch_mlp.cuh"
 #include "norm/add_layernorm.cuh"
 #include "performer/performer.cuh"
@@ -55,21 +54,6 @@ void ask(const char* header, Tiles tiles, const Args& args, Launch launch) {
     std::fprintf(stderr, "%s, tile %d: %s\n", header, tile, refusal);
     std::exit(1);
   }
-}
-
-void linear(Tiles tiles, int nblocks, int p, int c, int s) {
-  mw::MonarchLinearArgs args{};
-  args.x = args.w1 = args.w2 = args.residual = memory;
-  args.bias = reinterpret_cast<const float*>(memory);
-  args.y = memory;
-  args.rows = 8 * 197;
-  args.nblocks = nblocks;
-  args.p = p;
-  args.c = c;
-  args.s = s;
-  args.multiprocessors = kMultiprocessors;
-  args.shared_limit = kNoLimit;
-  ask("linear/monarch_linear.cuh", tiles, args, mw::monarch_linear_launch);
 }
 
 void mlp(Tiles tiles, int nblocks, int width, int block_width) {
@@ -145,7 +129,6 @@ void add_norm(int width) {
 
 // The tiles are those that serve these shapes on an H200.
 int main() {
-  linear({1, 3}, 4, 192, 48, 768);  // ViT-B fc1
   mlp({2}, 4, 256, 64);             // ViTAE-T, T2T-7
   mlp({2}, 4, 384, 96);             // ViT-S, ViTAE-S, T2T-14
   attention({0, 1}, 197, 64);

@@ -19,7 +19,6 @@ from .launches import chosen_launches
 FULL = os.environ.get("MILKWEED_COMPILE") == "full"
 
 HEADERS = (
-    "linear/monarch_linear.cuh",
     "mlp/monarch_mlp.cuh",
     "attention/short_attention.cuh",
     "performer/performer.cuh",

@@ -98,9 +98,12 @@ class Compiled:
         number = {torch.bfloat16: "bf16", torch.float16: "fp16"}[launch.x.dtype]
         signature = dict.fromkeys(("x", "w", "residual", "y"), f"*{number}")
         signature |= {"bias": f"*{number}" if launch.bias is None else "*fp32", "rows": "i32"}
+        names = [name for name in ("w_tiles", "w_rest") if name in kernel.arg_names]
+        signature |= dict.fromkeys(names, f"*{number}")
         if launch.tile.tma:
             signature["x"] = f"tensordesc<{number}[{launch.tile.BM},{launch.tile.BK}]>"
-            signature["w"] = f"tensordesc<{number}[{launch.tile.BN},{launch.tile.BK}]>"
+            for name, columns in zip(names, launch.tile_columns, strict=True):
+                signature[name] = f"tensordesc<{number}[{columns},{launch.tile.BK}]>"
         aligned = [i for i, name in enumerate(kernel.arg_names) if signature.get(name, "").startswith("*")]
         source = ASTSource(
             fn=kernel,

@@ -15,10 +15,11 @@ from torch.nn import functional as F
 from milkweed.kernels.blocked import Activation, BlockedMonarch, blocked_reference
 from milkweed.kernels.chain_ir import Add, Dense, Gelu, Monarch, Problem, evaluate
 from milkweed.kernels.impls.base import OTHER_KIND
-from milkweed.kernels.impls.triton import TritonLinear, TritonMlp, triton_impls
+from milkweed.kernels.impls.triton import GluonMlp, TritonLinear, TritonMlp, triton_impls
 from milkweed.kernels.reference import monarch_reference
 from milkweed.kernels.shapes import MonarchShape
 from milkweed.kernels.triton import linear as triton_module
+from milkweed.kernels.triton.inner import ROWS
 from milkweed.kernels.triton.layout import check_layer, sort_layer, sort_mlp, sorted_mlp_reference
 from milkweed.kernels.triton.linear import triton_linear, triton_mlp, triton_refusal
 from milkweed.kernels.triton.tiles import VARIANTS
@@ -134,7 +135,7 @@ def test_operators_keep_their_contract(layer: BlockedMonarch, mlp: tuple[Blocked
     args = (x, layer.w1, layer.w2, layer.bias, residual, layer.p, 40, 1, 0)
     torch.library.opcheck(torch.ops.milkweed.triton_monarch_linear.default, args)
     fc1, fc2 = mlp
-    args = (half(5, 24), fc1.w1, fc1.w2, fc1.bias, fc2.w1, fc2.w2, fc2.bias, None, fc1.p, 24, 0)
+    args = (half(5, 24), fc1.w1, fc1.w2, fc1.bias, fc2.w1, fc2.w2, fc2.bias, None, fc1.p, 24, 0, None)
     torch.library.opcheck(torch.ops.milkweed.triton_monarch_mlp.default, args)
 
 
@@ -183,6 +184,7 @@ def test_what_triton_needs_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_pa
         return triton_refusal(MonarchShape(4, 8, 8, 4, 8, 8), torch.bfloat16, torch.device("cuda"))
 
     monkeypatch.setattr(triton_module, "find_spec", lambda name: object())
+    monkeypatch.setattr(triton_module, "version", lambda name: "3.6.0")
     monkeypatch.setenv("CC", "/usr/bin/cc")
     (tmp_path / "Python.h").touch()
     schemes = {"posix_prefix": {"include": str(tmp_path)}, "posix_local": {"include": str(tmp_path / "local")}}
@@ -195,6 +197,9 @@ def test_what_triton_needs_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.delenv("CC")
     monkeypatch.setattr(triton_module.shutil, "which", lambda name: None)
     assert refusal() == "no C compiler: triton needs gcc, clang or $CC"
+    for found, words in (("3.5.1", "triton 3.5.1: 3.6 or later is needed"), ("4.0.0+cu13", "no C compiler")):
+        monkeypatch.setattr(triton_module, "version", lambda name, found=found: found)
+        assert str(refusal()).startswith(words)
     monkeypatch.setattr(triton_module, "find_spec", lambda name: None)
     assert refusal() == "the package triton is not installed"
 
@@ -211,7 +216,7 @@ def test_triton_is_not_imported_before_it_launches() -> None:
         "print(len(triton_impls()), float(triton_linear(torch.ones(1, 16).half(), layer)[0, 0]))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.split() == [str(2 * len(VARIANTS)), "64.0"], done.stderr
+    assert done.stdout.split() == [str(2 * len(VARIANTS) + len(ROWS)), "64.0"], done.stderr
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -238,10 +243,11 @@ def test_impls_say_what_they_are_not_for() -> None:
     layer = monarch(4, 8, 6, 4, 6)
     dense = Dense(torch.zeros(24, 24), None)
     impls = triton_impls()
-    assert len({impl.name for impl in impls}) == len(impls) == 2 * len(VARIANTS)
+    assert len({impl.name for impl in impls}) == len(impls) == 2 * len(VARIANTS) + len(ROWS)
     for impl in impls:
         assert impl.refuses([dense], problem) == OTHER_KIND
         assert impl.refuses([Gelu()], problem) == OTHER_KIND
         segment = [layer] if isinstance(impl, TritonLinear) else [layer, Gelu(), layer]
-        assert "device is cpu" in str(impl.refuses(segment, problem))
+        words = "are not multiples of 64" if isinstance(impl, GluonMlp) else "device is cpu"
+        assert words in str(impl.refuses(segment, problem))
         assert impl.refuses([layer, layer], problem) == OTHER_KIND

@@ -9,7 +9,7 @@ A process of its own, because triton reads TRITON_INTERPRET when a kernel is def
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from milkweed.kernels.blocked import Activation, BlockedMonarch, activated
 from milkweed.kernels.reference import monarch_reference
+from milkweed.kernels.triton.inner import ROWS
 from milkweed.kernels.triton.launch import linear_launches, mlp_launches
 from milkweed.kernels.triton.layout import sort_layer, sort_mlp
 from milkweed.kernels.triton.linear import triton_linear, triton_mlp
@@ -24,6 +25,7 @@ from milkweed.kernels.triton.tiles import SMALL, SQUARE, VARIANTS, WIDE, DeviceP
 
 HOPPER = DeviceProperties((9, 0), 232448)
 WIDE_TILE, SQUARE_TILE, SMALL_TILE = map(VARIANTS.index, (WIDE, SQUARE, SMALL))
+SQUARE_TMA = VARIANTS.index(replace(SQUARE, tma=True))
 TMA = next(i for i, variant in enumerate(VARIANTS) if variant.tma)
 
 
@@ -58,6 +60,7 @@ class Case:
     act: Activation = Activation.NONE
     plain: bool = False  # no bias, no residual
     tile: int = 0
+    inner: int | None = None  # tile of an MLP's inner half, on Hopper
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
 
 
@@ -108,6 +111,21 @@ MODELS = [
 ]
 """Too large to interpret."""
 
+INNER = [
+    Case(
+        f"ViT-B, {rows} rows, inner tile {tile}",
+        rows,
+        (Layer(4, 192, 192, 4, 768), Layer(4, 192, 768, 4, 192)),
+        plain=plain,
+        tile=SQUARE_TMA,
+        inner=tile,
+        dtypes=("bfloat16",),
+    )
+    for rows, plain in ((1, False), (197, True), (1577, False))
+    for tile in range(len(ROWS))
+]
+"""Those of the kernel in Gluon, whose interpreter is another."""
+
 
 class Truth:
     """A case's tensors and its value in float64, from the tensors as they were rounded."""
@@ -152,7 +170,7 @@ def run(truth: Truth, layers: list[BlockedMonarch]) -> Tensor:
     if x.is_cuda:
         if len(layers) == 1:
             return triton_linear(x, layers[0], residual, case.act, case.tile)
-        return triton_mlp(x, layers[0], layers[1], residual, case.tile)
+        return triton_mlp(x, layers[0], layers[1], residual, case.tile, case.inner)
     y, variant = x.new_empty(len(x), layers[-1].out_features), VARIANTS[case.tile]
     if len(layers) == 1:
         launches = linear_launches(x, layers[0], residual, case.act, y, variant, HOPPER)
@@ -182,7 +200,8 @@ def judge(case: Case, dtype: torch.dtype, device: str) -> dict[str, object]:
 
 
 def cases(device: str) -> Iterator[tuple[Case, torch.dtype]]:
-    for case in [*LINEARS, *MLPS, *(MODELS if device == "cuda" else [])]:
+    hopper = device == "cuda" and torch.cuda.get_device_capability() == (9, 0)
+    for case in [*LINEARS, *MLPS, *(MODELS if device == "cuda" else []), *(INNER if hopper else [])]:
         for dtype in case.dtypes:
             if device == "cuda" or dtype != "bfloat16":
                 yield case, getattr(torch, dtype)

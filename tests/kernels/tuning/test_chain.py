@@ -174,6 +174,7 @@ def test_inputs_that_do_not_fit_are_named() -> None:
         ([Gelu(), Add()], "no operator of the chain has a width"),
         ([norm(12), monarch(13, 21)], "takes 13 features and is given 12"),
         ([monarch(13, 21), Gelu(), SelfAttention(2, 4, 1.0)], r"attention\(2x4,1\) takes 24 features and is given 21"),
+        ([SelfAttention(2, 4, 1.0, sized=True), Add()], "cannot both add a residual and know sizes"),
         ([Add(), monarch(13, 21), Add()], r"one residual cannot be added at widths \[13, 21\]"),
     ],
 )

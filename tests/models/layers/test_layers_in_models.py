@@ -119,18 +119,19 @@ def test_a_block_sparse_layer_is_served_and_made_dense(tiny_vit: dict[str, Any],
         torch.testing.assert_close(model(images()), want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["lowrank", "blockdiag"])
+@pytest.mark.parametrize("kind", ["lowrank", "blockdiag", "pixelfly"])
 def test_the_fused_form_computes_the_same_or_reports_a_fallback(tiny_vit: dict[str, Any], kind: str) -> None:
     model = tiny(tiny_vit, kind, ("mlp", "qkv"))
     want = model(images())
     served, report = fused(model, batch_sizes=(2,), kernels=DeviceKernels("none", "no kernels here"))
     torch.testing.assert_close(served(images()), want, rtol=1e-4, atol=1e-5)
     reasons = [fallback.reason for fallback in report.fallbacks if fallback.kind == "block"]
-    if kind == "lowrank":
-        assert not reasons
-        assert any("monarch(32>128,1x5x32,1x128x5" in part.shapes for part in report.parts)
+    if kind == "pixelfly":
+        assert reasons[0] == "Block: a linear layer is a PixelflyLinear"
     else:
-        assert reasons[0] == "Block: a linear layer is a BlockdiagLinear"
+        layer = {"lowrank": "monarch(32>128,1x5x32,1x128x5", "blockdiag": "blockdiag(32>128,4"}[kind]
+        assert not reasons
+        assert any(layer in part.shapes for part in report.parts)
 
 
 @both

@@ -64,10 +64,11 @@ MODELS = {
     "positions of patches alone": lambda: vit(no_embed_class=True),
     "registers": lambda: vit(TokenPlan(MERGING, class_last=True), reg_tokens=3),
     "merging": lambda: vit(TokenPlan(MERGING, class_last=True)),
-    "Monarch": lambda: monarch(vit()),
+    "Monarch": lambda: structured(vit(), "monarch"),
+    "block-diagonal": lambda: structured(vit(), "blockdiag", shuffle=True),
     "ViTAE": lambda: vitae(),
     "ViTAE in few groups": lambda: vitae(groups=(1, 1, 4)),
-    "ViTAE, Monarch": lambda: monarch(vitae()),
+    "ViTAE, Monarch": lambda: structured(vitae(), "monarch"),
     "ViTAE with class token": lambda: vitae(**PATCHES),
 }
 
@@ -86,9 +87,9 @@ def vitae(**arguments: Any) -> nn.Module:
     return model
 
 
-def monarch(model: nn.Module) -> nn.Module:
+def structured(model: nn.Module, kind: str, **options: Any) -> nn.Module:
     names = {
-        name: LayerSpec("monarch", layer.in_features, layer.out_features, nblocks=4)
+        name: LayerSpec(kind, layer.in_features, layer.out_features, nblocks=4, **options)
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear) and name != "head"
     }

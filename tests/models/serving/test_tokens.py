@@ -8,16 +8,13 @@ from torch import nn
 
 from milkweed.inference.forward import LanePlan
 from milkweed.inference.torch_forward import TorchForward
-from milkweed.models.architectures.token_blocks import TokenBlock, apply_token_plan
-from milkweed.models.architectures.vitae.merging import MergingCell
+from milkweed.models.architectures.token_blocks import apply_token_plan
 from milkweed.models.bundle.golden import check_golden, golden_images, golden_record
 from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
-from milkweed.models.serving.fused.block import FusedBlock
-from milkweed.models.serving.fused.report import Fallback
 from milkweed.models.serving.prepare import prepare_for_inference
 from milkweed.models.serving.torchscript import torchscript_forward
 
-from ..small_models import NATIVE, build, fused, images, relative
+from ..small_models import build, images, relative
 
 PLAN = TokenPlan(TokenMerging(0, 1, 0.3, 0.1), True)
 
@@ -88,24 +85,3 @@ def test_golden_answers_hold_in_every_dtype() -> None:
             images = torch.from_numpy(golden_images(32)).to(dtype)
             answers = prepare_for_inference(model(), dtype=dtype)(images).float().softmax(-1)
         check_golden(record, answers, str(dtype).removeprefix("torch."))
-
-
-@pytest.mark.parametrize(
-    ("family", "plan", "whole", "merging"),
-    [
-        ("vit", TokenPlan(class_last=True), "blocks.0", "blocks.1"),
-        ("vitae", TokenPlan(TokenMerging(1, 1, 0.3)), "layers.1.NC.0", "layers.1.NC.1"),
-    ],
-)
-def test_blocks_that_compute_all_tokens_are_fused_and_the_others_named(
-    family: str, plan: TokenPlan, whole: str, merging: str
-) -> None:
-    other, report = fused(model(plan=plan, family=family), kernels=NATIVE)
-    assert isinstance(other.get_submodule(whole), FusedBlock)
-    block = other.get_submodule(merging)
-    assert isinstance(block, TokenBlock | MergingCell)
-    assert [part.count for part in report.parts if part.kind == "attention"] == [1]
-    why = "it merges tokens, knows their sizes or computes some of them alone, which no chain does"
-    assert report.fallbacks == (Fallback("block", f"{type(block).__name__}: {why}"),)
-    with torch.inference_mode():
-        assert relative(other(images(2)), model(plan=plan, family=family)(images(2))) < 1e-5

@@ -52,7 +52,7 @@ def test_recipe_refuses(wrong: dict[str, float], message: str) -> None:
         TrainingRecipe(**{**vars(RECIPE), **wrong})
 
 
-def test_vectors_do_not_decay_and_factors_have_the_rates_of_btt() -> None:
+def test_vectors_do_not_decay_and_factors_have_rates_of_their_own() -> None:
     model = nn.Sequential(
         nn.Linear(8, 8),
         MonarchLinear(64, 128, nblocks=4),  # blkdiag1 (4, 16, 16), blkdiag2 (4, 32, 16)
@@ -77,10 +77,10 @@ def test_vectors_do_not_decay_and_factors_have_the_rates_of_btt() -> None:
     assert plain["0.bias"] == plain["5.weight"] == (0.0, 1.0)
     assert plain["1.blkdiag1"] == (0.3, 1.0)
     rates = {name: rate for name, (_, rate) in groups(structured_lr=True).items() if rate != 1}
-    # in_features / (fan-in x factors): for a square layer of sqrt(d) blocks, sqrt(d)/2 as in the paper
-    assert rates == {"1.blkdiag1": 64 / 16 / 2, "1.blkdiag2": 64 / 16 / 2, "2.lr_weight1": 0.5, "2.lr_weight2": 8.0} | {
-        "3.weight": 8.0
-    }
+    # in_features / (fan-in x factors x gain), of factors that share a dense layer's gain of 0.02 sqrt(64) = 0.4 ** 2
+    gain = 0.4
+    two = {"1.blkdiag1": 64 / 16 / 2, "1.blkdiag2": 64 / 16 / 2, "2.lr_weight1": 0.5, "2.lr_weight2": 8.0}
+    assert rates == pytest.approx({name: rate / gain for name, rate in two.items()} | {"3.weight": 8.0})
 
 
 def test_mixup_is_a_blend_and_its_loss_that_of_soft_targets() -> None:

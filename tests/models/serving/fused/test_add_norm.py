@@ -8,6 +8,7 @@ from milkweed.kernels.impls.base import Impl
 from milkweed.kernels.impls.dense import DenseImpl
 from milkweed.kernels.impls.native import native_impls
 from milkweed.kernels.impls.torch_ops import EagerImpl
+from milkweed.kernels.impls.triton import triton_impls
 from milkweed.kernels.native.torch_ops import add_layernorm
 from milkweed.models.serving.fused import add_norm
 from milkweed.models.serving.fused.report import FusionReport, PartReport
@@ -40,8 +41,8 @@ def joined(name: str, roles: str, tuning: Tuning, **more: object) -> tuple[nn.Mo
 
 
 def impls(*names: str) -> list[Impl]:
-    native = [impl for impl in native_impls(on_cpu=True) if impl.name in names]
-    return [*native, DenseImpl(), EagerImpl()]
+    kernels = [impl for impl in (*native_impls(on_cpu=True), *triton_impls(on_cpu=True)) if impl.name in names]
+    return [*kernels, DenseImpl(), EagerImpl()]
 
 
 def row(report: FusionReport) -> PartReport:
@@ -93,11 +94,11 @@ def test_where_pytorch_is_faster_the_halves_stay_as_they_are(calls: list[torch.S
     assert calls == []
 
 
-@pytest.mark.parametrize(("roles", "taken"), [("all", "native_linear:0"), ("mlp", "native_mlp:0")])
+@pytest.mark.parametrize(("roles", "taken"), [("all", "triton:0"), ("mlp", "native_mlp:0")])
 def test_a_kernel_that_adds_or_normalises_along_the_way_keeps_doing_so(
     roles: str, taken: str, calls: list[torch.Size]
 ) -> None:
-    copied, report = joined("vit", roles, Tuning(impls=impls(taken), measure=Preferring("native")))
+    copied, report = joined("vit", roles, Tuning(impls=impls(taken), measure=Preferring(taken)))
     assert any(taken in plan.engines for part in report.parts for plan in part.plans)
     assert "add_layernorm" not in {part.kind for part in report.parts}
     with torch.inference_mode():

@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.kernels.chain_ir import evaluate, kinds
+from milkweed.kernels.chain_ir import Problem, evaluate, kinds
+from milkweed.kernels.impls.all import all_impls
+from milkweed.kernels.tuning.default_plan import untuned_chain
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.architectures.vitae.normal import NormalCell
+from milkweed.models.layers.blockdiag import BlockdiagLinear
 from milkweed.models.layers.monarch import MonarchLinear
 from milkweed.models.serving.fused.chains import BlockChains, NotFusable, take_apart
 
@@ -65,6 +68,24 @@ def test_monarch_layers_and_a_layer_scale_behind_them_are_kept(nblocks: int) -> 
     torch.testing.assert_close(value(chains, x), block(x), rtol=1e-12, atol=1e-12)
     assert kinds(chains.attention.operators) == ("norm", "monarch", "attention", "monarch", "add")
     assert kinds(chains.mlp.operators) == ("norm", "monarch", "gelu", "monarch", "add")
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@torch.no_grad()
+def test_block_diagonal_layers_are_kept_where_their_blocks_divide_the_widths(shuffle: bool) -> None:
+    block = vit_block(init_values=0.5)
+    block.mlp.fc1 = BlockdiagLinear(24, 96, nblocks=4, shuffle=shuffle).double()
+    block.mlp.fc2 = BlockdiagLinear(96, 24, nblocks=2, shuffle=shuffle).double()
+    x = torch.randn(2, 5, 24, dtype=torch.float64)
+    chains = chains_of(block)
+    torch.testing.assert_close(value(chains, x), block(x), rtol=1e-12, atol=1e-12)
+    assert kinds(chains.mlp.operators) == ("norm", "blockdiag", "gelu", "blockdiag", "add")
+    problem = Problem(torch.device("cpu"), torch.float64, 2, 5)
+    fused = untuned_chain(chains.mlp, problem, all_impls())
+    torch.testing.assert_close(fused(x, x), evaluate(chains.mlp.operators, x, x))
+    block.mlp.fc1 = BlockdiagLinear(24, 96, nblocks=5)
+    with pytest.raises(NotFusable, match="5 blocks do not divide"):
+        take_apart(block)
 
 
 @pytest.mark.parametrize("class_token", [False, True])

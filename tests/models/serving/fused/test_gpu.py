@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models.architectures.registry import create_model
+from milkweed.models.architectures.token_blocks import apply_token_plan
 from milkweed.models.layers.select import layer_specs_for, select_linears
+from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.serving.cuda_graph import CudaGraphForward
 from milkweed.models.serving.fused.report import FusionReport
 from milkweed.models.serving.fused.tuning import Tuning
@@ -79,6 +81,21 @@ def test_bfloat16_logits_are_the_models(family: str, tuning: Tuning) -> None:
             assert got.isfinite().all()
             # Twelve blocks in bfloat16 may be further off than a hundredth, whoever computes them.
             assert relative(got, want) <= max(1e-2, 1.25 * relative(plain(low), want))
+
+
+def test_a_model_of_fewer_tokens_is_the_models_within_bfloat16_and_merges_on_the_device() -> None:
+    model = apply_token_plan(build("ViT, Monarch"), TokenPlan(TokenMerging(3, 2, 0.22, 0.1), True))
+    on_device, report = fused(model, Tuning("auto"))
+    plain = prepare_for_inference(copy.deepcopy(model), dtype=torch.bfloat16).cuda()
+    assert [fallback for fallback in report.fallbacks if fallback.kind != "library"] == []
+    assert {part.tokens for part in report.parts if part.kind == "merge"} == {197, 154, 120, 94}
+    x = images(8)
+    with torch.inference_mode():
+        want, low = model(x), x.cuda().bfloat16()
+        # Rounding decides between nearly equal similarities, otherwise in each of the two.
+        assert relative(on_device(low), want) <= max(2e-2, 2 * relative(plain(low), want))
+        low[3, 0, 5, 5] = float("nan")
+        assert on_device(low).isnan().any(dim=1).tolist() == [image == 3 for image in range(8)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

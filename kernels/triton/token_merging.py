@@ -19,14 +19,16 @@ def matched(keys: Tensor, importance: Tensor | None = None) -> tuple[Tensor, Ten
         importance: (B, M), taken off the similarity of a token of the first set; nothing when None.
 
     Returns:
-        Both int64 (B, ceil(M/2)): the first set, those to be merged first in front; and the place in the second set
-        that each token of the first is most similar to, in the tokens' own order.
+        Both int64 (B, ceil(M/2)): the first set, those to be merged first in front, equally similar ones in their own
+        order; and the place in the second set that each of the first set is most similar to, in the tokens' own order.
     """
     keys = F.normalize(keys.detach().float(), dim=-1)
     similarity, nearest = (keys[:, ::2] @ keys[:, 1::2].transpose(1, 2)).max(dim=-1)
     if importance is not None:
         similarity = similarity - importance.detach().float()[:, ::2]
-    return similarity.topk(similarity.shape[1]).indices, nearest
+    if torch.compiler.is_exporting():  # ONNX has no stable sort, and its TopK keeps the order of equal ones
+        return similarity.topk(similarity.shape[1]).indices, nearest
+    return similarity.sort(dim=1, descending=True, stable=True).indices, nearest
 
 
 def merged(
@@ -64,6 +66,31 @@ def merged(
         share = size[:, prefix + 1 :: 2] / total
     means = into * share.to(x.dtype) + (joins / total).to(x.dtype) @ rows(x, source)
     return torch.cat([x.narrow(1, 0, prefix), rows(x, kept), means], dim=1), torch.cat([stays, total], dim=1)
+
+
+def merge_by_keys(
+    x: Tensor, q: Tensor, k: Tensor, size: Tensor | None, count: int, prefix: int, protect: float
+) -> tuple[Tensor, Tensor]:
+    """Merge tokens (B, N, C) by the mean over heads of their keys: `matched`, then `merged`.
+
+    Args:
+        q, k, protect: as `class_importance` takes them, with protect 0 for none.
+    """
+    importance = class_importance(q, k, size, protect, prefix) if protect else None
+    return merged(x, size, *matched(k.mean(dim=1)[:, prefix:], importance), count, prefix)
+
+
+def class_importance(q: Tensor, k: Tensor, size: Tensor | None, protect: float, prefix: int) -> Tensor:
+    """What the class token's attention takes off the similarity of each patch token: (B, patches) float32.
+
+    Args:
+        q, k: scaled queries and keys (B, heads, N, head_dim).
+        size: (B, N, 1), or None: all 1.
+        protect: this times the number of patch tokens times the mean attention of the heads.
+    """
+    scores = q[:, :, :1].detach() @ k.detach().transpose(-1, -2)
+    attention = (scores if size is None else scores + log_sizes(size, q)).float().softmax(dim=-1)
+    return protect * (k.shape[2] - prefix) * attention.mean(dim=1)[:, 0, prefix:]
 
 
 def places(order: Tensor, nearest: Tensor, count: int, patches: int) -> Tensor:

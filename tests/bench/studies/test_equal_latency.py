@@ -1,0 +1,66 @@
+"""The study of equal latency: which models it compares, how they are trained, and what it says of a figure."""
+
+from argparse import ArgumentTypeError, Namespace
+from pathlib import Path
+
+import pytest
+
+from milkweed.bench.studies.equal_latency import (
+    Variant,
+    interval,
+    job_of,
+    latencies,
+    pairs_of,
+    trained,
+    variants_of,
+)
+from milkweed.models import save_bundle
+from milkweed.models.layers.select import layer_specs_of
+from milkweed.models.progress import SILENT
+
+from ...models.tiny import config_of
+
+OPTIONS = Namespace(device="cpu", epochs=2, depth=1, train=Path("train"), held_out=Path("held_out"))
+DENSE, MONARCH, BY_FACTOR = variants_of([(64, 128)])
+
+
+def test_models_differ_in_what_is_compared_alone(tmp_path: Path) -> None:
+    jobs = [job_of(variant, 0, Namespace(**vars(OPTIONS), work=tmp_path)) for variant in (DENSE, MONARCH, BY_FACTOR)]
+    assert [job.out.name for job in jobs] == ["dense64", "monarch128", "monarch128lr"]
+    assert [job.recipe.structured_lr for job in jobs] == [False, False, True]
+    assert len({str({**job.recipe.to_dict(), "structured_lr": None}) for job in jobs}) == 1
+    assert len(layer_specs_of(MONARCH.model(1))) == 4
+    assert not layer_specs_of(DENSE.model(1))
+
+
+def test_all_are_timed() -> None:
+    ms = latencies([DENSE, MONARCH], 1, seconds=0.0)
+    assert list(ms) == ["dense64", "monarch128"]
+    assert min(ms.values()) > 0
+
+
+def test_what_is_trained_already_is_read(tmp_path: Path) -> None:
+    job = job_of(Variant(64), 3, Namespace(**vars(OPTIONS), work=tmp_path))
+    model = Variant(64).model(1)
+    config = config_of(
+        model,
+        "vit_tiny_patch16_224",
+        Variant(64).arch_args(1),
+        10,
+        metrics={"training": {"held_out": {"top1": 61.0, "images": 10000}}},
+        provenance={"commands": [{"command": "train", "seconds": 5400.0}]},
+    )
+    save_bundle(tmp_path / "dense64-3", model, config)
+    assert trained(job, SILENT) == {"top1": 61.0, "images": 10000, "hours": 1.5, "structured_layers": 0}
+
+
+def test_intervals_and_pairs() -> None:
+    assert interval(80.0, 10000) == pytest.approx((79.216, 80.784))
+    assert pairs_of("192:256,384:576") == [(192, 256), (384, 576)]
+    for text, said in (
+        ("192", "pairs of widths"),
+        ("192:x", "pairs of widths"),
+        ("192:250", "width 250: a multiple of 64"),
+    ):
+        with pytest.raises(ArgumentTypeError, match=said):
+            pairs_of(text)

@@ -1,0 +1,184 @@
+"""Compiles kernels for Hopper and prints what their machine code is, as JSON: a script, not a test.
+
+    python machine_code_cases.py NAME...      the named cases; all of them without names
+
+A process of its own, since the environment of another Triton is one. What was compiled from the same sources by the
+same Triton is compiled once a machine.
+"""
+
+import hashlib
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from milkweed.kernels.blocked import BlockedMonarch
+from milkweed.kernels.impls.triton import AROUND_INNER
+from milkweed.kernels.triton.inner import ROWS, InnerLaunch
+from milkweed.kernels.triton.launch import Launch, mlp_launches
+from milkweed.kernels.triton.layout import sort_layer, sort_mlp
+from milkweed.kernels.triton.linear import SOURCES
+from milkweed.kernels.triton.tiles import VARIANTS, DeviceProperties, tile_refusal
+
+sys.path.insert(0, str(Path(__file__).parent))
+from machine_code import MachineCode  # type: ignore[import-not-found]
+
+HOPPER = DeviceProperties((9, 0), 232448, pdl=True)
+MODELS = {"ViT-B": (768, 3072), "ViT-S": (384, 1536)}
+BATCHES = (8, 128)
+CHECKED = ("machine_code.py", "machine_code_cases.py", "serialised.py")
+Compile = Callable[[], MachineCode]
+
+
+def launches(model: str, batch: int, tile: int, inner: int | None = None) -> list[Launch | InnerLaunch]:
+    """The launches of a model's MLP of 4 blocks, on tensors without memory."""
+    d, h = MODELS[model]
+
+    def layer(p: int, s: int) -> BlockedMonarch:
+        rank = min(p, s)
+        return sort_layer(torch.empty(4, rank, p), torch.empty(4, s, rank), torch.zeros(4 * s), 4 * s, torch.bfloat16)
+
+    def without_memory(layer: BlockedMonarch) -> BlockedMonarch:
+        w1, w2, bias = (tensor.to("meta") for tensor in (layer.w1, layer.w2, layer.bias))
+        return BlockedMonarch(w1, w2, bias, layer.p, layer.out_features)
+
+    fc1, fc2 = map(without_memory, sort_mlp(layer(d // 4, h // 4), layer(h // 4, d // 4), h))
+    x = torch.empty(197 * batch, d, dtype=torch.bfloat16, device="meta")
+    return list(mlp_launches(x, fc1, fc2, x, torch.empty_like(x), VARIANTS[tile], HOPPER, inner))
+
+
+def cases() -> Iterator[tuple[str, int, Compile]]:
+    """Yield name, tensor instructions of a step, and compilation of each case; equal kernels once."""
+    seen = set()
+    for model in MODELS:
+        for batch in BATCHES:
+            for tile, variant in enumerate(VARIANTS):
+                if variant.rows >= 64 and tile_refusal(tile, 197 * batch, HOPPER.capability) is None:
+                    for number, launch in enumerate(launches(model, batch, tile)):
+                        kernel = f"{launch.kernel} {launch.constants} {launch.options}"
+                        if kernel not in seen:
+                            seen.add(kernel)
+                            name = f"{model}, tile {tile}, launch {number} of {batch} images"
+                            blocks = launch.product.blocks if launch.product.interleaved else 1
+                            yield name, launch.tile.BK // 16 * blocks, lambda launch=launch: compile_launch(launch)
+    for tile in range(len(ROWS)):
+        launch = launches("ViT-B", 128, AROUND_INNER, tile)[1]
+        yield f"inner half, {ROWS[tile]} rows", 4, lambda launch=launch: compile_inner(launch)
+        early = f"planted: inner half, {ROWS[tile]} rows, bias loaded early"
+        yield early, 4, lambda launch=launch: compile_inner(launch, bias_loaded_early())
+    yield "planted: serialised", 4, compile_serialised
+
+
+def compile_launch(launch: Launch) -> MachineCode:
+    from triton.compiler import ASTSource
+
+    from milkweed.kernels.triton import kernels
+
+    kernel = getattr(kernels, launch.kernel)
+    names = [name for name in ("w_tiles", "w_rest") if name in kernel.arg_names]
+    signature = dict.fromkeys(("x", "w", *names, "residual", "y"), "*bf16")
+    signature |= {"bias": "*bf16" if launch.bias is None else "*fp32", "rows": "i32"}
+    if launch.tile.tma:
+        signature["x"] = f"tensordesc<bf16[{launch.tile.BM},{launch.tile.BK}]>"
+        for name, columns in zip(names, launch.tile_columns, strict=True):
+            signature[name] = f"tensordesc<bf16[{columns},{launch.tile.BK}]>"
+    return compile_with(ASTSource, kernel, signature, launch.constants, launch.options)
+
+
+def compile_inner(launch: InnerLaunch, module: Any = None) -> MachineCode:
+    from triton.experimental.gluon._runtime import GluonASTSource
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    from milkweed.kernels.triton import inner_mlp
+
+    inner_product = (module or inner_mlp).inner_product
+    tile = f"tensordesc<bf16[64,64],{NVMMASharedLayout(128, 16, 2)!r}>"
+    signature = {"t": tile, "w2": tile, "bias": "*fp32", "w3": tile, "u": "*bf16", "rows": "i32"}
+    return compile_with(GluonASTSource, inner_product, signature, launch.constants, launch.options)
+
+
+def bias_loaded_early() -> Any:
+    """Return the module of the inner half with more registers alive than a thread of three warpgroups has."""
+    text = (SOURCES / "inner_mlp.py").read_text()
+    load = re.search(r"column = gl.arange.*\n *h \+= gl.expand_dims\((gl.load.*), 0\)\n", text)
+    assert load
+    text = text.replace(load[0], "h += gl.expand_dims(b, 0)\n")
+    wait = "mbarrier.wait(barriers[2].index(stage), (chunk"
+    column = "gl.arange(0, SIDE, gl.SliceLayout(0, _accumulators(SIDE)))"
+    text = text.replace(wait, f"b = {load[1].replace('column', column)}\n            {wait}")
+    path = Path(tempfile.mkdtemp()) / "planted.py"
+    path.write_text(text)
+    spec = spec_from_file_location("planted", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def compile_serialised() -> MachineCode:
+    from serialised import serialised  # type: ignore[import-not-found]
+    from triton.compiler import ASTSource
+
+    signature = {"t": "tensordesc<bf16[128,64]>", "u": "*bf16"}
+    signature |= dict.fromkeys(("w2", "w3"), "tensordesc<bf16[64,64]>")
+    constants = {"CHUNKS": 12, "R": 192, "Q": 192}
+    return compile_with(ASTSource, serialised, signature, constants, {"num_warps": 8})
+
+
+def compile_with(source: Any, kernel: Any, signature: dict[str, str], constants: Any, options: Any) -> MachineCode:
+    pointers = [i for i, name in enumerate(kernel.arg_names) if signature.get(name, "").startswith("*")]
+    made = source(
+        fn=kernel,
+        signature=signature | dict.fromkeys(constants, "constexpr"),
+        constexprs=constants,
+        attrs={(i,): [["tt.divisibility", 16]] for i in pointers},
+    )
+    return MachineCode.compile(made, **options)
+
+
+def described(name: str, step: int, compile_case: Compile) -> dict[str, Any]:
+    code = compile_case()
+    return {
+        "case": name,
+        "tensor": dict(code.tensor_instructions()),
+        "waits": code.count("waits"),
+        "local": code.count("local"),
+        "loads before": code.count("loads", (0, code.first("wait for the launch before"))),
+        "prefetches": code.count("prefetches"),
+        "registers": code.registers,
+        "threads": code.threads,
+        "shared": code.shared_bytes,
+        "faults": code.faults("HGMMA.*BF16", step),
+    }
+
+
+def main() -> None:
+    import triton
+
+    sources = sorted([*SOURCES.glob("*.py"), *map(Path(__file__).parent.joinpath, CHECKED)])
+    digest = hashlib.sha256("\0".join([triton.__version__, *(path.read_text() for path in sources)]).encode())
+    cache = Path(tempfile.gettempdir()) / f"milkweed-triton-{os.getuid()}" / digest.hexdigest()[:20]
+    cache.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for number, (name, step, compile_case) in enumerate(cases()):
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
+        stored = cache / f"{number}.json"
+        if not stored.exists():
+            partial = cache / f"{number}.{os.getpid()}"
+            partial.write_text(json.dumps(described(name, step, compile_case)))
+            partial.replace(stored)
+        rows.append(json.loads(stored.read_text()))
+    print(json.dumps({"triton": triton.__version__, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
