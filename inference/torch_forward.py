@@ -63,8 +63,6 @@ def prepare_model(
         return prepare_for_inference(model, dtype=number_type, int8_layers=config.int8_layers), None, ()
     # A machine without a GPU pays for none of it, not even in memory.
     from ..models.serving.cuda_graph import batch_buckets
-    from ..models.serving.fused.fuse import fuse
-    from ..models.serving.fused.tuning import Tuning, open_cache
 
     batch_sizes = batch_buckets(options.max_batch_size or GPU_BATCH_SIZE)
     graphs = batch_sizes if options.cuda_graphs else ()
@@ -72,21 +70,37 @@ def prepare_model(
         return prepare_for_inference(model, dtype=number_type), None, graphs
     if dtype == "float32":
         logger.warning("dtype float32 on %s: %s", device, NO_FUSED_KERNEL)
+    eight_bits = _eight_bits(model, config, dtype, size, activations)
+    return model, _fused(model, device, number_type, size, options, batch_sizes, eight_bits), graphs
+
+
+def _fused(
+    model: nn.Module,
+    device: Device,
+    dtype: torch.dtype,
+    size: int,
+    options: InferenceOptions,
+    batch_sizes: Sequence[int],
+    eight_bits: "EightBits | None",
+) -> FusionReport:
+    """Fuse a model in place, and log what of an int8 bundle is not computed in 8 bits."""
+    from ..models.serving.fused.fuse import fuse
+    from ..models.serving.fused.tuning import Tuning, open_cache
+
     folder = None if options.tuning_cache == "auto" else Path(options.tuning_cache)
-    tuning = Tuning(options.tuning, open_cache(device.for_torch, options.tuning, folder))
     report = fuse(
         model,
         device=device.for_torch,
-        dtype=number_type,
+        dtype=dtype,
         image_size=size,
         batch_sizes=batch_sizes,
-        tuning=tuning,
-        eight_bits=_eight_bits(model, config, dtype, size, activations),
+        tuning=Tuning(options.tuning, open_cache(device.for_torch, options.tuning, folder)),
+        eight_bits=eight_bits,
     )
     for note in report.int8_notes:
         logger.info("int8 on %s: %s", device, note)
     torch.cuda.empty_cache()  # what measuring needed and serving does not
-    return model, report, graphs
+    return report
 
 
 def _eight_bits(

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from milkweed.inference.backend import Candidate
 from milkweed.inference.device import CPU, Device
 from milkweed.inference.forward import LanePlan
 from milkweed.inference.options import InferenceOptions
 from milkweed.inference.pipeline import Pipeline
 from milkweed.inference.torch_forward import NO_FUSED_KERNEL, TorchForward, prepare_model
 from milkweed.models.architectures.registry import create_model
+from milkweed.models.programs.int8 import calibrate, int8_storage
 from milkweed.models.serving.cuda_graph import Captured, ForwardFunction
+from milkweed.models.serving.fused.eight_bits import EightBits
 from milkweed.models.serving.fused.report import Fallback, FusionReport, PartReport, PlanReport
 from milkweed.models.serving.prepare import prepare_for_inference
 from milkweed.server.api.schemas import ModelList
@@ -103,6 +107,47 @@ def test_an_unknown_quarantined_kernel_fails_the_start_on_a_gpu(
     monkeypatch.setenv("MILKWEED_QUARANTINE", "native_mpl")
     with pytest.raises(ValueError, match="MILKWEED_QUARANTINE = 'native_mpl': there is no such kernel"):
         prepare_model(small_vit(), make_config(), fake_gpu, "bfloat16", 32, InferenceOptions())
+
+
+def test_an_int8_bundle_is_fused_in_8_bits_or_says_why_not(
+    fake_gpu: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    passed: list[EightBits | None] = []
+
+    def fuse(model: torch.nn.Module, *, eight_bits: EightBits | None, **more: Any) -> FusionReport:
+        passed.append(eight_bits)
+        return replace(REPORT, int8_notes=() if eight_bits is None else tuple(eight_bits.notes))
+
+    monkeypatch.setattr("milkweed.models.serving.fused.fuse.fuse", fuse)
+    caplog.set_level("INFO", "milkweed.opening")
+    activations = calibrate(small_vit(), 32, [torch.randn(4, 3, 32, 32)])
+    config = replace(make_config(), storage=int8_storage(small_vit(), activations))
+    for dtype, maxima in (("bfloat16", activations), ("bfloat16", None), ("float32", None)):
+        prepare_model(small_vit(), config, fake_gpu, dtype, 32, InferenceOptions(), maxima)
+    prepare_model(small_vit(), make_config(), fake_gpu, "bfloat16", 32, InferenceOptions())
+    in_8_bits, without, wide, other = passed
+    assert in_8_bits is not None
+    assert len(in_8_bits.layers) == 8
+    assert without is not None
+    assert without.notes == ["not in 8 bits: all layers: the bundle has no activations to round inputs by"]
+    assert wide is not None
+    assert wide.notes == ["not in 8 bits: all layers: dtype float32"]
+    assert other is None
+    assert f"int8 on cuda:0: {without.notes[0]}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("candidate", "device", "fusion", "computes"),
+    [
+        (Candidate("milkweed", "int8"), CPU, "auto", True),
+        (Candidate("torch", "bfloat16"), Device("cuda", 0), "auto", True),
+        (Candidate("torch", "bfloat16"), Device("cuda", 0), "off", False),
+        (Candidate("torch", "float32"), Device("cuda", 0), "auto", False),
+        (Candidate("torch", "bfloat16"), CPU, "auto", False),
+    ],
+)
+def test_who_computes_a_program_in_int8(candidate: Candidate, device: Device, fusion: str, computes: bool) -> None:
+    assert candidate.computes("int8", device, fusion) == computes
 
 
 SERVE_ON_A_CPU = """

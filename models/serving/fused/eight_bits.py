@@ -27,7 +27,7 @@ class EightBits:
     @classmethod
     def none(cls, reason: str) -> "EightBits":
         """No layers, and why."""
-        return cls({}, [f"in 16 bits: all layers: {reason}"])
+        return cls({}, [f"not in 8 bits: all layers: {reason}"])
 
     def quantized(self, chains: BlockChains, block: str) -> BlockChains:
         """The chains of a block with its layers in 8 bits."""

@@ -83,7 +83,7 @@ def test_maxima_that_are_no_scales_keep_the_model_in_16_bits(value: float) -> No
     eight_bits = eight_bits_of(whole, 32, activations)
     assert not eight_bits.layers
     (note,) = eight_bits.notes
-    assert note.startswith("in 16 bits: all layers: the activations of blocks.1.mlp.fc2 are NaN, infinite")
+    assert note.startswith("not in 8 bits: all layers: the activations of blocks.1.mlp.fc2 are NaN, infinite")
     copied, report = by_kernels(copy.deepcopy(whole), eight_bits)
     assert report.int8_notes == (note,)
     with torch.inference_mode():
@@ -95,7 +95,7 @@ def test_activations_of_another_model_keep_it_in_16_bits() -> None:
     activations = dict(calibrate(whole, 32, [images(8)]))
     del activations["blocks.0.attn.qkv"]
     (note,) = eight_bits_of(whole, 32, activations).notes
-    assert note == "in 16 bits: all layers: activations of blocks.0.attn.qkv: no channels, not 64"
+    assert note == "not in 8 bits: all layers: activations of blocks.0.attn.qkv: no channels, not 64"
 
 
 def test_inputs_that_saturate_are_counted() -> None:

@@ -13,7 +13,9 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from milkweed.kernels.triton.inner import ROWS, InnerLaunch
 from milkweed.kernels.triton.launch import Launch, mlp_launches
 from milkweed.kernels.triton.layout import sort_layer, sort_mlp
 from milkweed.kernels.triton.linear import SOURCES
+from milkweed.kernels.triton.quantized import TILES, QuantizedProduct, RowQuantizer
 from milkweed.kernels.triton.tiles import VARIANTS, DeviceProperties, tile_refusal
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -32,6 +35,8 @@ from machine_code import MachineCode  # type: ignore[import-not-found]
 
 HOPPER = DeviceProperties((9, 0), 232448, pdl=True)
 MODELS = {"ViT-B": (768, 3072), "ViT-S": (384, 1536)}
+LAYERS = {"qkv": (2304, 768), "proj": (768, 768), "fc1": (3072, 768), "fc2": (768, 3072)}
+"""Outputs and inputs of ViT-B's linear layers."""
 BATCHES = (8, 128)
 CHECKED = ("machine_code.py", "machine_code_cases.py", "serialised.py")
 Compile = Callable[[], MachineCode]
@@ -74,6 +79,9 @@ def cases() -> Iterator[tuple[str, int, Compile]]:
         early = f"planted: inner half, {ROWS[tile]} rows, bias loaded early"
         yield early, 4, lambda launch=launch: compile_inner(launch, bias_loaded_early())
     yield "planted: serialised", 4, compile_serialised
+    for kind, (shape, tile) in product(("int8", "fp8"), product(LAYERS, range(len(TILES)))):
+        yield f"{kind} {shape}, tile {tile}", 4, partial(compile_quantized, kind, shape, tile)
+    yield "rows: norm to int8", 4, compile_quantizer
 
 
 def compile_launch(launch: Launch) -> MachineCode:
@@ -133,6 +141,37 @@ def compile_serialised() -> MachineCode:
     return compile_with(ASTSource, serialised, signature, constants, {"num_warps": 8})
 
 
+def compile_quantized(kind: str, shape: str, tile: int) -> MachineCode:
+    """A linear layer of ViT-B in 8 bits: fc1 gives 8 bits behind GELU, proj and fc2 add a residual."""
+    from triton.compiler import ASTSource
+
+    from milkweed.kernels.triton.quantized_kernels import quantized_product
+
+    dtype, number = {"int8": (torch.int8, "i8"), "fp8": (torch.float8_e4m3fn, "fp8e4nv")}[kind]
+    weight = torch.empty(LAYERS[shape], dtype=dtype, device="meta")
+    launch = QuantizedProduct([weight], tile, shape == "fc1", [weight] if shape == "fc1" else None)
+    constants = launch.constants(adds=shape in ("proj", "fc2")) | {"FAST_GELU": True, "PDL": True}
+    signature = {
+        name: f"tensordesc<{number}[{constants[rows]},{constants['BK']}]>"
+        for name, rows in {"x": "BM", "w": "BN"}.items()
+    }
+    signature |= dict.fromkeys(("scale", "bias", "inverse", "zero"), "*fp32")
+    signature |= {"residual": "*bf16", "y": f"*{number}" if constants["OUT8"] else "*bf16", "rows": "i32"}
+    return compile_with(ASTSource, quantized_product, signature, constants, launch.options(pdl=True))
+
+
+def compile_quantizer() -> MachineCode:
+    from triton.compiler import ASTSource
+
+    from milkweed.kernels.triton.quantized_kernels import quantize_rows
+
+    weight = torch.empty(3072, 768, dtype=torch.int8, device="meta")
+    launch = RowQuantizer([weight], [weight, weight], 1e-6)
+    signature = {"x": "*bf16", "y": "*i8", "rows": "i32"}
+    signature |= dict.fromkeys(("weight", "bias", "inverse", "zero"), "*fp32")
+    return compile_with(ASTSource, quantize_rows, signature, launch.constants | {"PDL": True}, launch.options(pdl=True))
+
+
 def compile_with(source: Any, kernel: Any, signature: dict[str, str], constants: Any, options: Any) -> MachineCode:
     pointers = [i for i, name in enumerate(kernel.arg_names) if signature.get(name, "").startswith("*")]
     made = source(
@@ -146,6 +185,7 @@ def compile_with(source: Any, kernel: Any, signature: dict[str, str], constants:
 
 def described(name: str, step: int, compile_case: Compile) -> dict[str, Any]:
     code = compile_case()
+    instruction = {"int8": "IGMMA.*S8.S8", "fp8 ": "QGMMA.*E4M3.E4M3"}.get(name[:4], "HGMMA.*BF16")
     return {
         "case": name,
         "tensor": dict(code.tensor_instructions()),
@@ -156,7 +196,7 @@ def described(name: str, step: int, compile_case: Compile) -> dict[str, Any]:
         "registers": code.registers,
         "threads": code.threads,
         "shared": code.shared_bytes,
-        "faults": code.faults("HGMMA.*BF16", step),
+        "faults": code.faults(instruction, step) if name != "rows: norm to int8" else [],
     }
 
 

@@ -17,6 +17,7 @@ import pytest
 from .machine_code import MachineCode
 
 SCRIPT = Path(__file__).parent / "machine_code_cases.py"
+INT8, FP8, ROUNDED = "int8 fc1, tile 0", "fp8 fc2, tile 1", "rows: norm to int8"
 INNER, LAST = "inner half, 192 rows", "ViT-B, tile 4, launch 3 of 8 images"
 EARLY = "planted: inner half, 192 rows, bias loaded early"
 SERIALISED = "planted: serialised"
@@ -47,7 +48,7 @@ def check(rows: dict[str, Any]) -> None:
 
 
 def test_what_runs_for_vit_b_is_as_it_should_be() -> None:
-    version, rows = judged(INNER, LAST, SERIALISED)
+    version, rows = judged(INNER, LAST, SERIALISED, INT8, FP8, ROUNDED)
     check(rows)
     assert rows[INNER]["registers"] * rows[INNER]["threads"] == 64 * 1024
     assert 2 * rows[LAST]["shared"] < 227 * 1024
