@@ -173,7 +173,7 @@ def test_faults_are_named_and_quarantined_and_the_rest_goes_on(
     assert sorted(quarantine(records)) == sorted(bad)
     assert "MILKWEED_QUARANTINE=native_" in text
     checks = Counter(record["unit"] for record in records if record["kind"] == "check")
-    assert checks["smoke/native_mlp/native_mlp:3"] == 2 * 4  # rows, segments
+    assert checks["smoke/native_mlp/native_mlp:3"] == 2 * 2  # rows, segments
     (row,) = (row for row in rows(records) if row.get("candidate") == "native_mlp")
     assert row["us"] > 0
     assert not set(bad) & set(row["note"].partition(" ")[2].split(" | "))
