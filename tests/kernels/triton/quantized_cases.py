@@ -2,12 +2,15 @@
 
     TRITON_INTERPRET=1 python quantized_cases.py cpu    interpreted
     python quantized_cases.py cuda                      on a GPU
+    python quantized_cases.py cpu OLD NEW               interpreted with a bug: OLD in the kernels' source is NEW
 
 A process of its own, because triton reads TRITON_INTERPRET when a kernel is defined.
 """
 
 import json
 import sys
+import tempfile
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import torch
@@ -17,9 +20,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from quantized_layers import quantized_layer
 
 from milkweed.kernels.quantized import quantize
+from milkweed.kernels.triton.linear import SOURCES
 from milkweed.kernels.triton.quantized import QuantizedProduct, RowQuantizer
 
-DEVICE = sys.argv[1]
+DEVICE, *PLANTED = sys.argv[1:]
 DTYPE = torch.float16 if DEVICE == "cpu" else torch.bfloat16
 
 
@@ -36,7 +40,11 @@ def row(name: str, rows: int, got: Tensor, want: Tensor) -> None:
     """Print how many values differ: 8 bits by steps, others relative to the root mean square."""
     steps = (got.double() - want.double()).abs()
     if got.dtype == torch.float8_e4m3fn:
-        steps = steps / want.double().abs().clamp_min(2**-6) * 8  # a step is an eighth at most
+        size = want.double().abs()
+        steps = steps / size.clamp_min(2**-6) * 8  # a step is an eighth at most
+        if DEVICE == "cpu":  # the interpreter halves what it rounds up to a power of two: leave out those and the next
+            mantissa = size.frexp().mantissa
+            steps = steps[(mantissa > 0.5) & (mantissa < 0.9375) & (size > 2**-6)]
     if got.element_size() > 1:
         steps = steps / want.double().square().mean().sqrt()
     print(json.dumps({"name": name, "rows": rows, "most": float(steps.max()), "mean": float(steps.mean())}))
@@ -86,7 +94,23 @@ def empty(like: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty(like.shape, dtype=dtype, device=DEVICE)
 
 
-for rows in (1, 17, 197, 1577):
+def plant(old: str, new: str) -> None:
+    """Put a bug into the kernels' module."""
+    name = "milkweed.kernels.triton.quantized_kernels"
+    text = (SOURCES / "quantized_kernels.py").read_text()
+    assert old in text
+    path = Path(tempfile.mkdtemp()) / "planted.py"
+    path.write_text(text.replace(old, new))
+    spec = spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+
+
+if PLANTED:
+    plant(*PLANTED)
+for rows in (17, 197) if PLANTED else (1, 17, 197, 1577):
     for int8 in (True, False):
         quantizers(rows, int8=int8)
         products(rows, int8=int8)
