@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from milkweed.kernels.impls.dense import DenseImpl
 from milkweed.kernels.impls.native import native_impls
 from milkweed.kernels.impls.torch_ops import EagerImpl
+from milkweed.kernels.impls.triton import triton_impls
 from milkweed.models.architectures.token_blocks import TokenBlock, apply_token_plan
 from milkweed.models.architectures.vitae.merging import MergingCell
 from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
@@ -39,7 +40,7 @@ def model(plan: TokenPlan, name: str = "vit", roles: str = "dense", monkeypatch:
 
 def by_kernels(whole: nn.Module, batch: int = 4) -> tuple[nn.Module, FusionReport]:
     """The fused copy in bfloat16 that prefers the CPU implementations of the kernels' operators."""
-    impls = [impl for impl in native_impls(on_cpu=True) if impl.name.endswith(":0")]
+    impls = [impl for impl in (*native_impls(on_cpu=True), *triton_impls(on_cpu=True)) if impl.name.endswith(":0")]
     tuning = Tuning(impls=[*impls, DenseImpl(), EagerImpl()], measure=Preferring("native"))
     return fused(whole, dtype=torch.bfloat16, batch_sizes=(batch,), tuning=tuning, kernels=NATIVE)
 
