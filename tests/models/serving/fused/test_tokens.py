@@ -41,7 +41,7 @@ def model(plan: TokenPlan, name: str = "vit", roles: str = "dense", monkeypatch:
 def by_kernels(whole: nn.Module, batch: int = 4) -> tuple[nn.Module, FusionReport]:
     """The fused copy in bfloat16 that prefers the CPU implementations of the kernels' operators."""
     impls = [impl for impl in (*native_impls(on_cpu=True), *triton_impls(on_cpu=True)) if impl.name.endswith(":0")]
-    tuning = Tuning(impls=[*impls, DenseImpl(), EagerImpl()], measure=Preferring("native"))
+    tuning = Tuning(impls=[*impls, DenseImpl(), EagerImpl()], measure=Preferring(":0"))
     return fused(whole, dtype=torch.bfloat16, batch_sizes=(batch,), tuning=tuning, kernels=NATIVE)
 
 
