@@ -45,7 +45,7 @@ PREPROCESS = {
     "mean": [0.4914, 0.4822, 0.4465],
     "std": [0.247, 0.2435, 0.2616],
 }
-"""With the means and deviations of CIFAR-10's pixels."""
+"""Means and deviations are those of CIFAR-10's pixels."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def pairs_of(text: str) -> list[tuple[int, int]]:
 
 
 def main() -> None:
-    """Time, train, and print a row for each model as it is there."""
+    """Time and train the models, and print the row of a model when it is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("train", type=Path)
     parser.add_argument("held_out", type=Path)

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..blocked import DTYPES
 from ..chain_ir import LayerNorm
 from ..quantized import quantize, sums_of
 from .launch import MOST_PROGRAMS
-from .linear import missing_for_triton
+from .linear import unusable
 from .tiles import device_properties
 
 Tensors = Sequence[Tensor]
@@ -35,15 +34,8 @@ TILES = (QuantizedTile(128, 256, 8, 3), QuantizedTile(128, 128, 4, 3), Quantized
 
 def quantized_refusal(tile: int, rows: int, dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why the kernels cannot run there in that tile; None if they can. Launches nothing."""
-    if device.type != "cuda":
-        return f"device is {device.type}: these Triton kernels are CUDA's"
-    if dtype not in DTYPES:
-        return f"dtype {dtype}: bfloat16 or float16 is needed"
-    if torch.version.hip is not None:
-        return "these Triton kernels are CUDA's, this PyTorch is of ROCm"
-    missing = missing_for_triton()
-    if missing is not None:
-        return missing
+    if refusal := unusable(dtype, device):
+        return refusal
     capability = torch.cuda.get_device_capability(device)
     if capability < (9, 0):
         return "compute capability {}.{}: kernels in 8 bits need 9.0".format(*capability)

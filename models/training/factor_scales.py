@@ -1,4 +1,4 @@
-"""Gives the factors of structured layers the scales with which they start, and learn by Adam, as dense layers do.
+"""Initialises factors of structured layers, and sets their learning rates for Adam, by the scales of a dense layer.
 
 A dense layer whose weights have a standard deviation of DENSE_STD makes of inputs of size 1 outputs of size
 DENSE_STD sqrt(in_features). Let the F factors of a layer share that, a gain of g = (DENSE_STD sqrt(in_features))^(1/F)
@@ -20,7 +20,7 @@ from torch import nn
 from ..layers.structured import StructuredLinear
 
 DENSE_STD = 0.02
-"""Of the weights of timm's vision transformers."""
+"""The standard deviation with which timm initialises the weights of vision transformers."""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def test_what_pays_is_named_and_proposed(vit: nn.Module, kl: dict[Structure, flo
 
 @pytest.mark.parametrize(("target", "saved"), [(1.01, 0.075), (1.1, 1 - 1 / 1.1), (1.25, 0.135), (4.0, 0.135)])
 def test_milliseconds_are_those_that_the_target_lacks(vit: nn.Module, target: float, saved: float) -> None:
-    """From half of what would be saved, 0.15 of the time, to nine tenths of it; the costs of the layers are 0.16."""
+    """A budget saves half to nine tenths of what would be saved, 0.15 of the time; the layers cost 0.16 of it."""
     recipes, _ = proposed(vit, {BEST: measured(10, 0.0)}, ("monarch",), target=target)
     assert recipes[0].structure is not None
     assert recipes[0].structure.budget == round(1 - saved / 0.16, 3)

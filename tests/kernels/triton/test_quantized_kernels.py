@@ -90,7 +90,7 @@ def test_what_cannot_run_is_refused_in_a_line(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], rows: int, dtype: torch.dtype, reason: str | None
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr("milkweed.kernels.triton.quantized.missing_for_triton", lambda: None)
+    monkeypatch.setattr("milkweed.kernels.triton.linear.missing_for_triton", lambda: None)
     assert quantized_refusal(0, rows, dtype, torch.device("cuda")) == reason
     assert quantized_refusal(0, rows, dtype, torch.device("cpu")) is not None
 

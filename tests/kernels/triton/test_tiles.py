@@ -68,7 +68,7 @@ def test_tiles_of_vit_b_waste_nothing() -> None:
 
 @pytest.mark.parametrize("variant", [WIDE, SQUARE, WIDE_TMA, replace(SQUARE, tma=True)])
 def test_two_programs_of_an_interleaved_product_share_a_multiprocessor(variant: Variant) -> None:
-    """Of registers, a multiprocessor has 64 Ki; wgmma of fewer columns waits for shared memory."""
+    """A multiprocessor has 64 Ki registers; wgmma of fewer columns waits for shared memory."""
     for blocks, columns in ((1, 128), (2, 128), (4, 64), (8, 32)):
         tile = choose_tile(variant, Product(197 * 128, blocks, 192, 192, interleaved=True, tma=True), HOPPER)
         assert (tile.BN, 2 * tile.warps * 32 * 255 <= 65536) == (columns, True)
