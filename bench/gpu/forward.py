@@ -14,20 +14,28 @@ from torch import Tensor, nn
 
 from ...kernels.tuning.verify import relative_error
 from ...models import create_model, default_preprocess, load_bundle, macs, select_linears
+from ...models.architectures.token_blocks import apply_token_plan
 from ...models.divergence import divergence
 from ...models.layers.monarch import MonarchLinear
 from ...models.layers.select import layer_specs_for
+from ...models.layers.token_plan import TokenMerging, TokenPlan
+from ...models.programs.eight_bits import eight_bits_of
+from ...models.programs.int8 import calibrate
 from ...models.projection.to_dense import to_dense
+from ...models.serving.fused.eight_bits import EightBits
 from ...models.serving.fused.fuse import fuse
 from ...models.serving.fused.tuning import Tuning
 from ...models.serving.prepare import prepare_for_inference
 from .journal import Absent, Record
 from .measure import Bench, Candidate, Forward, Work, bench_of, measure
-from .plan import FORWARDS, TWIN_COMPILED, TWIN_EAGER, Task
+from .plan import FORWARDS, LEVERS, MERGED, TWIN_COMPILED, TWIN_EAGER, Task
 from .rows import compile_forward
 
 TOLERANCE = 3e-2
 """Random weights give logits without a margin; a trained model's are held to 1e-2 by the tests."""
+
+LEVER_TOLERANCE, CALIBRATION = 0.2, 2
+"""Without a margin rounding decides which tokens merge, and 8 bits cost more; images that 8 bits are fitted to."""
 
 PHOTOS = 32
 """Photographs of a batch of trained models; a dry run has no more."""
@@ -57,6 +65,30 @@ def forward(task: Task, unit: str) -> list[Record]:
     return measure(("forward", arch, len(x)), x, truth, candidates, bench, TOLERANCE)
 
 
+@torch.inference_mode()
+def levers(task: Task, unit: str) -> list[Record]:
+    """Make all rows of one architecture and batch: the dense model, and what tokens and 8 bits make of it."""
+    (_, arch, batch, _), bench = unit.split("/"), bench_of(task)
+    size = int(default_preprocess(arch)["size"])
+    torch.manual_seed(0)
+    plain = create_model(arch).eval()
+    x = torch.randn(int(batch), 3, size, size, device=bench.device).to(bench.dtype)
+    candidates = _dense(plain, partial(_float32, copy.deepcopy(plain).to(bench.device)), x, bench)
+    for name, (merges, in_8_bits) in LEVERS.items():
+        model = copy.deepcopy(plain)
+        if merges:
+            model = apply_token_plan(model, TokenPlan(TokenMerging(share=MERGED))).eval()
+        layers = None
+        if in_8_bits:
+            photos = torch.randn(CALIBRATION, 3, size, size)
+            layers = eight_bits_of(model, size, calibrate(model, size, [photos]))
+        truth = partial(_float32, copy.deepcopy(model).to(bench.device))
+        work = Work(2.0 * len(x) * macs(model, size).total, 0)
+        note = fused(model, bench, bench.dtype, size, len(x), layers)
+        candidates.append(Candidate(name, True, model, work, note, truth=truth, tolerance=LEVER_TOLERANCE))
+    return measure(("levers", arch, len(x)), x, truth, candidates, bench, TOLERANCE)
+
+
 def _float32(model: nn.Module, x: Tensor) -> Tensor:
     return model(x.float())
 
@@ -76,7 +108,14 @@ def _dense(monarch: nn.Module, truth: Forward, x: Tensor, bench: Bench) -> list[
     ]
 
 
-def fused(model: nn.Module, bench: Bench, dtype: torch.dtype, size: int, batch: int) -> str:
+def fused(
+    model: nn.Module,
+    bench: Bench,
+    dtype: torch.dtype,
+    size: int,
+    batch: int,
+    eight_bits: EightBits | None = None,
+) -> str:
     """Fuse a model in place, by the impls that the rows of its parts showed to be the best; return the summary."""
     report = fuse(
         model,
@@ -86,6 +125,7 @@ def fused(model: nn.Module, bench: Bench, dtype: torch.dtype, size: int, batch: 
         batch_sizes=[batch],
         tuning=Tuning("off" if bench.dry else "auto", impls=bench.proven()),
         kernels=bench.kernels(),
+        eight_bits=eight_bits,
     )
     return report.summary
 

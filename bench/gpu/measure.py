@@ -12,9 +12,11 @@ from torch import Tensor
 from ...kernels.impls.all import all_impls
 from ...kernels.impls.base import Impl
 from ...kernels.impls.native import native_impls
+from ...kernels.impls.quantized import quantized_impls
 from ...kernels.impls.quarantine import with_quarantine
 from ...kernels.impls.triton import triton_impls
 from ...kernels.tuning.verify import relative_error
+from ...models.serving.fused.alternatives import joined
 from ...models.serving.fused.device_kernels import DeviceKernels, device_kernels
 from .device import Ceilings, device_for, time_calls
 from .journal import Record, one_line, read, rows
@@ -26,8 +28,8 @@ TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 2e-3, torch.float32: 1e-4}
 SHARED_LIMIT = 227 * 1024
 """Bytes of shared memory a block on an H100, which dry runs reckon with."""
 
-ALWAYS = ("torch", "dense", "batched", "sdpa")
-"""Families of impls that a model may use whatever the rows of its parts say."""
+ALWAYS = ("torch", "dense", "batched", "sdpa", "triton_quantized")
+"""Families of impls that a model may use whatever the rows of its MLPs and its attention say."""
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -75,8 +77,9 @@ def bench_of(task: Task) -> Bench:
     torch.manual_seed(0)
     earlier, impls = rows(read(Path(task.out))), all_impls()
     if task.dry_run:
-        others = [impl for impl in impls if not impl.name.startswith(("native", "triton"))]
-        impls = with_quarantine([*native_impls(on_cpu=True), *triton_impls(on_cpu=True), *others])
+        ours = [*native_impls(on_cpu=True), *quantized_impls(on_cpu=True), *triton_impls(on_cpu=True)]
+        names = {impl.name for impl in ours}
+        impls = with_quarantine([*ours, *(impl for impl in impls if impl.name not in names)])
     limits = [row for row in earlier if row["section"] == "ceilings"]
     ceilings = Ceilings(limits[-1]["bytes_per_second"], limits[-1]["flops_per_second"]) if limits else Ceilings()
     dtype = getattr(torch, task.dtype)
@@ -101,6 +104,7 @@ class Candidate:
         impls: which impls it is made of.
         eager: it is launched call by call, where all others are CUDA graphs.
         truth: the right answer; None for that of all candidates.
+        tolerance: relative error that it may have; None for that of all candidates.
     """
 
     name: str
@@ -111,6 +115,7 @@ class Candidate:
     impls: Sequence[str] = ()
     eager: bool = False
     truth: Forward | None = None
+    tolerance: float | None = None
 
 
 def measure(
@@ -140,7 +145,7 @@ def measure(
         if right not in answers:
             answers[right] = right(x)
         row = {"section": section, "what": what, "batch": batch, "candidate": candidate.name, "ours": candidate.ours}
-        row |= _checked(candidate, x, answers[right], limit)
+        row |= _checked(candidate, x, answers[right], candidate.tolerance or limit)
         floor = bench.ceilings.floor_us(candidate.work)
         made.append({**row, "impls": list(candidate.impls), **candidate.work._asdict(), "floor_us": floor})
     pairs = list(zip(candidates, made, strict=True))
@@ -158,7 +163,7 @@ def _checked(candidate: Candidate, x: Tensor, right: Tensor, limit: float) -> Re
     reason = candidate.forward
     if not isinstance(reason, str):
         try:
-            error = relative_error(reason(x), right)
+            error = relative_error(joined(reason(x)).double(), right)  # not all of PyTorch knows float8
             note = f"wrong, not timed: relative error {error:.2e}"
             return {"error": error, "passed": error <= limit, "us": None, "note": note}
         except Exception as failure:  # said in the row; the others go on

@@ -51,6 +51,27 @@ PERFORMERS = {
 }
 """Reduction cells: input width, token width, tokens."""
 
+MERGES, MERGED = {"ViT-B merge": "ViT-B"}, 0.22
+"""Merges of tokens behind an attention of that shape, and the share of its patches that merge."""
+
+
+class Product(NamedTuple):
+    """One linear layer on a batch of ViT-B: its widths, whether GELU follows, and whether the next reads 8 bits."""
+
+    width: int
+    out: int
+    gelu: bool = False
+    requantized: bool = False
+
+
+PRODUCTS = {
+    "ViT-B fc1": Product(768, 3072, gelu=True, requantized=True),
+    "ViT-B fc2": Product(3072, 768),
+    "ViT-B qkv": Product(768, 2304),
+    "ViT-B proj": Product(768, 768),
+    DRY: Product(64, 128, gelu=True, requantized=True),
+}
+
 BRANCHES = {
     "ViTAE-T": (256, 4, 2, 64, False),
     "ViTAE-S": (384, 6, 3, 96, False),
@@ -72,7 +93,11 @@ FORWARDS = {
 }
 """The whole forwards of each architecture: which layers are Monarch, and the batches."""
 
+LEVERS = {"tokens": (True, False), "8 bits": (False, True), "tokens, 8 bits": (True, True)}
+"""What a dense model's forward is made cheaper by: whether it merges tokens, and whether it computes in 8 bits."""
+
 DENSE_COMPILED, DENSE_EAGER = "dense, torch.compile", "dense eager"
+PLAIN, PLAIN_COMPILED = "16 bits", "16 bits, torch.compile"
 TWIN_COMPILED, TWIN_EAGER = "dense twin, torch.compile", "dense twin, eager launches"
 """Candidates that goals name: PyTorch's strongest (max-autotune), and the way most people run a model."""
 
@@ -86,8 +111,12 @@ VARIANTS = {
     "triton": 6,
     "triton_mlp": 6,
     "triton_merge": 3,
+    "triton_quantized": 3,
 }
 """How many tile variants each kernel has; none where it has no number."""
+
+COUNTED = "gluon_mlp:1"
+"""The tile whose launches' counters are read: a Monarch MLP's inner half between its first and its last factor."""
 
 TILES = {name: [f"{name}:{tile}" for tile in range(count)] or [name] for name, count in VARIANTS.items()}
 OPERATORS = tuple(name for name in TILES if name.startswith("native"))
@@ -156,7 +185,6 @@ def steps(task: Task) -> list[Step]:
 def all_steps(task: Task) -> list[Step]:
     """Return everything there is to measure; a dry run walks the same path with tiny shapes."""
     dry = task.dry_run
-    shapes, batches, first = ([DRY], [2], [DRY_ARCH]) if dry else (GOAL_SHAPES, GOAL_BATCHES, VIT_B)
     cells = [*list(PERFORMERS)[: 1 if dry else None], *list(BRANCHES)[: 1 if dry else None]]
     rounds = () if dry else ROUNDS
     images = [(what, names) for what, names in IMAGES.items() if task.bad or what != FOLDER]
@@ -164,12 +192,8 @@ def all_steps(task: Task) -> list[Step]:
         Step(["library"], 300),
         *_smoke(),
         Step(["ceilings"], 60),
-        _timed("mlp", shapes, batches, 1, 200),
-        _timed("attention", shapes, batches, 1, 40),
-        *_forwards(first, 1),
-        _timed("mlp", shapes, batches, 2, 200),
-        _timed("attention", shapes, batches, 2, 40),
-        *_forwards(first, 2),
+        *_first(1, dry=dry),
+        *_first(2, dry=dry),
         Step(["served/r1", "served/r2"], 400),
         Step(["numerics"], 120),
         *(step for turn in rounds for step in _forwards(VITAES, turn)),
@@ -181,15 +205,35 @@ def all_steps(task: Task) -> list[Step]:
     ]
 
 
+def _first(turn: int, *, dry: bool) -> Iterator[Step]:
+    """Yield what decides which kernels stay, then the goals of ViT-B and ViT-S, in one round."""
+    batches, archs = ([2], [DRY_ARCH]) if dry else (GOAL_BATCHES, VIT_B)
+    large, *small = [DRY] if dry else GOAL_SHAPES
+    yield _timed("mlp", [large], batches, turn, 200)
+    if turn == 1:
+        yield Step([f"counters/{COUNTED}"], 120)
+    yield _timed("quantized", [DRY] if dry else [name for name in PRODUCTS if name != DRY], batches, turn, 60)
+    if turn == 1:
+        yield _timed("cells", [*MERGES], batches[:1], turn, 40)
+    yield from _forwards(archs, turn, "levers")
+    yield _timed("attention", [large, *small], batches, turn, 40)
+    if small:
+        yield _timed("mlp", small, batches, turn, 200)
+    yield from _forwards(archs, turn)
+
+
 def _smoke() -> Iterator[Step]:
-    """Yield the smoke tests: a process for each native kernel, and for each of Triton's tiles, which it compiles."""
-    for name, tiles in TILES.items():
+    """Yield the smoke tests: a process for each native kernel, and for each of Triton's tiles, which it compiles.
+
+    The kernel in Gluon comes first: alone among them it can hang.
+    """
+    for name, tiles in sorted(TILES.items(), key=lambda kernel: not kernel[0].startswith("gluon")):
         units = [f"smoke/{name}/{tile}" for tile in tiles]
         yield from [Step(units, 60)] if name in OPERATORS else [Step([unit], 240) for unit in units]
 
 
-def _forwards(archs: Sequence[str], turn: int) -> list[Step]:
-    return [_timed("forward", [arch], FORWARDS[arch][1], turn, 200) for arch in archs]
+def _forwards(archs: Sequence[str], turn: int, section: str = "forward") -> list[Step]:
+    return [_timed(section, [arch], FORWARDS[arch][1], turn, 200) for arch in archs]
 
 
 def _timed(section: str, names: Sequence[str], batches: Sequence[int], turn: int, seconds: float) -> Step:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,26 @@ from ...kernels.tuning.report import Row
 from ...kernels.tuning.tuner import tune_chain
 from ...models.architectures.vitae.normal import NormalCell
 from ...models.architectures.vitae.reduction import PerformerAttention
-from ...models.serving.fused.alternatives import Part
+from ...models.serving.fused.alternatives import Part, joined
 from ...models.serving.fused.branch import BranchPart, BranchResidual
 from ...models.serving.fused.reduction import PerformerPart
+from ...models.serving.fused.tokens import MergePart, MergeTokens
 from ...models.serving.prepare import fold_batch_norms
 from .journal import Record, one_line
 from .measure import Bench, Candidate, Forward, Work, bench_of, measure
-from .plan import ATTENTION_SHAPES, BRANCHES, DENSE_COMPILED, DENSE_EAGER, MLP_SHAPES, PERFORMERS, MlpShape, Task
+from .plan import (
+    ATTENTION_SHAPES,
+    BRANCHES,
+    DENSE_COMPILED,
+    DENSE_EAGER,
+    DRY,
+    MERGED,
+    MERGES,
+    MLP_SHAPES,
+    PERFORMERS,
+    MlpShape,
+    Task,
+)
 
 SPANS = {*spans_of(0b00, 3), *spans_of(0b10, 3)}
 """fc1, GELU and fc2 in one launch; fc1 with its GELU, then fc2."""
@@ -63,8 +76,8 @@ def mlp_rows(name: str, batch: int, bench: Bench) -> list[Record]:
         Candidate(DENSE_COMPILED, False, compile_forward(eager, x), dense),
     ]
     tuned = tune_chain(chain, problem, bench.impls)
-    for kind in dict.fromkeys(family(impl.name) for impl in bench.impls):
-        plan = best_plan([row for row in tuned.rows if family(row.impl) == kind])
+    for kind in dict.fromkeys(_candidate(impl.name) for impl in bench.impls):
+        plan = best_plan([row for row in tuned.rows if _candidate(row.impl) == kind])
         work = dense if kind == "dense" else monarch
         if isinstance(plan, str):
             candidates.append(Candidate(kind, kind not in PEERS, plan, work))
@@ -77,6 +90,11 @@ def mlp_rows(name: str, batch: int, bench: Bench) -> list[Record]:
         return evaluate(chain.operators, x.double())
 
     return measure(("mlp", name, batch), x, truth, candidates, bench)
+
+
+def _candidate(impl: str) -> str:
+    """Return the row that an impl is in: its family's, but each tile of the inner half has its own."""
+    return impl if impl.startswith("gluon") else family(impl)
 
 
 def mlp_work(shape: MlpShape, rows: int, nblocks: int, dtype: torch.dtype) -> tuple[Work, Work]:
@@ -115,12 +133,13 @@ def layers(shape: MlpShape, nblocks: int, problem: Problem) -> tuple[Monarch, Mo
 def dense_eager(fc1: Monarch, fc2: Monarch, problem: Problem) -> Forward:
     """Make Linear, GELU, Linear of the same function, as everybody writes it."""
 
-    def weight(layer: Monarch) -> Tensor:
-        dense = monarch_to_dense(layer.w1.float(), layer.w2.float(), layer.out_features, layer.in_features)
-        return dense.to(problem.dtype)
-
-    first, second = weight(fc1), weight(fc2)
+    first, second = (dense_weight(layer).to(problem.dtype) for layer in (fc1, fc2))
     return lambda x: F.linear(F.gelu(F.linear(x, first, fc1.bias)), second, fc2.bias)
+
+
+def dense_weight(layer: Monarch) -> Tensor:
+    """Multiply a layer out: (out, in) float32."""
+    return monarch_to_dense(layer.w1.float(), layer.w2.float(), layer.out_features, layer.in_features)
 
 
 def bmm_eager(fc1: Monarch, fc2: Monarch) -> Forward:
@@ -197,7 +216,14 @@ class Cell(NamedTuple):
 
 
 def cell_of(name: str, bench: Bench) -> Cell:
-    """Make the performer attention of a reduction cell, or the convolution branch of a normal one."""
+    """Make the performer attention of a reduction cell, the branch of a normal one, or a merge of tokens."""
+    if name in MERGES:
+        shape = DRY if bench.dry else MERGES[name]
+        heads, head_dim, tokens = ATTENTION_SHAPES[shape]
+        width = heads * head_dim
+        # Tokens and keys are read, and what is left is written; half of the patches meet the other half's keys.
+        work = Work(2.0 * width * tokens / 4, 2.0 * (3 - MERGED) * width)
+        return Cell(merge_part(shape, tokens, bench), tokens, work)
     if name in PERFORMERS:
         width, dim, tokens = PERFORMERS[name]
         cell = PerformerAttention(width, dim)
@@ -216,6 +242,14 @@ def cell_of(name: str, bench: Bench) -> Cell:
     return Cell(BranchPart(plain, bench.kernels()), 14 * 14 + shallow, work)
 
 
+def merge_part(shape: str, tokens: int, bench: Bench) -> MergePart:
+    """Make the merge of a ViT's patch tokens, of which some stand for several."""
+    heads, head_dim, _ = ATTENTION_SHAPES[shape]
+    attention = SelfAttention(heads, head_dim, head_dim**-0.5)
+    plain = MergeTokens(attention, heads * head_dim, 0.1, round(MERGED * (tokens - 1)), 1)
+    return MergePart(plain, bench.kernels(), sized=True)
+
+
 def place(module: Placed, bench: Bench) -> Placed:
     """Put a module on the device in eval mode and channels-last, as the fused forward has it."""
     return module.eval().requires_grad_(False).to(bench.device, bench.dtype).to(memory_format=torch.channels_last)
@@ -229,10 +263,10 @@ def cells(task: Task, unit: str) -> list[Record]:
     part, problem = cell.part, Problem(bench.device, bench.dtype, batch, cell.tokens)
     (x, *more), right = part.truth(problem)
 
-    def on(call: Callable[..., Tensor]) -> Forward:
+    def on(call: Callable[..., Any]) -> Forward:
         return lambda x: call(x, *more)
 
     work = Work(*(problem.rows * amount for amount in cell.work))
     candidates = [Candidate(way.name, way.name != "torch", on(way.call), work) for way in part.ways(problem)]
     candidates += [Candidate(name, True, reason, work) for name, reason in part.refused(problem).items()]
-    return measure((part.kind, name, batch), x, lambda _: right, candidates, bench, CELL_TOLERANCE)
+    return measure((part.kind, name, batch), x, lambda _: joined(right), candidates, bench, CELL_TOLERANCE)

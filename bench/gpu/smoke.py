@@ -6,6 +6,7 @@ last row (the last image, where an operator mixes rows) must stay there and not 
 `python -m milkweed.bench.gpu.smoke OPERATOR TASK` is what compute-sanitizer watches: all cases on few rows.
 """
 
+import csv
 import json
 import re
 import shutil
@@ -21,17 +22,18 @@ from torch import Tensor
 from ...kernels.chain_ir import Add, ChainOp, Gelu, LayerNorm, Problem, SelfAttention, evaluate, kinds
 from ...kernels.impls.base import OTHER_KIND, Impl, family
 from ...kernels.impls.native import native_impls
+from ...kernels.impls.quantized import quantized_impls
 from ...kernels.impls.quarantine import PARTS
 from ...kernels.impls.triton import triton_impls
 from ...kernels.tuning.chain import Chain
 from ...kernels.tuning.verify import relative_error
 from ...models.serving.fused.add_norm import AddNorm, AddNormPart
 from ...models.serving.fused.alternatives import Alternative, Part, joined
-from ...models.serving.fused.tokens import MergePart, MergeTokens
 from .journal import Absent, Record
 from .measure import TOLERANCE, Bench, bench_of
 from .plan import ATTENTION_SHAPES, BRANCHES, DRY, GOAL_SHAPES, MLP_SHAPES, PERFORMERS, TILES, Task
-from .rows import CELL_TOLERANCE, cell_of, layers
+from .products import quantized_layer
+from .rows import CELL_TOLERANCE, cell_of, dense_weight, layers, merge_part
 
 ROWS = (1, 17, 197, 6304)
 """Rows of products; an attention, which takes images of at most 256 tokens, has so many tokens in all."""
@@ -40,6 +42,13 @@ FEW_ROWS, WATCHED_ROWS = ROWS[:2], 512
 """The rows of what the race checker watches, and those of the images that it sees no more of."""
 
 SANITIZER = ("compute-sanitizer", "--error-exitcode", "9", "--tool")
+
+PROFILER = (
+    *("ncu", "--csv", "--page", "raw", "--kernel-name", "regex:product", "--section", "SpeedOfLight"),
+    *("--section", "ComputeWorkloadAnalysis", "--section", "MemoryWorkloadAnalysis_Tables"),
+)
+COUNTERS = re.compile("tensor|gpu__time_duration|lts__t_bytes|l1tex__data_(bank|pipe)|dram__bytes|throughput")
+"""Which of ncu's metrics are kept: time, tensor cores, shared memory's banks, bytes of L2 and of memory."""
 
 IMAGES = ((2, 1), (2, 17), (2, 197), (32, 197))
 CELL_BATCHES = (2, 32)
@@ -56,6 +65,7 @@ class Case:
         data: makes random inputs, and computes the right answer for them in a wider type.
         make: builds what is checked, so that a failed packing is that of its tile.
         mixes_rows: rows of an image depend on each other.
+        keeps_nan: a row with a NaN has one in its result; 8 bits have none.
     """
 
     what: str
@@ -64,6 +74,7 @@ class Case:
     make: Callable[[], Callable[..., Tensor]]
     tolerance: float
     mixes_rows: bool
+    keeps_nan: bool = True
 
 
 @torch.inference_mode()
@@ -104,7 +115,8 @@ def cases(tile: str, bench: Bench, rows: Sequence[int] = ROWS) -> Iterator[Case 
 
 def impls_of(bench: Bench) -> list[Impl]:
     """Return the tiles that are impls."""
-    return [*native_impls(on_cpu=bench.dry), *triton_impls(on_cpu=bench.dry)]
+    makers = (native_impls, triton_impls, quantized_impls)
+    return [impl for make in makers for impl in make(on_cpu=bench.dry)]
 
 
 def _norm(width: int, bench: Bench) -> LayerNorm:
@@ -120,7 +132,9 @@ def _segments(bench: Bench, rows: Sequence[int]) -> Iterator[tuple[tuple[ChainOp
             fc1, fc2 = layers(MLP_SHAPES[name], bench.nblocks, problem)
             norm = _norm(MLP_SHAPES[name].width, bench)
             mlps = ((fc1, Gelu(), fc2), (norm, fc1, Gelu(), fc2, Add()))
-            for segment in ((fc1,), (fc1, Gelu()), (fc2,), (fc2, Add()), *mlps):
+            q1, q2 = (quantized_layer(dense_weight(layer), torch.int8) for layer in (fc1, fc2))
+            quantized = ((q1,), (norm, q1), (q2, Add()), (norm, q1, Gelu(), q2, Add()))
+            for segment in ((fc1,), (fc1, Gelu()), (fc2,), (fc2, Add()), *mlps, *quantized):
                 yield segment, problem, name
         heads, head_dim, _ = ATTENTION_SHAPES[name]
         for batch, tokens in IMAGES[:2] if bench.dry else IMAGES:
@@ -138,7 +152,7 @@ def _segment_case(impl: Impl, segment: Sequence[ChainOp], problem: Problem, shap
         return inputs, evaluate(segment, *(x.double() for x in inputs))
 
     make, mixes = partial(impl.build, segment, problem), isinstance(segment[0], SelfAttention)
-    return Case(what, problem, data, make, TOLERANCE[problem.dtype], mixes)
+    return Case(what, problem, data, make, TOLERANCE[problem.dtype], mixes, keeps_nan="quantized" not in kinds(segment))
 
 
 def _parts(operator: str, bench: Bench, rows: Sequence[int]) -> Iterator[tuple[str, Part, Problem, float]]:
@@ -152,12 +166,9 @@ def _parts(operator: str, bench: Bench, rows: Sequence[int]) -> Iterator[tuple[s
         return
     if operator == "triton_merge":
         for name in [DRY] if bench.dry else GOAL_SHAPES:
-            heads, head_dim, _ = ATTENTION_SHAPES[name]
-            attention = SelfAttention(heads, head_dim, head_dim**-0.5)
             for batch, tokens in IMAGES[1:2] if bench.dry else IMAGES[1:]:
-                plain = MergeTokens(attention, heads * head_dim, 0.1, round(0.22 * (tokens - 1)), 1)
                 problem = Problem(bench.device, bench.dtype, batch, tokens)
-                yield f"{name} merge", MergePart(plain, bench.kernels(), sized=True), problem, TOLERANCE[bench.dtype]
+                yield f"{name} merge", merge_part(name, tokens, bench), problem, TOLERANCE[bench.dtype]
         return
     names = list(PERFORMERS if operator == "native_performer" else BRANCHES)
     for name in names[:1] if bench.dry else names:
@@ -201,7 +212,7 @@ def check(case: Case) -> dict[str, object] | None:
     z = call(with_nan, *inputs[1:])
     after, before = (z, y) if case.mixes_rows else (z.flatten(0, 1), y.flatten(0, 1))
     repeatable = torch.equal(y, call(*inputs))
-    isolated = bool(after[-1].isnan().any()) and torch.equal(after[:-1], before[:-1])
+    isolated = bool(after[-1].isnan().any() or not case.keeps_nan) and torch.equal(after[:-1], before[:-1])
     wrong = {
         f"relative error {off:.2e}, the limit is {case.tolerance:.0e}": not off <= case.tolerance,
         "other bits the second time": not repeatable,
@@ -218,29 +229,69 @@ def racecheck(task: Task, unit: str) -> Iterator[Record]:
         Absent: it is not on this machine, or it could not watch.
     """
     tool, operator = unit.split("/")
-    if (path := shutil.which(SANITIZER[0])) is None:
-        raise Absent(f"{SANITIZER[0]} is not on this machine")
-    program = [sys.executable, "-m", __name__, operator, json.dumps(asdict(task))]
-    command = [path, *SANITIZER[1:], tool, *program]
+    status, said = _watched([*SANITIZER, tool], operator, task, (0, 9))
+    yield {
+        "what": operator,
+        "candidate": tool,
+        "figures": {"exit_status": status},
+        "passed": not status,
+        "note": _last(said),
+    }
+
+
+def counters(task: Task, unit: str) -> Iterator[Record]:
+    """Read the GPU's counters of each launch of a tile on the rows of 32 images, by NVIDIA's profiler ncu.
+
+    Raises:
+        Absent: it is not on this machine, or may not read them.
+    """
+    tile = unit.partition("/")[2]
+    _, said = _watched(PROFILER, tile, task, (0,))
+    lines = csv.reader(line for line in said.splitlines() if line.startswith('"'))
+    names, units = next(lines, []), next(lines, [])
+    launches = [dict(zip(names, values, strict=True)) for values in lines]
+    if not launches:
+        raise Absent(f"{PROFILER[0]}: {_last(said)}")
+    for number, launch in enumerate(launches):
+        kept = [(name, unit) for name, unit in zip(names, units, strict=True) if COUNTERS.search(name) and launch[name]]
+        figures = {f"{name} {unit}".strip(): launch[name] for name, unit in kept}
+        yield {"what": f"launch {number}", "candidate": launch["Kernel Name"], "figures": figures, "note": tile}
+
+
+def _watched(tool: Sequence[str], what: str, task: Task, statuses: Sequence[int]) -> tuple[int, str]:
+    """Run `main` under a tool of the CUDA toolkit; return its exit status and what it printed."""
+    if (path := shutil.which(tool[0])) is None:
+        raise Absent(f"{tool[0]} is not on this machine")
+    command = [path, *tool[1:], sys.executable, "-m", __name__, what, json.dumps(asdict(task))]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(done.stdout)
-    last = next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "it printed nothing")[:300]
-    if done.returncode not in (0, 9):
-        raise Absent(f"{SANITIZER[0]}: {last}")
-    figures = {"exit_status": done.returncode}
-    yield {"what": operator, "candidate": tool, "figures": figures, "passed": not done.returncode, "note": last}
+    if done.returncode not in statuses:
+        raise Absent(f"{tool[0]}: {_last(done.stdout)}")
+    return done.returncode, done.stdout
+
+
+def _last(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")[:300]
 
 
 @torch.inference_mode()
-def main(operator: str, text: str) -> None:
-    """Check all tiles of an operator on few rows."""
+def main(what: str, text: str) -> None:
+    """Check all tiles of an operator on few rows; or run one tile once, on the longest chain of the first shape."""
     bench = bench_of(Task(**json.loads(text)))
-    every = [case for tile in TILES[operator] for case in cases(tile, bench, FEW_ROWS)]
-    usable = [case for case in every if isinstance(case, Case) and case.problem.rows < WATCHED_ROWS]
+    counted = what not in TILES
+    tiles, rows = ([what], ROWS[-1:]) if counted else (TILES[what], FEW_ROWS)
+    every = [case for tile in tiles for case in cases(tile, bench, rows)]
+    usable = [case for case in every if isinstance(case, Case)]
     if not usable:
-        raise SystemExit(f"{operator}: {every[0] if every else 'it is not here'}")
+        raise SystemExit(f"{what}: {every[0] if every else 'it is not here'}")
+    if counted:
+        shape = usable[0].what.partition(" ")[0]
+        case = max((case for case in usable if case.what.startswith(shape)), key=lambda case: len(case.what))
+        case.make()(*case.data()[0])
+        return
     for case in usable:
-        check(case)
+        if case.problem.rows < WATCHED_ROWS:
+            check(case)
 
 
 if __name__ == "__main__":

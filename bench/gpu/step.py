@@ -18,9 +18,10 @@ from .plan import Task
 
 MODULES = {
     "device": ("library", "ceilings"),
-    "smoke": ("smoke", "racecheck"),
+    "smoke": ("smoke", "racecheck", "counters"),
     "rows": ("mlp", "attention", "cells"),
-    "forward": ("forward", "numerics"),
+    "products": ("quantized",),
+    "forward": ("forward", "levers", "numerics"),
     "served": ("served",),
     "images": ("images",),
 }

@@ -17,6 +17,7 @@ from milkweed.bench.gpu.plan import (
     steps,
 )
 from milkweed.kernels.impls.native import native_impls
+from milkweed.kernels.impls.quantized import quantized_impls
 from milkweed.kernels.impls.quarantine import PARTS
 from milkweed.kernels.impls.triton import triton_impls
 
@@ -66,6 +67,37 @@ def test_a_forward_is_judged_by_its_own_row_over_the_best_dense_one() -> None:
     mlps, every = (judged(rows, f"vit_base_patch16_224 fused {which} batch 32: over dense") for which in LAYERS)
     assert (mlps["measured"], mlps["by"], mlps["met"]) == (1.2, "fused mlp", False)
     assert (every["measured"], every["by"]) == (1.5, "fused mlp+qkv+proj")
+
+
+def test_rules_say_what_a_miss_decides() -> None:
+    inner = "MLP ViT-B batch 32: inner half in Gluon over Triton's launches"
+    us = {"gluon_mlp:0": 11.0, "gluon_mlp:1": 9.0, "triton_mlp": 10.0, "triton": 12.0}
+    rows = [row(name, us[name], turn=turn, ours=True) for name in us for turn in (1, 2)]
+    goal = judged(rows, inner)
+    assert (goal["measured"], goal["by"], goal["met"]) == (1.111, "gluon_mlp:1", False)
+    assert next(goal_lines([goal])).endswith("; so gluon_mlp is deleted")
+    faster = [made | {"us": 8.0} if made["candidate"] == "gluon_mlp:0" else made for made in rows]
+    assert judged(faster, inner)["met"] is True
+    assert "deleted" not in next(goal_lines([judged(faster, inner)]))
+
+    where = {"section": "quantized", "what": "ViT-B fc1"}
+    us = {
+        "16 bits": 28.0,
+        "16 bits, torch.compile": 26.0,
+        "int8, triton_quantized:1": 20.0,
+        "fp8, triton_quantized:1": 9,
+    }
+    rows = [row(name, us[name], turn=turn, ours="triton" in name, **where) for name in us for turn in (1, 2)]
+    goal = judged(rows, "ViT-B fc1 batch 32: int8 over 16 bits")
+    assert (goal["measured"], goal["by"], goal["met"]) == (1.3, "int8, triton_quantized:1", False)
+    assert "so cuBLASLt's fp8 takes the place of triton_quantized" in next(goal_lines([goal]))
+
+
+def test_what_two_launches_a_layer_cannot_reach_has_no_verdict() -> None:
+    rows = [made | {"what": "ViT-S"} for made in two_rounds()]
+    goal = judged(rows, "MLP ViT-S batch 32: over dense")
+    assert (goal["measured"], goal["met"]) == (2.0, None)
+    assert next(goal_lines([goal])).startswith("  beside      2x  MLP ViT-S batch 32: over dense, wanted 2.0x")
 
 
 def test_the_worse_round_counts_and_both_are_told() -> None:
@@ -132,13 +164,15 @@ def test_a_plan_has_minutes_and_sections() -> None:
     for wrong in ("minutes=x", "hours=12", "sections=mpl"):
         with pytest.raises(ValueError, match=wrong.partition("=")[2]):
             parse_plan(wrong)
-    assert units(sections=("cells",))[:2] == ["library", "cells/ViTAE-T cell 1/32/r1"]
+    assert units(sections=("cells",))[:3] == ["library", "cells/ViT-B merge/32/r1", "cells/ViTAE-T cell 1/32/r1"]
 
 
 def test_the_order_is_that_of_value() -> None:
     every = units()
-    by_value = ["library", "smoke/native_mlp/native_mlp:0", "smoke/triton/triton:0", "ceilings"]
-    by_value += ["mlp/ViT-B/32/r1", "forward/vit_base_patch16_224/32/r1", "mlp/ViT-B/32/r2", "served/r1"]
+    by_value = ["library", "smoke/gluon_mlp/gluon_mlp:0", "smoke/native_mlp/native_mlp:0", "smoke/triton/triton:0"]
+    by_value += ["ceilings", "mlp/ViT-B/32/r1", "counters/gluon_mlp:1", "quantized/ViT-B fc1/32/r1"]
+    by_value += ["cells/ViT-B merge/32/r1", "levers/vit_base_patch16_224/32/r1", "attention/ViT-B/32/r1"]
+    by_value += ["mlp/ViT-S/32/r1", "forward/vit_base_patch16_224/32/r1", "mlp/ViT-B/32/r2", "served/r1"]
     assert sorted(by_value, key=every.index) == by_value
     assert len(every) == len(set(every))
     assert {unit.partition("/")[0] for unit in every} == set(SECTIONS) - {"images"}  # on request
@@ -148,5 +182,5 @@ def test_the_order_is_that_of_value() -> None:
 
 
 def test_every_tile_of_every_kernel_is_checked() -> None:
-    there = {*PARTS, *(impl.name for impl in (*native_impls(), *triton_impls()))}
+    there = {*PARTS, *(impl.name for impl in (*native_impls(), *triton_impls(), *quantized_impls()))}
     assert {tile for tiles in TILES.values() for tile in tiles} == there

@@ -64,7 +64,8 @@ def test_on_a_bare_machine_a_dry_run_walks_every_row(tmp_path: Path, capsys: pyt
     native = {("mlp", "native_mlp"), ("mlp", "triton"), ("attention", "native_attention:0")}
     cells = {("performer", "native_performer"), ("branch", "native_branch:0")}
     peers = {("mlp", "dense"), ("mlp", "dense eager"), ("mlp", "Monarch bmm eager"), ("attention", "SDPA flash")}
-    assert native | cells | peers | {("mlp", "tuned")} <= timed
+    in_8_bits = {("quantized", "int8, triton_quantized:0"), ("quantized", "fp8, cuBLASLt"), ("merge", "triton_merge:0")}
+    assert native | cells | peers | in_8_bits | {("mlp", "tuned")} <= timed
     assert not [record for record in records if record.get("passed") is False]
     ended = {record["unit"]: record for record in records if record["kind"] == "end"}
     without_timm = ended["forward/deit_tiny_patch16_224/1/r1"]
@@ -72,7 +73,7 @@ def test_on_a_bare_machine_a_dry_run_walks_every_row(tmp_path: Path, capsys: pyt
     assert "needs the package timm" in without_timm["why"]
     for unit in ("served/r1", "images/stream order/dali exact"):
         assert ended[unit]["why"] == "No module named 'simplejpeg'"
-    assert {end["state"] for unit, end in ended.items() if not unit.startswith(("forward", "race"))} <= {
+    assert {end["state"] for unit, end in ended.items() if not unit.startswith(("forward", "levers", "race"))} <= {
         "complete",
         "absent",  # an operator that this build does not have
     }

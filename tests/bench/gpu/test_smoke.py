@@ -16,7 +16,7 @@ from milkweed.bench.gpu.device import Ceilings
 from milkweed.bench.gpu.journal import COMPLETE, DIED, WRONG, Absent, ends, quarantine, read, rows
 from milkweed.bench.gpu.measure import Bench
 from milkweed.bench.gpu.plan import TILES, Step, Task, steps
-from milkweed.bench.gpu.smoke import ROWS, Case, cases, check, racecheck
+from milkweed.bench.gpu.smoke import ROWS, Case, cases, check, counters, racecheck
 from milkweed.kernels.chain_ir import ChainOp, Monarch, Problem, evaluate
 from milkweed.kernels.impls.base import Impl, Runner
 from milkweed.kernels.impls.torch_ops import EagerImpl
@@ -202,3 +202,31 @@ def test_the_race_checker_watches_a_process_and_its_absence_is_named(
     assert "--error-exitcode 9 --tool racecheck" in called
     assert "milkweed.bench.gpu.smoke native_mlp" in called
     smoke.main("native_mlp", json.dumps(asdict(task)))  # what it watches
+
+
+def test_counters_are_those_of_a_tile_s_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    task, unit = Task(str(tmp_path / "day.jsonl"), dry_run=True), "counters/gluon_mlp:1"
+    with pytest.raises(Absent, match="ncu is not on this machine"):
+        list(counters(task, unit))
+    said = [
+        "==PROF== Connected",
+        '"ID","Kernel Name","lts__t_bytes.sum","launch__grid_size"',
+        '"","","Mbyte",""',
+        '"0","block_product","12.5","99"',
+        '"1","inner_product","3.25","132"',
+    ]
+    tool = tmp_path / "ncu"
+    for lines, status in ((said, 0), (["==ERROR== ERR_NVGPUCTRPERM"], 1), (["==PROF== no kernel"], 0)):
+        text = "\n".join(lines)
+        tool.write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/called\ncat <<'END'\n{text}\nEND\nexit {status}\n")
+        tool.chmod(0o755)
+        if lines is not said:
+            with pytest.raises(Absent, match=lines[0]):
+                list(counters(task, unit))
+            continue
+        first, inner = counters(task, unit)
+        assert (first["candidate"], first["figures"]) == ("block_product", {"lts__t_bytes.sum Mbyte": "12.5"})
+        assert (inner["what"], inner["figures"]) == ("launch 1", {"lts__t_bytes.sum Mbyte": "3.25"})
+    assert "milkweed.bench.gpu.smoke gluon_mlp:1" in (tmp_path / "called").read_text()
+    smoke.main("native_mlp:1", json.dumps(asdict(task)))  # what is profiled
