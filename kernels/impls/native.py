@@ -53,7 +53,7 @@ class NativeMlp(Native):
         if problem.device.type != "cuda" or width is None:
             return None
         limit = torch.cuda.get_device_properties(problem.device).shared_memory_per_block_optin
-        return tile_refusal(fc1.shape.K, width, self.tile, limit)
+        return tile_refusal(width, self.tile, limit)
 
     def build(self, segment: Sequence[ChainOp], problem: Problem) -> Runner:
         fc1, fc2 = (operator for operator in segment if isinstance(operator, Monarch))

@@ -22,7 +22,7 @@ def monarch(
     return Monarch(*factors, normal(out, seed=5, dtype=dtype) if bias else None, width, out)
 
 
-def mlp() -> list[ChainOp]:
-    """Half of a block, of 64 features and 128 hidden ones: a norm, two layers of four blocks, the residual."""
+def mlp(nblocks: int = 4) -> list[ChainOp]:
+    """Half of a block, of 64 features and 128 hidden ones: a norm, two Monarch layers, the residual."""
     norm = LayerNorm(normal(64, seed=1) + 1, normal(64, seed=2), 1e-6)
-    return [norm, monarch(64, 128, nblocks=4), Gelu(), monarch(128, 64, nblocks=4), Add()]
+    return [norm, monarch(64, 128, nblocks=nblocks), Gelu(), monarch(128, 64, nblocks=nblocks), Add()]

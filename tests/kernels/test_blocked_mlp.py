@@ -47,23 +47,22 @@ def definition(x: Tensor, fc1: Layer, fc2: Layer) -> Tensor:
 
 NO_RANKS = (None, None)
 CASES = [
-    *((nb, width, hidden, NO_RANKS, True) for nb in (2, 4, 8) for width, hidden in SHAPES),
-    (4, 256, 512, (32, 64), True),
-    (4, 256, 512, (5, 3), True),  # what a block hands on differs from block to block
-    (4, 384, 1152, (96, 50), True),
-    (2, 192, 250, (7, 96), True),  # hidden blocks of 125 columns: 63 or 62 for each reader
-    (8, 256, 328, (17, 32), True),
-    (4, 64, 48, (1, 2), True),
-    (4, 64, 128, NO_RANKS, False),
+    *((width, hidden, NO_RANKS, True) for width, hidden in SHAPES),
+    (256, 512, (32, 64), True),
+    (256, 512, (5, 3), True),  # what a block hands on differs from block to block
+    (384, 1152, (96, 50), True),
+    (192, 252, (7, 48), True),  # hidden blocks of 63 columns: 16 or 15 for each reader
+    (64, 48, (1, 2), True),
+    (64, 128, NO_RANKS, False),
 ]
 
 
-@pytest.mark.parametrize(("nblocks", "width", "hidden", "ranks", "bias"), CASES)
+@pytest.mark.parametrize(("width", "hidden", "ranks", "bias"), CASES)
 def test_packed_mlp_is_its_two_layers(
-    nblocks: int, width: int, hidden: int, ranks: tuple[int | None, int | None], bias: bool
+    width: int, hidden: int, ranks: tuple[int | None, int | None], bias: bool
 ) -> None:
     """Without a norm, and with one and a residual: the norm comes first and leaves the residual."""
-    fc1, fc2 = make_mlp(nblocks, width, hidden, ranks, bias)
+    fc1, fc2 = make_mlp(4, width, hidden, ranks, bias)
     assert refusal(fc1, fc2, torch.bfloat16) is None
     g = torch.Generator().manual_seed(1)
     x, weight, shift = (torch.randn(*n, dtype=torch.float64, generator=g) for n in ((5, width), (width,), (width,)))
@@ -82,7 +81,7 @@ def test_packing_costs_only_what_padding_adds() -> None:
     assert packed.factor1.dtype == packed.stream.dtype == packed.factor2.dtype == torch.bfloat16
     assert packed.bias1.dtype == packed.bias2.dtype == torch.float32
     assert all(t.is_contiguous() for t in packed.tensors)
-    assert (packed.nblocks, packed.block_width, packed.width) == (4, 96, 384)
+    assert (packed.block_width, packed.width) == (96, 384)
 
 
 def test_refusals_say_why() -> None:
@@ -91,7 +90,7 @@ def test_refusals_say_why() -> None:
     cases = [
         (make_mlp(4, 768, 3072), "width 768 with ranks 192 and 192 is more than 96"),
         (make_mlp(4, 48, 96), "blocks of 12 features, not a multiple of 8"),
-        (make_mlp(3, 192, 768), "nblocks 3, 3, 3, 3; all must be one of [2, 4, 8]"),
+        *((make_mlp(n, 192, 768), f"nblocks {n}, {n}, {n}, {n}; all must be 4") for n in (1, 2, 3, 8)),
         ([fc1, make_layer(2, 768, 192, None, 1)], "nblocks 4, 4, 2, 2"),
         ([fc1, make_layer(4, 512, 192, None, 1)], "192-768 and 512-192 features do not close"),
         (make_mlp(4, 256, 512, (100, 64)), "width 256 with ranks 100 and 64 is more than 96"),
@@ -106,8 +105,8 @@ def test_refusals_say_why() -> None:
 
 
 def test_tiles_that_do_not_exist_or_fit_are_refused() -> None:
-    assert tile_refusal(4, 96, 3, 227 * 1024) is None
-    assert tile_refusal(4, 96, 0, 99 * 1024) is None
+    assert tile_refusal(96, 3, 227 * 1024) is None
+    assert tile_refusal(96, 0, 99 * 1024) is None
     needs = "fused MLP: tile 3 needs 225536 bytes of shared memory, the device has 166912"
-    assert tile_refusal(4, 96, 3, 163 * 1024) == needs
-    assert tile_refusal(8, 32, 3, 227 * 1024) == "fused MLP: no tile 3 for nblocks 8 and block width 32"
+    assert tile_refusal(96, 3, 163 * 1024) == needs
+    assert tile_refusal(64, 1, 227 * 1024) == "fused MLP: no tile 1 for block width 64"

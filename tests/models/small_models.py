@@ -68,13 +68,13 @@ BRANCHES, PERFORMERS = ("vitae", "vitae with a class token"), ("vitae", "t2t")
 MONARCH_ROLES = {"dense": [], "mlp": ["mlp"], "all": ["mlp", "qkv", "proj"]}
 
 
-def build(name: str, roles: str = "dense") -> nn.Module:
+def build(name: str, roles: str = "dense", nblocks: int = 4) -> nn.Module:
     """A model with weights and statistics that every mistake would show in."""
     arch, args = {**MODELS, "v2": ("vitaev2_s", VITAE_V2)}[name]
     torch.manual_seed(0)
     dense = create_model(arch, num_classes=10, **args)
     patterns = MONARCH_ROLES[roles]
-    layers = layer_specs_for(dense, select_linears(dense, patterns), nblocks=4) if patterns else {}
+    layers = layer_specs_for(dense, select_linears(dense, patterns), nblocks=nblocks) if patterns else {}
     # The performer's own linears stay: they are not blocks.
     layers = {key: layer for key, layer in layers.items() if ".RC." not in key}
     torch.manual_seed(0)

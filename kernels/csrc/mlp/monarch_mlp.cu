@@ -17,9 +17,8 @@ Tensor monarch_mlp(const Tensor& x, const Tensor& factor1, const Tensor& stream,
   call.rank(factor1, "factor1", 5);
   call.rank(stream, "stream", 7);
   const int64_t rows = x.size(0), width = x.size(1);
-  const int64_t nblocks = factor1.size(0), steps = factor1.size(1), groups = stream.size(2);
-  call.require(nblocks > 0 && width % (8 * nblocks) == 0, "x is ", width, " wide: a multiple of 8 * ", nblocks,
-               " blocks is needed");
+  const int64_t nblocks = mw::kMlpBlocks, steps = factor1.size(1), groups = stream.size(2);
+  call.require(width % (8 * nblocks) == 0, "x is ", width, " wide: a multiple of ", 8 * nblocks, " is needed");
   call.require(norm_weight.has_value() == norm_bias.has_value(), "norm_weight and norm_bias come together");
   Tensor y = call.new_output({rows, width});
   mw::MonarchMlpArgs args{};
@@ -36,7 +35,6 @@ Tensor monarch_mlp(const Tensor& x, const Tensor& factor1, const Tensor& stream,
   args.eps = static_cast<float>(eps);
   args.rows = call.size(rows, "the number of rows");
   args.width = call.size(width, "width");
-  args.nblocks = call.size(nblocks, "nblocks");
   args.block_width = call.size(16 * steps, "block width");
   args.groups = call.size(groups, "groups");
   args.shared_limit = call.shared_limit();

@@ -1,8 +1,8 @@
 // A whole Monarch MLP in one launch: y = residual + fc2(gelu(fc1(norm(x)))), hidden activations in registers only.
 //
 // A layer is two block-diagonal factors with a permutation between them (kernels/reference.py); kernels/blocked_mlp.py
-// folds the permutations into the weights' layout. There are NB blocks of `width / NB` features, padded with zeros to
-// Q. A block of threads owns some rows of x and walks once along all weights, in three phases:
+// folds the permutations into the weights' layout. There are NB = 4 blocks of `width / NB` features, padded with zeros
+// to Q. A block of threads owns some rows of x and walks once along all weights, in three phases:
 //   1. first factor of fc1: x -> t, stored permuted, in the blocks that read it;
 //   2. for each input block of fc2, 16 hidden columns at a time: second factor of fc1, bias, GELU; the result is at
 //      once the left operand of the first factor of fc2, whose sum u stays in registers until its block is done;
@@ -20,7 +20,7 @@ template <class C>
 struct MonarchMlp {
   using T = typename C::T;
   using Block = typename MlpRows<C>::Block;
-  static constexpr int NB = C::nblocks, Q = C::q, MT = C::m_tiles;
+  static constexpr int NB = kMlpBlocks, Q = C::q, MT = C::m_tiles;
 
   const MonarchMlpArgs& args;
   MlpRows<C> x, t, u;
@@ -44,7 +44,6 @@ struct MonarchMlp {
     if (args.norm_weight != nullptr) normalise();
     first_factor();
     launch_dependent_grids();
-    sync_block();  // sync: t complete
     hidden();
     sync_block();  // sync: u complete
     last_factor();
@@ -83,7 +82,7 @@ struct MonarchMlp {
         const int block = C::column_warp() * C::blocks_per_warp + i / C::steps, step = i % C::steps;
         if (step == 0) x.load_block(a, block);
         float c[MT][2][4] = {};
-        multiply_16(c, a, weights + (i - unit) * MlpRing<C>::unit1_bytes);
+        multiply_16(c, a, weights + (i - unit) * MlpRing<C>::unit_bytes);
         MW_UNROLL
         for (int m = 0; m < MT; m++) {
           t.store_permuted(m, block, step * 16, c[m][0]);
@@ -126,6 +125,9 @@ struct MonarchMlp {
   }
 
   MW_DEVICE void hidden() {
+    // Block 0 of t is read without a barrier: no column of it comes from the last two units of a block, and only those
+    // may be in phase 1's last stage. A stage is waited for before the other blocks are read.
+    static_assert(16 * (C::steps - 2) >= C::sub_block);
     const int first = C::column_warp() * C::blocks_per_warp;
 #pragma unroll 1
     for (int block = first; block < first + C::blocks_per_warp; block++) {
@@ -213,76 +215,53 @@ MW_GLOBAL(C::threads, 1) monarch_mlp(const MonarchMlpArgs args) {
 
 // A build of fewer variants defines this; variants that are left out are refused like any unknown shape.
 #ifndef MW_MONARCH_MLP_BUILT
-#define MW_MONARCH_MLP_BUILT(T, nblocks, block_width, tile) true
+#define MW_MONARCH_MLP_BUILT(T, block_width, tile) true
 #endif
 
-template <class T, int nblocks, int q, int tile>
+template <class T, int q, int tile>
 const char* monarch_mlp_launch_tile(const MonarchMlpArgs& args, Stream stream) {
-  if constexpr (monarch_mlp_tile(nblocks, q, tile).exists() && MW_MONARCH_MLP_BUILT(T, nblocks, q, tile)) {
-    using C = MlpConfig<T, nblocks, q, tile>;
+  if constexpr (monarch_mlp_tile(q, tile).exists() && MW_MONARCH_MLP_BUILT(T, q, tile)) {
+    using C = MlpConfig<T, q, tile>;
     if (C::shared_bytes > args.shared_limit) return "monarch_mlp: tile needs more shared memory than the device has";
     const dim3 grid((args.rows + C::rows - 1) / C::rows);
     return launch<monarch_mlp<C>>(grid, C::threads, C::shared_bytes, stream, args);
   } else {
-    return "monarch_mlp: no such tile for this nblocks and block width";
+    return "monarch_mlp: no such tile for this block width";
   }
 }
 
-template <class T, int nblocks, int q>
+template <class T, int q>
 const char* monarch_mlp_launch_width(int tile, const MonarchMlpArgs& args, Stream stream) {
   switch (tile) {
-    case 0: return monarch_mlp_launch_tile<T, nblocks, q, 0>(args, stream);
-    case 1: return monarch_mlp_launch_tile<T, nblocks, q, 1>(args, stream);
-    case 2: return monarch_mlp_launch_tile<T, nblocks, q, 2>(args, stream);
-    case 3: return monarch_mlp_launch_tile<T, nblocks, q, 3>(args, stream);
+    case 0: return monarch_mlp_launch_tile<T, q, 0>(args, stream);
+    case 1: return monarch_mlp_launch_tile<T, q, 1>(args, stream);
+    case 2: return monarch_mlp_launch_tile<T, q, 2>(args, stream);
+    case 3: return monarch_mlp_launch_tile<T, q, 3>(args, stream);
     default: return "monarch_mlp: tile must be 0, 1, 2 or 3";
   }
 }
 
-// All variants of one type and nblocks; a build may instantiate these six in separate files.
-template <class T, int nblocks>
-const char* monarch_mlp_launch_blocks(int tile, const MonarchMlpArgs& args, Stream stream) {
-  if constexpr (nblocks == 2) {
-    switch (args.block_width) {
-      case 96: return monarch_mlp_launch_width<T, 2, 96>(tile, args, stream);
-      case 128: return monarch_mlp_launch_width<T, 2, 128>(tile, args, stream);
-      case 192: return monarch_mlp_launch_width<T, 2, 192>(tile, args, stream);
-    }
-  } else if constexpr (nblocks == 4) {
-    switch (args.block_width) {
-      case 48: return monarch_mlp_launch_width<T, 4, 48>(tile, args, stream);
-      case 64: return monarch_mlp_launch_width<T, 4, 64>(tile, args, stream);
-      case 80: return monarch_mlp_launch_width<T, 4, 80>(tile, args, stream);
-      case 96: return monarch_mlp_launch_width<T, 4, 96>(tile, args, stream);
-    }
-  } else {
-    switch (args.block_width) {
-      case 32: return monarch_mlp_launch_width<T, 8, 32>(tile, args, stream);
-      case 48: return monarch_mlp_launch_width<T, 8, 48>(tile, args, stream);
-    }
+template <class T>
+const char* monarch_mlp_launch_dtype(int tile, const MonarchMlpArgs& args, Stream stream) {
+  switch (args.block_width) {
+    case 48: return monarch_mlp_launch_width<T, 48>(tile, args, stream);
+    case 64: return monarch_mlp_launch_width<T, 64>(tile, args, stream);
+    case 80: return monarch_mlp_launch_width<T, 80>(tile, args, stream);
+    case 96: return monarch_mlp_launch_width<T, 96>(tile, args, stream);
+    default: return "monarch_mlp: block width must be 48, 64, 80 or 96";
   }
-  return "monarch_mlp: block width must be 96, 128 or 192 (nblocks 2), 48, 64, 80 or 96 (4), 32 or 48 (8)";
 }
 
 inline int monarch_mlp_tiles() { return kMlpTiles; }
 
 // Returns nullptr once launched (or if there are no rows), otherwise why nothing was launched.
 inline const char* monarch_mlp_launch(DType dtype, int tile, const MonarchMlpArgs& args, Stream stream) {
-  const bool is_bf16 = dtype == DType::bf16;
   if (args.rows <= 0) return args.rows == 0 ? nullptr : "monarch_mlp: negative number of rows";
   if (args.groups <= 0) return "monarch_mlp: no hidden columns";
-  if (args.nblocks != 2 && args.nblocks != 4 && args.nblocks != 8) return "monarch_mlp: nblocks must be 2, 4 or 8";
-  if (args.width <= 0 || args.width % (8 * args.nblocks) != 0)
-    return "monarch_mlp: width must be a multiple of 8 nblocks";
-  if (args.width > args.nblocks * args.block_width) return "monarch_mlp: width exceeds nblocks block widths";
-  if (args.nblocks == 2)
-    return is_bf16 ? monarch_mlp_launch_blocks<bf16, 2>(tile, args, stream)
-                   : monarch_mlp_launch_blocks<fp16, 2>(tile, args, stream);
-  if (args.nblocks == 4)
-    return is_bf16 ? monarch_mlp_launch_blocks<bf16, 4>(tile, args, stream)
-                   : monarch_mlp_launch_blocks<fp16, 4>(tile, args, stream);
-  return is_bf16 ? monarch_mlp_launch_blocks<bf16, 8>(tile, args, stream)
-                 : monarch_mlp_launch_blocks<fp16, 8>(tile, args, stream);
+  if (args.width <= 0 || args.width % (8 * kMlpBlocks) != 0) return "monarch_mlp: width must be a multiple of 32";
+  if (args.width > kMlpBlocks * args.block_width) return "monarch_mlp: width exceeds 4 block widths";
+  return dtype == DType::bf16 ? monarch_mlp_launch_dtype<bf16>(tile, args, stream)
+                              : monarch_mlp_launch_dtype<fp16>(tile, args, stream);
 }
 
 }  // namespace mw

@@ -16,10 +16,9 @@ MW_DEVICE void load_weights(uint32_t (&w)[4], const char* weights, int index) {
 
 template <class C>
 struct MlpRing {
-  static constexpr int NB = C::nblocks, Q = C::q;
   static constexpr int stage_bytes = C::column_warps * C::slot_bytes, ring_bytes = C::stages * stage_bytes;
-  // Bytes of a 16-row unit of factor1, of a hidden piece and of an 8-row unit of factor2.
-  static constexpr int unit1_bytes = 32 * Q, piece_bytes = 64 * Q, unit2_bytes = 16 * NB * Q;
+  // Bytes of a 16-row unit of factor1, and of what a slot holds: two of them, a hidden piece or an 8-row unit of factor2.
+  static constexpr int unit_bytes = 32 * C::q, piece_bytes = 2 * unit_bytes;
 
   enum Part : int { kPairs, kLastUnit, kHidden, kOutput, kNothing };
 
@@ -36,7 +35,7 @@ struct MlpRing {
   }
 
   MW_DEVICE static int copier() { return C::row_warp() * 32 + lane(); }
-  MW_DEVICE int hidden_pieces() const { return C::blocks_per_warp * NB * args.groups; }
+  MW_DEVICE int hidden_pieces() const { return C::blocks_per_warp * kMlpBlocks * args.groups; }
 
   MW_DEVICE void start(const void* from, int64_t offset_bytes, int copies) {
     source = static_cast<const char*>(from) + offset_bytes + copier() * 16;
@@ -48,7 +47,7 @@ struct MlpRing {
     const int warp = C::column_warp();
     part++;
     if (part == kPairs) {
-      start(args.factor1, warp * C::units_per_warp * unit1_bytes, C::units_per_warp / 2);
+      start(args.factor1, warp * C::units_per_warp * unit_bytes, C::units_per_warp / 2);
     } else if (part == kLastUnit) {
       remaining = C::units_per_warp % 2;  // from where the pairs ended
     } else if (part == kHidden) {
@@ -56,7 +55,8 @@ struct MlpRing {
       bias = args.bias1 + warp * hidden_pieces() * 16 + copier() * 4;
     } else if (part == kOutput) {
       // Unit u of factor2 belongs to warp u mod column_warps; the last ones may have one unit less.
-      start(args.factor2, warp * unit2_bytes, (args.width / (8 * NB) - warp + C::column_warps - 1) / C::column_warps);
+      const int units = args.width / (8 * kMlpBlocks);
+      start(args.factor2, warp * piece_bytes, (units - warp + C::column_warps - 1) / C::column_warps);
     } else {
       remaining = 1 << 30;
     }
@@ -75,18 +75,15 @@ struct MlpRing {
     while (remaining == 0) next_part();
     remaining--;
     char* to = ring + write_offset + C::column_warp() * C::slot_bytes + copier() * 16;
-    if (part == kPairs || part == kHidden) {
+    if (part == kPairs || part == kHidden || part == kOutput) {
       copy<piece_bytes>(to);
-      source += piece_bytes;
-      if (part == kHidden) {
-        if (copier() < 4) copy_async_16(to + piece_bytes, bias, true);
-        bias += 16;
-      }
-    } else if (part == kOutput) {
-      copy<unit2_bytes>(to);
-      source += C::column_warps * unit2_bytes;
+      source += part == kOutput ? C::column_warps * piece_bytes : piece_bytes;
     } else if (C::units_per_warp % 2 != 0 && part == kLastUnit) {
-      copy<unit1_bytes>(to);
+      copy<unit_bytes>(to);
+    }
+    if (part == kHidden) {
+      if (copier() < 4) copy_async_16(to + piece_bytes, bias, true);
+      bias += 16;
     }
     copy_async_commit();
     write_offset = write_offset + stage_bytes == ring_bytes ? 0 : write_offset + stage_bytes;

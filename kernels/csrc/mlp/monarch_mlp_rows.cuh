@@ -9,7 +9,7 @@ namespace mw {
 template <class C>
 struct MlpRows {
   using T = typename C::T;
-  static constexpr int NB = C::nblocks, Q = C::q, MT = C::m_tiles;
+  static constexpr int NB = kMlpBlocks, Q = C::q, MT = C::m_tiles;
   static constexpr int bytes = C::rows * C::row_elements * 2;
   // One block of a row warp's rows as A operands of mma.m16n8k16.
   using Block = uint32_t[MT][C::steps][4];

@@ -65,6 +65,8 @@ def test_tile_variants_share_their_weights() -> None:
     [
         ("native_mlp:2", MLP, torch.float32, "not bfloat16 or float16"),
         ("native_mlp:2", [monarch(1024, 2048), Gelu(), monarch(2048, 1024)], torch.bfloat16, "width 1024"),
+        ("native_mlp:2", layers.mlp(nblocks=2), torch.bfloat16, "nblocks 2, 2, 2, 2; all must be 4"),
+        ("native_mlp:2", layers.mlp(nblocks=8), torch.bfloat16, "nblocks 8, 8, 8, 8; all must be 4"),
         ("native_mlp:2", [monarch(64, 128), Gelu(), monarch(128, 32)], torch.bfloat16, "64 features go in and 32 come"),
         ("native_attention:0", [SelfAttention(2, 48, 0.2)], torch.bfloat16, "head dim 48"),
         ("native_mlp:2", MLP[:3], torch.bfloat16, OTHER_KIND),
@@ -123,6 +125,9 @@ def test_an_untuned_plan_takes_one_launch_for_an_mlp_and_triton_for_a_wide_one(m
     norm = LayerNorm(normal(768, seed=1), normal(768, seed=2), 1e-6)
     wide = Chain([norm, monarch(768, 1024), Gelu(), monarch(1024, 768), Add()])
     assert str(untuned_plan(wide, problem, impls)) == "0b0001 torch | triton_mlp:0"
+    assert str(untuned_plan(Chain(layers.mlp(nblocks=8)), problem, impls)) == "0b0001 torch | triton_mlp:0"
+    without = [impl for impl in impls if not impl.name.startswith("triton")]
+    assert str(untuned_plan(Chain(layers.mlp(nblocks=2)), problem, without)) == "0b0101 torch | dense | dense"
     attention = Chain([MLP[0], Dense(normal(192, 64, seed=8), None), SelfAttention(2, 32, 0.2), monarch(64, 64), Add()])
     plan = "0b0111 torch | dense | native_attention:0 | triton:0"
     assert str(untuned_plan(attention, problem, impls)) == plan
@@ -142,4 +147,4 @@ def test_a_tile_that_a_device_has_no_room_for_is_refused_before_it_is_packed(mon
     assert next(e for e in native_impls() if e.name == "native_mlp:3").refuses(chain, problem) is None
     narrow = (monarch(192, 768), Gelu(), monarch(768, 192))
     missing = next(e for e in native_impls() if e.name == "native_mlp:1").refuses(narrow, problem)
-    assert missing == "fused MLP: no tile 1 for nblocks 4 and block width 48"
+    assert missing == "fused MLP: no tile 1 for block width 48"

@@ -56,14 +56,13 @@ void ask(const char* header, Tiles tiles, const Args& args, Launch launch) {
   }
 }
 
-void mlp(Tiles tiles, int nblocks, int width, int block_width) {
+void mlp(Tiles tiles, int width, int block_width) {
   mw::MonarchMlpArgs args{};
   args.x = args.factor1 = args.stream = args.factor2 = args.residual = memory;
   args.bias1 = args.bias2 = args.norm_weight = args.norm_bias = reinterpret_cast<const float*>(memory);
   args.y = memory;
   args.rows = 8 * 197;
   args.width = width;
-  args.nblocks = nblocks;
   args.block_width = block_width;
   args.groups = 6;
   args.shared_limit = kNoLimit;
@@ -129,8 +128,8 @@ void add_norm(int width) {
 
 // The tiles are those that serve these shapes on an H200.
 int main() {
-  mlp({2}, 4, 256, 64);             // ViTAE-T, T2T-7
-  mlp({2}, 4, 384, 96);             // ViT-S, ViTAE-S, T2T-14
+  mlp({2}, 256, 64);                // ViTAE-T, T2T-7
+  mlp({2}, 384, 96);                // ViT-S, ViTAE-S, T2T-14
   attention({0, 1}, 197, 64);
   attention({0}, 197, 32);
   performer_with_mlp({0}, 64);

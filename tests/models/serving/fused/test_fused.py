@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from milkweed.kernels.impls.dense import DenseImpl
 from milkweed.kernels.impls.native import native_impls
 from milkweed.kernels.impls.torch_ops import EagerImpl
+from milkweed.kernels.impls.triton import triton_impls
 from milkweed.models.accounting import resident_bytes
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.serving.fused.block import FusedBlock
@@ -88,6 +89,22 @@ def test_the_kernels_operators_give_the_models_logits(name: str) -> None:
     expected |= {"native_branch"} if name in BRANCHES else set()
     expected |= {"native_performer"} if name in PERFORMERS else set()
     assert expected <= used
+    assert report.fallbacks == ()
+
+
+@pytest.mark.parametrize("nblocks", [2, 8])
+def test_monarch_mlps_of_other_blocks_than_the_kernels_run_on_tritons(nblocks: int) -> None:
+    model = build("vit", "mlp", nblocks)
+    impls = [*native_impls(on_cpu=True), *triton_impls(on_cpu=True), DenseImpl(), EagerImpl()]
+    tuning = Tuning(impls=impls, measure=Preferring("_mlp"))  # native_mlp would be as fast
+    copied, report = fused(model, dtype=torch.bfloat16, batch_sizes=(4,), tuning=tuning, kernels=NATIVE)
+    x = images(3)
+    with torch.inference_mode():
+        assert relative(copied(x.bfloat16()), model(x)) <= 2e-2
+    [mlp] = [part for part in report.parts if part.kind == "mlp"]
+    assert "triton_mlp" in mlp.plans[0].engines[-1]
+    blocks = ", ".join([str(nblocks)] * 4)
+    assert mlp.refused["native_mlp"] == f"fused MLP: nblocks {blocks}; all must be 4"
     assert report.fallbacks == ()
 
 
