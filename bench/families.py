@@ -56,7 +56,10 @@ def measure(source: Path, photos: Path, folder: Path, *, trained: bool) -> Row:
     operations = macs(baseline.model, baseline.size).total
     arch = baseline.config.arch
     row: Row = {"model": arch, "family": family(arch), "trained": trained, "px": baseline.size, "macs": operations}
-    row |= {"parameters": parameter_count(baseline.model).total, "plan": str(plan := plan_lanes(CPU, operations))}
+    row |= {
+        "parameters": parameter_count(baseline.model).total,
+        "plan": str(plan := replace(plan_lanes(CPU, operations), most_threads=1)),
+    }
     with ExitStack() as opened:
         forwards, row["bytes"], row["notes"] = {}, {}, {}
         for form in FORMS:

@@ -50,7 +50,8 @@ class CandidateEvaluator:
     def __init__(self, baseline: Baseline, job: CompressJob, trials: Trials, pace: Pace, progress: Progress) -> None:
         self.baseline, self.job, self.trials, self.pace, self.progress = baseline, job, trials, pace, progress
         self.measured: dict[SearchCandidate, MeasuredCandidate] = {}
-        self.plan = plan_lanes(CPU, macs(baseline.model, baseline.size).total)
+        # One thread an image, as in other backends' lanes: what is measured is how much work an image is.
+        self.plan = replace(plan_lanes(CPU, macs(baseline.model, baseline.size).total), most_threads=1)
         self.times = LayerTimes(baseline, trials, self.plan, job.batches[0], progress, int8=job.tries("int8"))
         self.recipes = Recipes(baseline, trials, self.plan, self.times, progress, keep_weights=job.keep_weights)
         self.evaluate_quality = QualityEvaluator(baseline.dense, baseline.held_out.targets)

@@ -50,6 +50,7 @@ class LanePlan:
         threads: of each.
         seconds: of a forward by its number of images, where another than the micro-batch gives the same bits.
         refused: a number of images that gives other bits; 0 = none.
+        most_threads: that may compute an image of our kernels together, while they have nothing else to do; 0 = all.
     """
 
     micro_batch: int
@@ -57,13 +58,15 @@ class LanePlan:
     threads: int
     seconds: Mapping[int, float] = field(default_factory=dict, hash=False)
     refused: int = 0
+    most_threads: int = 0
 
     def __str__(self) -> str:
         if not self.micro_batch:
             return "whole batch"
         sizes = " or ".join(map(str, sorted(self.seconds or [self.micro_batch])))
         refused = f" (not {self.refused}: other bits)" if self.refused else ""
-        return f"{self.lanes} lanes x {self.threads} threads x micro-batch {sizes}{refused}"
+        together = f", {self.most_threads} threads an image where idle" if self.most_threads > self.threads else ""
+        return f"{self.lanes} lanes x {self.threads} threads x micro-batch {sizes}{refused}{together}"
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 (a few plans live as long as the process)
     def cut(self, count: int) -> tuple[int, ...]:
@@ -109,11 +112,11 @@ def plan_lanes(
     """
     if device.type != "cpu":
         return LanePlan(0, 1, 0)
-    cores = cores or usable_cores()
+    cores, most = cores or usable_cores(), threads
     threads = threads or (max(1, cores // lanes) if lanes else max(1, cores // 4))
     lanes = lanes or max(1, cores // threads)
     micro_batch = micro_batch or next((images for below, images in MICRO_BATCHES if macs < below), 1)
-    return LanePlan(micro_batch, lanes, threads)
+    return LanePlan(micro_batch, lanes, threads, most_threads=most)
 
 
 @dataclass(frozen=True)
@@ -286,11 +289,21 @@ class Forward:
 
     def _run_lane(self, chunks: Sequence[Any], sizes: Sequence[int], results: list[Any], turns: Iterator[int]) -> float:
         """Be one lane: run chunks until none is left; the CPU seconds this thread used."""
-        started = self._clock()
+        started, helped = self._clock(), 0.0
         for turn in turns:
             images, missing = chunks[turn], sizes[turn] - len(chunks[turn])
             if missing:
                 images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.float32)])
-            logits = self._session(images)[: len(chunks[turn])]
+            lanes = self.plan.lanes
+            logits, seconds = self._logits(images, min(lanes, len(chunks) - (turn if turn >= lanes else 0)))
+            logits, helped = logits[: len(chunks[turn])], helped + seconds
             results[turn] = logits if self.multi_label else softmax(logits)
-        return self._clock() - started
+        return self._clock() - started + helped
+
+    def _logits(self, images: Any, at_once: int) -> tuple[Any, float]:
+        """The logits of images, and the CPU seconds that other threads spent on them.
+
+        Args:
+            at_once: forwards of the batch that run now, this one among them.
+        """
+        return self._session(images), 0.0

@@ -91,7 +91,7 @@ class ReadBundle:
     def plan(self) -> LanePlan:
         """How batches are cut."""
         options = self.options
-        chosen = {"micro_batch": options.micro_batch, "lanes": options.lanes, "threads": options.threads_per_lane}
+        chosen = {"micro_batch": options.micro_batch, "lanes": options.lanes, "threads": options.threads_per_image}
         return plan_lanes(self.device, self.counts["macs"], **chosen)
 
     @property

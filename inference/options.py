@@ -15,7 +15,7 @@ class InferenceOptions:
     Args:
         dtype: as `resolve_dtypes` takes it.
         max_batch_size: images of one forward at most; 0 = as many as keep the device busy.
-        lanes, threads_per_lane, micro_batch, decode_threads: 0 = chosen for the model and the machine.
+        lanes, threads_per_image, micro_batch, decode_threads: 0 = chosen for the model and the machine.
         fusion, cuda_graphs: for a GPU.
         cpu_graphs: for a CPU.
         tuning: what is measured: what is not in the cache, nothing, or all.
@@ -31,7 +31,7 @@ class InferenceOptions:
     loader: str = "auto"
     decode_threads: int = 0
     lanes: int = 0
-    threads_per_lane: int = 0
+    threads_per_image: int = 0
     micro_batch: int = 0
     max_batch_size: int = 0
     fusion: Literal["auto", "off"] = "auto"

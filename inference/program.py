@@ -1,7 +1,8 @@
 """Makes a forward of our own CPU kernels."""
 
+import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..models.errors import ExportError
 from ..models.programs.compact import is_int8
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from ..models.programs.compact import Activations
     from ..models.programs.file import Program
+
+logger = logging.getLogger("milkweed.inference")
 
 
 def program_forward(
@@ -39,17 +42,31 @@ def program_forward(
 def session_forward(program: "Program", plan: LanePlan, size: int, multi_label: bool = False) -> Forward:
     """Make the forward of a program.
 
-    An image's answer is the same in any company, since no row of a product knows of another. One thread computes an
-    image, so each thread of the plan becomes a lane.
+    An image's answer is the same in any company and by any number of threads, since no row of a product knows of
+    another. Each thread of the plan becomes a lane; those that have nothing to do help with the others' images.
 
     Raises:
         BackendError: the library is not there, or its kernels do not take the program's sizes.
     """
-    plan = replace(plan, lanes=plan.lanes * plan.threads, threads=1)
+    threads = plan.lanes * plan.threads
+    plan = replace(plan, lanes=threads, threads=1, most_threads=min(plan.most_threads or threads, threads))
     try:
-        session = ProgramSession(program)
+        session = ProgramSession(program, threads if plan.most_threads > 1 else 1)
     except (ExportError, ValueError) as error:
         raise BackendError(str(error)) from error
     dtype = "int8" if is_int8(program) else "bfloat16"
+    if session.threads < threads and plan.most_threads > 1:
+        logger.warning("%d of %d threads could be started: an image has so many at most", session.threads, threads)
     weight_bytes = session.weight_bytes
-    return Forward(session, plan, dtype=dtype, size=size, weight_bytes=weight_bytes, multi_label=multi_label)
+    return ProgramForward(session, plan, dtype=dtype, size=size, weight_bytes=weight_bytes, multi_label=multi_label)
+
+
+class ProgramForward(Forward):
+    """A forward whose images may be computed by several threads each."""
+
+    _session: ProgramSession
+
+    def _logits(self, images: Any, at_once: int) -> tuple[Any, float]:
+        # Idle threads are shared by the forwards that begin together; the first of them must not take all.
+        logits = self._session(images, min(self.plan.most_threads, self.plan.lanes // at_once))
+        return logits, self._session.helped_seconds()

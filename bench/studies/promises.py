@@ -67,7 +67,7 @@ def recorded(bundle: Path, photos: Path, file: Path) -> dict[str, Tensor]:
             work = file.with_name(f"{file.stem}.{name}".replace(" ", "_"))
             stored = stored_int8(merged, size, images.pixels[::2], work) if int8 else stored_bfloat16(merged)
             cost[name] = macs(merged, size).total
-            lanes = plan_lanes(CPU, cost[name])
+            lanes = replace(plan_lanes(CPU, cost[name]), most_threads=1)
             with closing(program_forward(stored.loaded, lanes, size, stored.activations)) as forward:
                 rows[name] = log_probabilities(forward, images.batches)
             print(

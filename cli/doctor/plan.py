@@ -149,9 +149,13 @@ class _Plan:
             kernels = "PyTorch's: the model has no structured layer"
         yield _row("kernels", kernels)
         settings = self.settings
-        chosen = {"micro_batch": settings.micro_batch, "lanes": settings.lanes, "threads": settings.threads_per_lane}
+        chosen = {"micro_batch": settings.micro_batch, "lanes": settings.lanes, "threads": settings.threads_per_image}
         plan = plan_lanes(self.device, self.macs, **chosen)
         sizes = f"{plan.lanes} forwards at once, {plan.threads} threads each, {plan.micro_batch} images each"
+        if "milkweed" in backends:
+            threads = plan.lanes * plan.threads
+            most = min(plan.most_threads or threads, threads)
+            sizes = f"{threads} images at once, idle threads help: at most {most} an image"
         if "openvino" in backends and not settings.micro_batch:
             sizes += f" (OpenVINO: or {other_size(plan.micro_batch)}, where they give the same bits)"
         if "torch" in backends:

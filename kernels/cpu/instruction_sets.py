@@ -22,7 +22,7 @@ RESIZE = Path(__file__).parents[1] / "images" / "resize.h"
 LIBRARY = Path(__file__).resolve().parents[1] / "_native" / "libmilkweed_cpu.so"
 
 # Vectors of 16 floats are an ABI of their own only between files.
-OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wno-psabi")
+OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wno-psabi")
 
 VARIABLE = "MILKWEED_MAX_CPU_ISA"
 """An environment variable: the fastest set that may be used, as ONEDNN_MAX_CPU_ISA is for OpenVINO and PyTorch."""

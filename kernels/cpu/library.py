@@ -16,9 +16,9 @@ from .instruction_sets import LIBRARY, CpuLibraryError, InstructionSet, loaded, 
 
 class _Program(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("steps", "stages", "buffers")),
-        *((name, ctypes.c_int32) for name in ("count", "classes")),
-        *((name, ctypes.c_int64) for name in ("logits", "image_floats")),
+        *((name, ctypes.c_void_p) for name in ("steps", "stages", "buffers", "helpers")),
+        *((name, ctypes.c_int32) for name in ("count", "classes", "helper_count", "unused")),
+        *((name, ctypes.c_int64) for name in ("logits", "image_floats", "arena_bytes")),
     )
 
 
@@ -27,21 +27,33 @@ class ProgramRunner:
 
     The CPU has to have its instruction set (`fastest_set`): another one ends the process.
 
+    Args:
+        threads: that may compute one image together (`start_threads`), the caller's among them.
+
     Raises:
         CpuLibraryError: the library is missing, or of other sources, or the system does not allow AMX.
     """
 
-    def __init__(self, assembled: structs.Assembled, library: Path = LIBRARY) -> None:
+    def __init__(self, assembled: structs.Assembled, library: Path = LIBRARY, threads: int = 1) -> None:
         self._assembled = assembled  # the structure points into its arrays
         self._run = _entry(library, assembled.isa.name)
+        arena_bytes = -(-(assembled.arena_bytes + structs.SLACK) // structs.ALIGNMENT) * structs.ALIGNMENT
+        self._helpers = structs.aligned((threads - 1) * arena_bytes)  # what no thread uses the system does not provide
+        tables = (assembled.steps, assembled.stages, assembled.buffers, self._helpers)
         self._program = _Program(
-            *(array.ctypes.data for array in (assembled.steps, assembled.stages, assembled.buffers)),
-            *(len(assembled.steps), assembled.classes, assembled.logits, 3 * assembled.size**2),
+            *(array.ctypes.data for array in tables),
+            *(len(assembled.steps), assembled.classes, threads - 1, 0),
+            *(assembled.logits, 3 * assembled.size**2, arena_bytes),
         )
         self._own = threading.local()
 
-    def __call__(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Images (n, 3, size, size), contiguous, any number of them -> logits (n, classes)."""
+    def __call__(self, images: NDArray[np.float32], threads: int = 1) -> NDArray[np.float32]:
+        """Images (n, 3, size, size), contiguous, any number of them -> logits (n, classes).
+
+        Args:
+            threads: that may compute an image, the caller's among them; those join that have nothing to do when it
+                begins. The bits are the same with any number.
+        """
         whole = self._assembled
         count, *shape = images.shape
         if shape != [3, whole.size, whole.size]:
@@ -52,8 +64,23 @@ class ProgramRunner:
             self._own.arena = structs.aligned(whole.arena_bytes + structs.SLACK)
         logits = np.empty((count, whole.classes), np.float32)
         data = (array.ctypes.data for array in (whole.constants, self._own.arena, images))
-        self._run(ctypes.addressof(self._program), *data, count, logits.ctypes.data)
+        self._own.helped = self._run(ctypes.addressof(self._program), *data, count, logits.ctypes.data, threads)
         return logits
+
+    def helped_seconds(self) -> float:
+        """Return the CPU seconds of the threads that helped in this thread's last call."""
+        return float(getattr(self._own, "helped", 0.0))
+
+
+def start_threads(threads: int, library: Path = LIBRARY) -> int:
+    """Let so many threads of this process compute at most, callers among them; return how many there are.
+
+    They are fewer where the system allows no more, and in a fork of the process, which has none of them.
+
+    Raises:
+        CpuLibraryError: the library is missing, or of other sources.
+    """
+    return int(_checked(library).milkweed_team(threads))
 
 
 def fastest_set(library: Path = LIBRARY) -> InstructionSet:
@@ -112,6 +139,6 @@ def _entry(library: Path, name: str) -> Any:
     if not _allowed(library, name):
         raise CpuLibraryError("this system does not let a process use AMX's tiles")
     entry = getattr(_checked(library), f"milkweed_run_{name}")
-    entry.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int, ctypes.c_void_p]
-    entry.restype = None
+    entry.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+    entry.restype = ctypes.c_double
     return entry

@@ -90,6 +90,7 @@ class StageBuilder:
             "reads": len(read.order) * structs.ITEM_BYTES[read.kind],
             # What fills up a last run adds zeros to the next row.
             "writes": _end(packed.places - factor.adds * (FILLED - 1), packed.group, to_type),
+            "spills": factor.adds and _end(packed.places, packed.group) > 4 * len(order),
         }
         arrays: dict[str, NDArray[Any]] = {"weights": packed.panels, "scale": packed.scale, "bias": packed.bias}
         if packed.overflow is not None:
@@ -144,6 +145,7 @@ class StageBuilder:
         channels = _in_fours(groups, outputs)
         at = np.append(positions(order, max(len(order), groups * outputs)), -1)[channels]
         group, places = groups_of(_by_vector(at))
+        of_block = places.reshape(-(-groups // LANES), -1)
         return {
             "type": structs.U8,
             "inputs": padded.shape[2] // 4,
@@ -151,8 +153,10 @@ class StageBuilder:
             "weights": self.constants.add(_in_lanes(fours)),
             **{name: self.floats(_in_lanes(np.append(sums, 0)[channels])) for name, sums in of_sums.items()},
             "group": group,
-            # What is added for a dropped output is 0, and may be added anywhere.
-            "out_columns": self.constants.add(np.maximum(places, 0).astype(np.int32)),
+            # What is added for a dropped output is 0, and goes to a column of its block, which is one thread's.
+            "out_columns": self.constants.add(
+                np.where(of_block < 0, of_block.max(axis=1, keepdims=True), of_block).astype(np.int32)
+            ),
             "writes": _end(places, group),
         }
 

@@ -18,6 +18,9 @@ NORM, LINEAR, CAST, IM2COL = 0, 1, 2, 3
 STORE, GELU, ADD, SILU, SILU_ADD = 0, 1, 2, 3, 4
 PATCHES, ROWS, ATTENTION, MERGE, PIXELS, PERFORMER, MEAN, GROUPED = 0, 1, 2, 3, 4, 5, 6, 7
 
+PERFORMER_SLICES = 8
+"""The tokens whose keys are summed up apart."""
+
 LEAST_ROWS = 32
 """What a kernel takes at least."""
 
@@ -42,6 +45,7 @@ STEP = np.dtype(
         *((name, "i4") for name in ("prefix", "merged", "channels", "features")),
         ("epsilon", "f4"),
         ("group", "i4"),
+        ("whole", "i4"),
         ("protect", "f4"),
         *((name, "i8") for name in ("start", "start_bytes", "scale", "bias", "out_columns", "scratch")),
     ],
@@ -168,6 +172,7 @@ class Tables:
             if not (0 < rows <= buffer["rows"] and 0 < row_bytes <= buffer["row_bytes"]):
                 there = f"there are {buffer['rows']} of {buffer['row_bytes']}"
                 raise ValueError(f"step {len(self.steps)} takes {rows} rows of {row_bytes} bytes: {there}")
+        values["whole"] = int(any(stage.get("spills") for stage in stages))
         places = {"first_buffer": len(self.buffers), "first_stage": len(self.stages), "stages": len(stages)}
         self.steps.append({"kind": kind, **places, **values})
         self.buffers += buffers
@@ -191,5 +196,5 @@ def merge_bytes(tokens: int, width: int) -> int:
 
 
 def performer_bytes(width: int, features: int) -> int:
-    """What a performer needs in the kernel: sums over keys, features and answers of 32 rows."""
-    return 4 * (features * (width + 1) + LEAST_ROWS * (features + width))
+    """What a performer needs in the kernel: sums over keys of each slice and all, features and answers of 32 rows."""
+    return 4 * ((PERFORMER_SLICES + 1) * features * (width + 1) + LEAST_ROWS * (features + width))

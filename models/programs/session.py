@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from ...kernels.cpu.assemble import assemble
 from ...kernels.cpu.instruction_sets import AS_USUAL, CpuLibraryError, Rounding
-from ...kernels.cpu.library import ProgramRunner, fastest_set
+from ...kernels.cpu.library import ProgramRunner, fastest_set, start_threads
 from ...kernels.cpu.program import Program
 from ..errors import ExportError
 
@@ -15,22 +15,32 @@ class ProgramSession:
 
     It computes in the threads that call it, several at a time, and releases Python's lock meanwhile.
 
+    Args:
+        threads: that compute in this process at most, callers among them; idle ones help. `threads` then has how many
+            there are.
+
     Raises:
         ExportError: the library cannot be used here, or its kernels do not take the program's sizes.
     """
 
     computes_elsewhere = False
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, threads: int = 1) -> None:
         try:
             assembled = assemble(program, fastest_set())
-            self._runner = ProgramRunner(assembled)
+            self._runner = ProgramRunner(assembled, threads=threads)
+            self.threads = start_threads(threads) if threads > 1 else 1
         except (CpuLibraryError, ValueError) as error:
             raise ExportError(str(error)) from error
         self.weight_bytes = assembled.constants.nbytes
 
-    def __call__(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        return self._runner(np.ascontiguousarray(images))
+    def __call__(self, images: NDArray[np.float32], threads: int = 1) -> NDArray[np.float32]:
+        """Compute images by so many threads each at most."""
+        return self._runner(np.ascontiguousarray(images), threads)
+
+    def helped_seconds(self) -> float:
+        """Return the CPU seconds of the threads that helped in this thread's last call."""
+        return self._runner.helped_seconds()
 
 
 def instruction_set() -> str:

@@ -98,7 +98,7 @@ class Settings(BaseModel):
     )
     decode_threads: int = _number(0, 0, 256, "threads that decode; 0 = one a core")
     lanes: int = _number(0, 0, 256, "CPU: forwards at the same time; 0 = auto")
-    threads_per_lane: int = _number(0, 0, 256, "CPU: threads of one forward; 0 = auto")
+    threads_per_image: int = _number(0, 0, 256, "CPU: threads of one forward; 0 = auto: with our kernels all idle ones")
     micro_batch: int = _number(0, 0, 256, "CPU: images of one forward, always; 0 = auto")
     cpu_graphs: bool = Field(
         default=True, description="CPU: record the forward at start and run it without Python: the same bits, sooner"

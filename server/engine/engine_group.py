@@ -144,8 +144,8 @@ def share_of(settings: Settings, device: Device, engines: int) -> Settings:
             device,
             0,
             lanes=max(1, settings.lanes // engines) if settings.lanes else 0,
-            threads=settings.threads_per_lane,
+            threads=settings.threads_per_image,
             cores=max(1, cores // engines),
         )
-        share |= {"lanes": plan.lanes, "threads_per_lane": plan.threads}
+        share |= {"lanes": plan.lanes, "threads_per_image": plan.threads}
     return settings.model_copy(update=share)

@@ -151,7 +151,7 @@ class Walk:
             "MILKWEED_DRAIN_GRACE_HANG_SECONDS": "0",
             "MILKWEED_CPU_GRAPHS": "false",  # starts sooner
             "MILKWEED_LANES": "1",
-            "MILKWEED_THREADS_PER_LANE": "1",
+            "MILKWEED_THREADS_PER_IMAGE": "1",
         }
 
 

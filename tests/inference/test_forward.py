@@ -155,7 +155,7 @@ import pathlib, sys
 from milkweed.server.process import serve
 from milkweed.server.repository.served_model import open_model
 from milkweed.server.config.settings import Settings, image_limits
-open_model("demo", pathlib.Path(sys.argv[1]), Settings(device="cpu", lanes=1, threads_per_lane=1)).pipeline.close()
+open_model("demo", pathlib.Path(sys.argv[1]), Settings(device="cpu", lanes=1, threads_per_image=1)).pipeline.close()
 parts = ("milkweed.kernels.impls", "milkweed.kernels.native", "milkweed.models.serving.cuda_graph",
          "milkweed.models.serving.fused.fuse")
 print([name for name in sys.modules if name.startswith(parts)])

@@ -48,7 +48,7 @@ def in_fork(run: Callable[[], Any]) -> Any:
 @pytest.fixture(scope="module")
 def model() -> Iterator[LocalModel]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MILKWEED_THREADS_PER_LANE", "1")
+        patch.setenv("MILKWEED_THREADS_PER_IMAGE", "1")
         loaded = milkweed.load("demo")
     with loaded as model:
         model.classify(IMAGES)  # its threads are there

@@ -187,9 +187,10 @@ static Scales int16_scales(const Head& h) {
   return scales;
 }
 
-// One head of one image; `scratch` holds transposed values, packed queries, scores, probabilities, sums and keys.
+// Queries `begin` to `end` of one head of one image; `scratch` holds transposed values, packed queries, scores, probabilities,
+// sums and keys.
 template <class T, int TO>
-static void run_head(const Head& h, char* out, long ld_out, const float* scale, const float* bias, char* scratch) {
+static void run_head(const Head& h, int begin, int end, char* out, long ld_out, const float* scale, const float* bias, char* scratch) {
   const int mr = microkernel_rows(kQueryNr), keys = round_up(h.n, mr), width = round_up(h.width, mr);
   const int q_steps = round_up(h.width / 2, kStepMultiple), v_steps = round_up((h.n + 1) / 2, kStepMultiple);
   const long ld_v = 4L * round_up(v_steps, kLanes), ld_k = kIsInteger<T> ? 2L * h.width : h.ld;
@@ -202,8 +203,8 @@ static void run_head(const Head& h, char* out, long ld_out, const float* scale, 
   const char* k = h.k;
   if constexpr (kIsInteger<T>) k = convert_keys<T>(h, scales.key, (char*)(sums + width * kQueries));
   transpose_values<T>(h.v, h.ld, h.n, h.width, v_steps, scales.value, values);
-  for (int first = 0; first < h.queries; first += kQueries) {
-    const int count = h.queries - first < kQueries ? h.queries - first : kQueries;
+  for (int first = begin; first < end; first += kQueries) {
+    const int count = end - first < kQueries ? end - first : kQueries;
     const int nr_used = (count + kLanes - 1) / kLanes;
     pack_queries<T>(h.q + first * h.ld, h.ld, count, h.width, scales.query, queries);
     for (int i = 0; i < keys; i += mr)
@@ -244,26 +245,32 @@ static auto run_head_as(int to_type) {
 }
 
 // Rows of qkv are (tokens, 3, heads, width) bfloat16, q already multiplied by log2(e) / sqrt(width).
-static void run_attention(const Program& p, const Step& s, const char* base, char* arena) {
+static void run_attention(const Program& p, const Step& s, const char* base, char* arena, const Member& member) {
   const Buffer &in = p.buffers[s.first_buffer], &out = p.buffers[s.first_buffer + 1];
   const float* scale = (const float*)(base + s.scale);
   const float* bias = (const float*)(base + s.bias);
   const long step = 2L * s.heads * s.width;
-  float* log_sizes = (float*)(arena + s.scratch);
-  char* scratch = arena + s.scratch + (s.weighted ? 4L * round_up(s.rows, kLanes) : 0);
+  float* log_sizes = (float*)(member.memory + s.scratch);
+  char* scratch = member.memory + s.scratch + (s.weighted ? 4L * round_up(s.rows, kLanes) : 0);
   if (s.weighted) {
     const Buffer& sizes = p.buffers[s.first_buffer + 2];
     for (int i = 0; i < s.rows; i++)
       log_sizes[i] = __builtin_log2f(*(const float*)(arena + sizes.offset + i * sizes.row_bytes));
   }
-  for (int h = 0; h < s.heads; h++) {
+  // Panels of queries are shared out, so that few heads busy many threads.
+  const int panels = (s.queries + kQueries - 1) / kQueries;
+  const Member::Share mine = member.share(s.heads * panels);
+  for (int panel = mine.first; panel < mine.last;) {
+    const int h = panel / panels, begin = panel % panels, end = mine.last - h * panels;
+    panel = (h + 1) * panels;
     const char* q = arena + in.offset + 2L * h * s.width;
     const Head head{q, q + step, q + 2 * step, s.weighted ? log_sizes : nullptr, (long)in.row_bytes,
                     s.rows, s.queries, s.width};
     char* to = arena + out.offset + (s.to_type == kU8 ? 1L : 2L) * h * s.width;
     const long column = s.to_type == kU8 ? h * s.width : 0;
     const auto run = s.rows > kMaxI16Tokens ? run_head_as<BF16>(s.to_type) : run_head_as<QkvType>(s.to_type);
-    run(head, to, out.row_bytes, scale + column, bias + column, scratch);
+    const int last = end < panels ? end * kQueries : s.queries;
+    run(head, begin * kQueries, last, to, out.row_bytes, scale + column, bias + column, scratch);
   }
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "rows.h"
+#include "team.h"
 
 namespace milkweed {
 namespace ISA {
@@ -77,16 +78,19 @@ static void run_stage(const Stage& s, const char* base, const char* from, long l
   else linear<BF16>(s, base, from, ld_from, to, ld_to, rows);
 }
 
+constexpr int kSharedRows = 16;  // rows that stay together, so that few microkernels compute more rows than there are
+
 // All stages of a step, tile by tile.
-static void run_rows(const Program& p, const Step& step, const char* base, char* arena) {
+static void run_rows(const Program& p, const Step& step, const char* base, char* arena, const Member& member) {
   const Buffer* buffers = p.buffers + step.first_buffer;
-  for (int r = 0; r < step.rows; r += step.tile) {
-    const int rows = step.rows - r < step.tile ? step.rows - r : step.tile;
+  const Member::Share mine = member.share(step.rows, step.whole ? step.rows : kSharedRows);
+  for (int r = mine.first; r < mine.last; r += step.tile) {
+    const int rows = mine.last - r < step.tile ? mine.last - r : step.tile;
     for (int i = 0; i < step.stages; i++) {
       const Stage& s = p.stages[step.first_stage + i];
       const Buffer &a = buffers[s.from], &b = buffers[s.to];
       const auto at = [&](const Buffer& buffer, int row) {
-        return arena + buffer.offset + (buffer.in_arena ? row * buffer.row_bytes : 0);
+        return buffer.in_arena ? arena + buffer.offset + row * buffer.row_bytes : member.memory + buffer.offset;
       };
       if (s.action == kIm2col) im2col(s, base, at(a, 0), a.row_bytes, at(b, r), b.row_bytes, r, rows);
       else run_stage(s, base, at(a, r), a.row_bytes, at(b, r), b.row_bytes, rows);
@@ -96,11 +100,13 @@ static void run_rows(const Program& p, const Step& step, const char* base, char*
 
 // An image (3, side, side) float32 as pixels of TO, `ld` bytes apart.
 template <int TO>
-static void chw_to_hwc(const Step& s, const float* scale, const float* bias, const float* image, char* to, long ld) {
+static void chw_to_hwc(const Step& s, const float* scale, const float* bias, const float* image, char* to, long ld,
+                       const Member& member) {
   constexpr int bytes = TO == kU8 ? 1 : 2;
   const long pixels = (long)s.side * s.side;
+  const Member::Share mine = member.share(pixels, kLanes);
   for (int c = 0; c < 3; c++, image += pixels)
-    for (long i = 0; i < pixels; i += kLanes) {
+    for (long i = mine.first; i < mine.last; i += kLanes) {
       const int count = pixels - i < kLanes ? pixels - i : kLanes;
       f32x16 v{};
       if (count < kLanes) memcpy(&v, image + i, 4 * count);
@@ -113,11 +119,12 @@ static void chw_to_hwc(const Step& s, const float* scale, const float* bias, con
     }
 }
 
-static void run_pixels(const Program& p, const Step& s, const char* base, char* arena, const float* image) {
+static void run_pixels(const Program& p, const Step& s, const char* base, char* arena, const float* image,
+                       const Member& member) {
   const Buffer& grid = p.buffers[s.first_buffer];
   const float *scale = (const float*)(base + s.scale), *bias = (const float*)(base + s.bias);
-  if (s.to_type == kU8) chw_to_hwc<kU8>(s, scale, bias, image, arena + grid.offset, grid.row_bytes);
-  else chw_to_hwc<kBF16>(s, scale, bias, image, arena + grid.offset, grid.row_bytes);
+  if (s.to_type == kU8) chw_to_hwc<kU8>(s, scale, bias, image, arena + grid.offset, grid.row_bytes, member);
+  else chw_to_hwc<kBF16>(s, scale, bias, image, arena + grid.offset, grid.row_bytes, member);
 }
 
 // The mean of the rows, float32.

@@ -106,14 +106,15 @@ static inline bool has_silu(const Stage& s) { return s.epilogue == kSilu || s.ep
 
 // In float32: adds a branch to the stream that it reads, buffer 0. `out_columns` of the first and last stage are the columns
 // of each sixteen groups in the stream, by channel of a group.
-static void run_grouped_floats(const Program& p, const Step& s, const char* base, char* arena) {
+static void run_grouped_floats(const Program& p, const Step& s, const char* base, char* arena, const Member& member) {
   const Buffer& stream = p.buffers[s.first_buffer];
   const Stage *first = p.stages + s.first_stage, *last = first + s.stages - 1;
   const PaddedGrid grid{s.side, s.prefix, s.side + 2 * s.prefix + kTilePixels};
   const long room = grid.pixels() * s.channels * kVectorBytes;
-  char *scratch = arena + s.scratch, *grids[2] = {scratch, scratch + room}, *sums = scratch + 2 * room;
+  char *scratch = member.memory + s.scratch, *grids[2] = {scratch, scratch + room}, *sums = scratch + 2 * room;
   char* rows = arena + stream.offset;
-  for (int block = 0; block < s.heads; block++) {
+  const Member::Share mine = member.share(s.heads);
+  for (int block = mine.first; block < mine.last; block++) {
     const int lanes = s.features - block * kLanes < kLanes ? s.features - block * kLanes : kLanes;
     const int32_t* from = (const int32_t*)(base + first->out_columns) + (long)block * first->inputs * kLanes;
     const int32_t* to = (const int32_t*)(base + last->out_columns) + (long)block * last->outputs * kLanes;
@@ -190,15 +191,16 @@ static void fill(char* to, const PaddedGrid& grid, const Stage& reader, const ch
 
 // In 8 bits: from a grid, buffer 1, to the stream, buffer 0, to which the last stage adds. `out_columns` of that are its
 // columns by output, group and the lowest two bits of an output.
-static void run_grouped_bytes(const Program& p, const Step& s, const char* base, char* arena) {
+static void run_grouped_bytes(const Program& p, const Step& s, const char* base, char* arena, const Member& member) {
   const Buffer& stream = p.buffers[s.first_buffer];
   const Stage *first = p.stages + s.first_stage, *last = first + s.stages - 1;
   const PaddedGrid grid{s.side, s.prefix, s.side + 2 * s.prefix + kTilePixels};
   const long room = grid.pixels() * s.channels * kVectorBytes;
-  char *scratch = arena + s.scratch, *grids[2] = {scratch, scratch + room}, *sums = scratch + 2 * room;
+  char *scratch = member.memory + s.scratch, *grids[2] = {scratch, scratch + room}, *sums = scratch + 2 * room;
   const Buffer& input = p.buffers[s.first_buffer + 1];
   const long bytes = first->inputs * kVectorBytes;
-  for (int block = 0; block < s.heads; block++) {
+  const Member::Share mine = member.share(s.heads);
+  for (int block = mine.first; block < mine.last; block++) {
     const char* rows = arena + input.offset + block * bytes;
     fill(grids[0], grid, *first, base, block);
     for (int y = 0; y < s.side; y++)
@@ -241,9 +243,9 @@ static void run_grouped_bytes(const Program& p, const Step& s, const char* base,
   }
 }
 
-static void run_grouped(const Program& p, const Step& s, const char* base, char* arena) {
-  if (p.stages[s.first_stage].type == kU8) run_grouped_bytes(p, s, base, arena);
-  else run_grouped_floats(p, s, base, arena);
+static void run_grouped(const Program& p, const Step& s, const char* base, char* arena, const Member& member) {
+  if (p.stages[s.first_stage].type == kU8) run_grouped_bytes(p, s, base, arena, member);
+  else run_grouped_floats(p, s, base, arena, member);
 }
 
 }  // namespace ISA

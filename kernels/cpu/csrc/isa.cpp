@@ -8,11 +8,14 @@ namespace milkweed {
 namespace ISA {
 
 // Patchifies an image (3, side, side) float32 into bfloat16 rows (patches, 3 patch patch), and initialises the tokens.
-static void run_patches(const Program& p, const Step& s, const char* base, char* arena, const float* pixels) {
+static void run_patches(const Program& p, const Step& s, const char* base, char* arena, const float* pixels,
+                        const Member& member) {
   const Buffer &rows = p.buffers[s.first_buffer], &tokens = p.buffers[s.first_buffer + 1];
   const int patches = s.side / s.patch;
-  memcpy(arena + tokens.offset, base + s.start, s.start_bytes);
-  for (int y = 0; y < patches; y++)
+  if (member.number == 0) memcpy(arena + tokens.offset, base + s.start, s.start_bytes);
+  // What is written past a patch that is no multiple of a vector reaches into the next one.
+  const Member::Share mine = member.share(patches, s.patch % kLanes ? patches : 1);
+  for (int y = mine.first; y < mine.last; y++)
     for (int x = 0; x < patches; x++) {
       char* to = arena + rows.offset + (y * patches + x) * rows.row_bytes;
       for (int c = 0; c < 3; c++)
@@ -26,6 +29,33 @@ static void run_patches(const Program& p, const Step& s, const char* base, char*
           }
         }
     }
+}
+
+struct Image {
+  const Program* program;
+  const char* base;
+  char* arena;
+  const float* pixels;
+};
+
+// What one member of a team does of an image. Behind each step all wait for each other.
+static void run_image(void* context, const Member& member) {
+  [[maybe_unused]] const AmxTiles tiles;
+  const Image& image = *(const Image*)context;
+  const Program& p = *image.program;
+  const char* base = image.base;
+  char* arena = image.arena;
+  for (int i = 0; i < p.count; i++, member.wait()) {
+    const Step& s = p.steps[i];
+    if (s.kind == kPatches) run_patches(p, s, base, arena, image.pixels, member);
+    else if (s.kind == kRows) run_rows(p, s, base, arena, member);
+    else if (s.kind == kAttention) run_attention(p, s, base, arena, member);
+    else if (s.kind == kPixels) run_pixels(p, s, base, arena, image.pixels, member);
+    else if (s.kind == kPerformer) run_performer(p, s, base, arena, member);
+    else if (s.kind == kMean && member.number == 0) run_mean(p, s, arena);
+    else if (s.kind == kGrouped) run_grouped(p, s, base, arena, member);
+    else if (s.kind == kMerge) run_merge(p, s, arena, member);
+  }
 }
 
 // Repeats one microkernel call on data in L1, for benchmarks: the peak of a core. Returns multiply-accumulates.
@@ -54,27 +84,18 @@ MILKWEED_EXPORT void RESIZE(const uint8_t* pixels, int width, const Axis* across
   ISA::resize(pixels, width, *across, *down, scratch, out);
 }
 
-MILKWEED_EXPORT void ENTRY(const Program* p, const void* constants, void* arena, const float* images, int count,
-                           float* logits) {
-  using namespace ISA;
-  [[maybe_unused]] const AmxTiles tiles;
-  const char* base = (const char*)constants;
-  char* a = (char*)arena;
+MILKWEED_EXPORT double ENTRY(const Program* p, const void* constants, void* arena, const float* images, int count,
+                             float* logits, int threads) {
+  const Caller caller;
+  double seconds = 0;
+  const Memories memories{p->helpers, p->arena_bytes, p->helper_count};
   // Image by image: one image's rows fill a tile, and its activations stay in the caches.
   for (; count > 0; count--, images += p->image_floats, logits += p->classes) {
-    for (int i = 0; i < p->count; i++) {
-      const Step& s = p->steps[i];
-      if (s.kind == kPatches) run_patches(*p, s, base, a, images);
-      else if (s.kind == kRows) run_rows(*p, s, base, a);
-      else if (s.kind == kAttention) run_attention(*p, s, base, a);
-      else if (s.kind == kPixels) run_pixels(*p, s, base, a, images);
-      else if (s.kind == kPerformer) run_performer(*p, s, base, a);
-      else if (s.kind == kMean) run_mean(*p, s, a);
-      else if (s.kind == kGrouped) run_grouped(*p, s, base, a);
-      else run_merge(*p, s, a);
-    }
-    memcpy(logits, a + p->logits, 4L * p->classes);
+    ISA::Image image{p, (const char*)constants, (char*)arena, images};
+    seconds += run_together(threads, memories, (char*)arena, ISA::run_image, &image);
+    memcpy(logits, (char*)arena + p->logits, 4L * p->classes);
   }
+  return seconds;
 }
 
 }  // namespace milkweed

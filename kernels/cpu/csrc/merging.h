@@ -60,13 +60,19 @@ static void class_attention(const Step& s, MergeState& m) {
   }
 }
 
-// The most similar destination of each source.
-static void match_tokens(const Step& s, MergeState& m) {
-  for (int j = 0; j < m.destinations; j++) {
+// The keys of this member's share of the destinations.
+static void place_keys(const Step& s, MergeState& m, const Member& member) {
+  const Member::Share mine = member.share(m.destinations, kLanes);
+  for (int j = mine.first; j < mine.last; j++) {
     mean_key(s, m.qkv + (s.prefix + 2 * j + 1) * m.ld, m.key);
     for (int c = 0; c < s.width; c++) m.keys[(long)c * m.padded + j] = m.key[c];
   }
-  for (int i = 0; i < m.sources; i++) {
+}
+
+// The most similar destination of each source, of this member's share.
+static void match_tokens(const Step& s, MergeState& m, const Member& member) {
+  const Member::Share mine = member.share(m.sources);
+  for (int i = mine.first; i < mine.last; i++) {
     mean_key(s, m.qkv + (s.prefix + 2 * i) * m.ld, m.key);
     m.similarity[i] = -2;
     m.nearest[i] = 0;  // where nothing is finite
@@ -128,7 +134,7 @@ static void write_merged(const Step& s, const MergeState& m, float* stream, floa
   }
 }
 
-static void run_merge(const Program& p, const Step& s, char* arena) {
+static void run_merge(const Program& p, const Step& s, char* arena, const Member& member) {
   const Buffer* b = p.buffers + s.first_buffer;
   MergeState m;
   m.ld = b[0].row_bytes;
@@ -137,8 +143,9 @@ static void run_merge(const Program& p, const Step& s, char* arena) {
   m.destinations = m.patches / 2;
   m.padded = round_up(m.destinations, kLanes);
   m.keys = (float*)(arena + s.scratch);
-  m.key = m.keys + ((long)s.width * m.padded > s.rows ? (long)s.width * m.padded : s.rows);
-  m.protection = m.key + s.width;
+  const long room = (long)s.width * m.padded > s.rows ? (long)s.width * m.padded : s.rows;
+  m.key = (float*)(member.memory + s.scratch) + room;
+  m.protection = m.keys + room + s.width;
   m.similarity = m.protection + m.sources;
   m.nearest = (int*)(m.similarity + m.sources);
   m.merged = m.nearest + m.sources;
@@ -147,8 +154,13 @@ static void run_merge(const Program& p, const Step& s, char* arena) {
   m.stream = at(1);
   m.ld_stream = b[1].row_bytes;
   m.sizes = (const float*)at(4);
-  class_attention(s, m);
-  match_tokens(s, m);
+  if (member.number == 0) class_attention(s, m);
+  member.wait();
+  place_keys(s, m, member);
+  member.wait();
+  match_tokens(s, m, member);
+  member.wait();
+  if (member.number > 0) return;
   select_merged(s, m);
   write_merged(s, m, (float*)at(2), (float*)at(3));
 }

@@ -31,6 +31,7 @@ struct PerformerState {
   int n, width, features;          // features padded to whole vectors
   const float *w, *feature_scale;  // (width, features), times log2(e); (features,), 0 for padding
   float *kv, *k_sum;               // (features, width) and (features,): sums over tokens of phi(k) v and of phi(k)
+  long sums() const { return (long)features * (width + 1); }  // numbers in both, one behind the other
 };
 
 // c (kTileRows, columns) = or += a (kTileRows, k), of strides `row` and `step`, by b (k, columns); columns are whole
@@ -80,12 +81,11 @@ static inline void random_features(const PerformerState& p, int first, int rows,
   }
 }
 
-// kv and k_sum over all tokens.
-static void accumulate_kv(const PerformerState& p, float* phi) {
-  memset(p.kv, 0, 4L * p.features * p.width);
-  memset(p.k_sum, 0, 4L * p.features);
-  for (int first = 0; first < p.n; first += kBlockTokens) {
-    const int count = p.n - first < kBlockTokens ? p.n - first : kBlockTokens;
+// kv and k_sum over tokens from `begin` to `end`.
+static void accumulate_kv(const PerformerState& p, int begin, int end, float* phi) {
+  memset(p.kv, 0, 4 * p.sums());
+  for (int first = begin; first < end; first += kBlockTokens) {
+    const int count = end - first < kBlockTokens ? end - first : kBlockTokens;
     random_features(p, first, count, 0, phi);
     const float* v = (const float*)(p.kqv + first * p.ld) + 2 * p.width;
     for (int i = 0; i < count; i++)
@@ -96,15 +96,15 @@ static void accumulate_kv(const PerformerState& p, float* phi) {
   }
 }
 
-// Outputs of all queries; the values become the stream. `phi` has room for a block of outputs behind the features.
+// Outputs of queries from `begin` to `end`; their values become the stream. `phi` has room for a block of outputs behind the features.
 template <int TO>
-static void attend_queries(const PerformerState& p, const Step& s, const char* base, char* stream, long ld, char* to,
-                           long ld_to, float* phi) {
+static void attend_queries(const PerformerState& p, const Step& s, int begin, int end, const char* base, char* stream,
+                           long ld, char* to, long ld_to, float* phi) {
   const float *scale = (const float*)(base + s.scale), *bias = (const float*)(base + s.bias);
   const int32_t* columns = (const int32_t*)(base + s.out_columns);
   float* y = phi + (long)kBlockTokens * p.features;
-  for (int first = 0; first < p.n; first += kBlockTokens) {
-    const int count = p.n - first < kBlockTokens ? p.n - first : kBlockTokens;
+  for (int first = begin; first < end; first += kBlockTokens) {
+    const int count = end - first < kBlockTokens ? end - first : kBlockTokens;
     random_features(p, first, count, p.width, phi);
     for (int r = 0; r < count; r += kTileRows)
       gemm_f32<false>(phi + (long)r * p.features, p.features, 1, p.kv, p.width, p.features, p.width,
@@ -124,8 +124,11 @@ static void attend_queries(const PerformerState& p, const Step& s, const char* b
   }
 }
 
-// From buffer 0, rows of keys, queries and values in float32: values to buffer 1, outputs to buffer 2.
-static void run_performer(const Program& p, const Step& s, const char* base, char* arena) {
+constexpr int kSlices = 8;  // of the tokens: sums of each are added in order, so that they are the same by any number of threads
+
+// From buffer 0, rows of keys, queries and values in float32: values to buffer 1, outputs to buffer 2. The arena's scratch has
+// the sums of the slices, a member's their total, then features and outputs of a block.
+static void run_performer(const Program& p, const Step& s, const char* base, char* arena, const Member& member) {
   const Buffer* b = p.buffers + s.first_buffer;
   PerformerState state;
   state.ld = b[0].row_bytes;
@@ -134,14 +137,29 @@ static void run_performer(const Program& p, const Step& s, const char* base, cha
   state.features = s.features;
   state.w = (const float*)(base + s.start);
   state.feature_scale = state.w + (long)s.width * s.features;
-  state.kv = (float*)(arena + s.scratch);
-  state.k_sum = state.kv + (long)s.features * s.width;
-  float* phi = state.k_sum + s.features;
   const auto at = [&](int place) { return arena + b[place].offset; };
   state.kqv = at(0);
-  accumulate_kv(state, phi);
-  if (s.to_type == kU8) attend_queries<kU8>(state, s, base, at(1), b[1].row_bytes, at(2), b[2].row_bytes, phi);
-  else attend_queries<kBF16>(state, s, base, at(1), b[1].row_bytes, at(2), b[2].row_bytes, phi);
+  const auto place_sums = [&](float* to) {
+    state.kv = to;
+    state.k_sum = to + (long)s.features * s.width;
+  };
+  float *slices = (float*)(arena + s.scratch), *total = (float*)(member.memory + s.scratch) + kSlices * state.sums();
+  float* phi = total + state.sums();
+  const int slice = round_up((s.rows + kSlices - 1) / kSlices, kBlockTokens), count = (s.rows + slice - 1) / slice;
+  const Member::Share slices_of_mine = member.share(count);
+  for (int i = slices_of_mine.first; i < slices_of_mine.last; i++) {
+    place_sums(slices + i * state.sums());
+    accumulate_kv(state, i * slice, s.rows - i * slice < slice ? s.rows : (i + 1) * slice, phi);
+  }
+  member.wait();
+  memcpy(total, slices, 4 * state.sums());
+  for (int i = 1; i < count; i++)
+    for (long j = 0; j < state.sums(); j += kLanes)
+      store(total + j, load<f32x16>(total + j) + load<f32x16>(slices + i * state.sums() + j));
+  place_sums(total);
+  const Member::Share mine = member.share(s.rows, kBlockTokens);
+  const auto attend = s.to_type == kU8 ? attend_queries<kU8> : attend_queries<kBF16>;
+  attend(state, s, mine.first, mine.last, base, at(1), b[1].row_bytes, at(2), b[2].row_bytes, phi);
 }
 
 }  // namespace ISA

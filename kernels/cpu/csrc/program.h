@@ -1,7 +1,8 @@
 // What a model compiles to: steps over buffers, as plain structures that Python fills in (structs.py).
 //
 // `constants` is one read-only block: packed weights, scales, biases. `arena` is the memory of one caller. Both are aligned
-// to 64 bytes; every offset into them is in bytes.
+// to 64 bytes; every offset into them is in bytes. Threads that help have arenas of their own for what one thread alone reads:
+// buffers that are not `in_arena`, and scratch.
 #pragma once
 
 #include <cstdint>
@@ -49,6 +50,7 @@ struct Step {
   int32_t features;            // performer: rows of keys, queries, values of `width`; features padded to whole vectors
   float epsilon;               // added to its denominators
   int32_t group;               // of its outputs, like a stage's
+  int32_t whole;               // rows are not shared out: what is added behind a row is zeros for the next one
   float protect;               // merge: similarity lost per share of the class token's attention, times the patches
   int64_t start, start_bytes;  // patches: initial values of an image's tokens, float32, to buffer 1; performer: w
   int64_t scale, bias;         // attention and performer: by column of the output; pixels: by colour channel
@@ -60,9 +62,12 @@ struct Program {
   const Step* steps;
   const Stage* stages;
   const Buffer* buffers;
+  char* helpers;         // memory as an arena's for each thread that helps
   int32_t count, classes;
+  int32_t helper_count, unused;
   int64_t logits;        // offset in the arena
   int64_t image_floats;  // from one image to the next
+  int64_t arena_bytes;
 };
 
 }  // namespace milkweed

@@ -32,7 +32,7 @@ TOLD_SECONDS, ENDED_SECONDS = 90.0, 140.0
 HEALTHY_SECONDS = 30.0  # This is half an hour of the rules.
 
 # A server with these settings can take little, so it is overloaded while it leaves cores to those that watch it.
-SMALL = {"max_queue_images": 32, "max_images_per_request": 32, "lanes": 1, "threads_per_lane": 1, "decode_threads": 1}
+SMALL = {"max_queue_images": 32, "max_images_per_request": 32, "lanes": 1, "threads_per_image": 1, "decode_threads": 1}
 
 KEY = "mw_of_the_tests"
 KEYS = f'[[key]]\nname = "admin"\nsha256 = "{hashlib.sha256(KEY.encode()).hexdigest()}"\n'

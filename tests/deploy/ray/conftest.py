@@ -163,7 +163,7 @@ def three(cluster: Cluster) -> Cluster:
 @pytest.fixture(scope="session")
 def plain() -> Iterator[httpx.Client]:
     """Return a client of the server without Ray, with the same model."""
-    server = Server(None, {}, {"decode_threads": 1, "lanes": 1, "threads_per_lane": 1, "dtype": "auto"})
+    server = Server(None, {}, {"decode_threads": 1, "lanes": 1, "threads_per_image": 1, "dtype": "auto"})
     try:
         with httpx.Client(base_url=server.wait_ready(), trust_env=False) as client:
             yield client

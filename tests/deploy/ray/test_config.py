@@ -84,7 +84,7 @@ def test_the_replica_has_the_last_word_before_ray_refuses_gives_up_or_kills_it(
 
 
 def test_a_replica_takes_the_threads_that_it_has_reserved(settings: Settings) -> None:
-    assert settings.decode_threads == settings.lanes * settings.threads_per_lane == ACTOR["num_cpus"]
+    assert settings.decode_threads == settings.lanes * settings.threads_per_image == ACTOR["num_cpus"]
 
 
 def test_sockets_that_a_replica_does_not_have_are_refused_and_not_set(

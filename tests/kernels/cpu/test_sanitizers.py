@@ -1,4 +1,4 @@
-"""The kernels under AddressSanitizer and UndefinedBehaviorSanitizer: no access outside its memory, no undefined sum."""
+"""The kernels under sanitizers: no access outside its memory, no undefined sum, no race between threads of an image."""
 
 import os
 import platform
@@ -57,6 +57,32 @@ for isa in (each for each in supported_sets() if each.name in names):
 print("done")
 """
 
+TEAM = """
+import sys
+from pathlib import Path
+import numpy as np
+from milkweed.kernels.cpu.assemble import assemble
+from milkweed.kernels.cpu.instruction_sets import supported_sets
+from milkweed.kernels.cpu.library import ProgramRunner, start_threads
+from milkweed.kernels.cpu.quantise import calibrated, quantised
+
+library, names, plant = Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3] == "plant"
+sys.path.append(sys.argv[4])
+from tests.kernels.cpu.test_programs import PROGRAMS, images_of
+start_threads(3, library)
+for isa in (isa for isa in supported_sets() if isa.name in names):
+    for make in [PROGRAMS["padded"]] if plant else PROGRAMS.values():
+        program = make()
+        images = images_of(program, 1)
+        for form in (program, quantised(program, calibrated(program, [images]))):
+            assembled = assemble(form, isa)
+            if plant:  # rows that add behind themselves, shared out
+                assembled.steps["whole"] = 0
+            run = ProgramRunner(assembled, library, threads=3)
+            assert plant or np.array_equal(run(images, 3), run(images))
+print("done")
+"""
+
 FUZZ = """
 import random, sys
 sys.path.append(sys.argv[1])
@@ -70,25 +96,35 @@ CASES = 60
 ROOT = str(Path(__file__).parents[3])
 
 
-@pytest.fixture(scope="module")
-def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """The library with sanitizers, the names of the sets in it, and what has to be loaded before."""
+def sanitizers(compiler: str, *names: str) -> str:
+    """The libraries of sanitizers that have to be loaded before others."""
+    found = []
+    for name in names:
+        asked = subprocess.run([compiler, f"-print-file-name=lib{name}.so"], capture_output=True, text=True, check=True)
+        found.append(asked.stdout.strip())
+    if not all(Path(file).is_file() for file in found):
+        pytest.skip(f"{compiler} has no sanitizers")
+    return " ".join(found)
+
+
+def a_compiler() -> str:
     compiler = os.environ.get("CXX") or "c++"
     if platform.machine() != "x86_64" or shutil.which(compiler) is None:
         pytest.skip("no C++ compiler for x86-64")
-    found = []
-    for name in ("libasan.so", "libubsan.so"):
-        asked = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True)
-        found.append(asked.stdout.strip())
-    if not all(Path(each).is_file() for each in found):
-        pytest.skip(f"{compiler} has no sanitizers")
+    return compiler
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """The library with sanitizers, the names of the sets in it, and what has to be loaded before."""
+    preload = sanitizers(a_compiler(), "asan", "ubsan")
     sets = {each: SETS[each] for each in supported_sets() if each.name in ("avx512_vnni", "avx2", "plain")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "OPTIONS", SANITIZED)
         patch.setattr(building, "SETS", sets)
         library = tmp_path_factory.mktemp("sanitized") / "library.so"
         building.build(library)
-    return library, ",".join(each.name for each in sets), " ".join(found)
+    return library, ",".join(each.name for each in sets), preload
 
 
 def run_under_sanitizers(preload: str, script: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -114,3 +150,21 @@ def test_no_access_is_outside_its_memory(sanitized: tuple[Path, str, str], plant
         assert "ERROR: AddressSanitizer: heap-" in done.stderr
     else:
         assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.slow
+def test_threads_of_an_image_do_not_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preload, library = sanitizers(a_compiler(), "tsan"), tmp_path / "library.so"
+    sets = {each: SETS[each] for each in supported_sets() if each.name in ("avx512_vnni", "avx2")}
+    options = [option.replace("address,undefined", "thread") for option in SANITIZED if not option.startswith("-W")]
+    monkeypatch.setattr(building, "OPTIONS", (*options, "-g", "-pthread", "-Wno-psabi"))
+    monkeypatch.setattr(building, "SETS", sets)
+    building.build(library)
+    for plant in ("", "plant"):
+        names = ",".join(each.name for each in sets)
+        done = run_under_sanitizers(preload, TEAM, str(library), names, plant, ROOT, TSAN_OPTIONS="exitcode=66")
+        if plant:
+            assert done.returncode == 66
+            assert "WARNING: ThreadSanitizer: data race" in done.stderr
+        else:
+            assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
