@@ -23,6 +23,7 @@ from ..loaders.thread_clock import thread_cpu_seconds
 from ..loaders.thread_pool import ThreadPool
 from ..models.bundle.golden import check_golden, golden_images, sigmoid, softmax
 from .device import CPU, Device, usable_cores
+from .results import ForwardResult
 
 if TYPE_CHECKING:
     from torch.cuda import Event
@@ -117,21 +118,6 @@ def plan_lanes(
     lanes = lanes or max(1, cores // threads)
     micro_batch = micro_batch or next((images for below, images in MICRO_BATCHES if macs < below), 1)
     return LanePlan(micro_batch, lanes, threads, most_threads=most)
-
-
-@dataclass(frozen=True)
-class ForwardResult:
-    """What one call of `Forward.run` gives.
-
-    Args:
-        probabilities: (n, num_classes), float32; an array, or a tensor on the device where torch computes.
-        padding: places of the forward that were filled up with zeros.
-        cpu_seconds: CPU time of all lanes.
-    """
-
-    probabilities: Any
-    padding: int
-    cpu_seconds: float
 
 
 class Session(Protocol):
@@ -301,9 +287,5 @@ class Forward:
         return self._clock() - started + helped
 
     def _logits(self, images: Any, at_once: int) -> tuple[Any, float]:
-        """The logits of images, and the CPU seconds that other threads spent on them.
-
-        Args:
-            at_once: forwards of the batch that run now, this one among them.
-        """
+        """The logits, while so many forwards of the batch run, and the CPU seconds that other threads spent on them."""
         return self._session(images), 0.0

@@ -1,6 +1,7 @@
 """Results of inference: what becomes of one image, and of a batch of them."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,21 @@ class InferenceError(Exception):
     def __init__(self, message: str = INTERNAL_MESSAGE) -> None:
         super().__init__(message)
         self.message = message
+
+
+@dataclass(frozen=True)
+class ForwardResult:
+    """What one call of `Forward.run` gives.
+
+    Args:
+        probabilities: (n, num_classes), float32; an array, or a tensor on the device where torch computes.
+        padding: places of the forward that were filled up with zeros.
+        cpu_seconds: CPU time of all lanes.
+    """
+
+    probabilities: Any
+    padding: int
+    cpu_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

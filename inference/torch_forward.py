@@ -20,9 +20,10 @@ from ..models.bundle.config import BundleConfig
 from ..models.serving.fused.report import FusionReport
 from ..models.serving.prepare import prepare_for_inference
 from .device import CPU, Device
-from .forward import Forward, ForwardResult, LanePlan
+from .forward import Forward, LanePlan
 from .options import InferenceOptions
 from .pipeline import GPU_BATCH_SIZE
+from .results import ForwardResult
 
 if TYPE_CHECKING:
     from ..models.programs.compact import Activations

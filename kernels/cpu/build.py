@@ -48,9 +48,8 @@ def build(library: Path = LIBRARY) -> bool:
 
 def _compile(compiler: str, sources: str, library: Path) -> Path:
     """Compile the sources, whose hash the library keeps, beside the library, and link it."""
-    objects = [library.with_name(f"{name}.o") for name in ("library", "team", *(isa.name for isa in SETS))]
+    objects = [library.with_name(f"{name}.o") for name in ("library", *(isa.name for isa in SETS))]
     commands = [[compiler, *OPTIONS, f'-DSOURCES="{sources}"', "-c", str(SOURCES / "library.cpp")]]
-    commands.append([compiler, *OPTIONS, "-c", str(SOURCES / "team.cpp")])
     for isa, (_, flags) in SETS.items():
         entries = {"ENTRY": "run", "PEAK": "peak", "RESIZE": "resize"}
         names = [f"-D{macro}=milkweed_{name}_{isa.name}" for macro, name in entries.items()]

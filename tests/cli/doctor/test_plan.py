@@ -76,8 +76,8 @@ def test_what_would_be_used_is_what_the_pipeline_has() -> None:
     pipeline = open_model(demo_bundle(), InferenceOptions(**options)).pipeline
     assert pipeline.dtype in rows["numbers"].text
     assert rows["loader"].text.startswith(f"{pipeline.loader.name} with 5 threads: the model is on the CPU")
-    sizes = f"{pipeline.plan.lanes} forwards at once, {pipeline.plan.threads} threads each"
-    assert rows["forward"].text.startswith(f"{sizes}, {pipeline.plan.micro_batch} images each")
+    lanes, most = pipeline.plan.lanes, pipeline.plan.most_threads
+    assert rows["forward"].text.startswith(f"{lanes} images at once, idle threads help: at most {most} an image")
     assert "int8 for our CPU kernels" in rows["model"].text
     assert {row.status for row in rows.values()} == {"ok"}
     pipeline.close()

@@ -1,0 +1,74 @@
+"""Forwards of our CPU kernels: how many threads may compute each image of a batch, and whose CPU time counts."""
+
+import logging
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from milkweed.inference import program as module
+from milkweed.inference.forward import LanePlan
+from milkweed.inference.program import session_forward
+from milkweed.kernels.cpu.program import Program
+from milkweed.models.programs.from_model import program_of
+from milkweed.models.programs.session import ProgramSession
+
+from ..models.small_models import build
+
+SIZE = 32
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return program_of(build("vit").eval(), SIZE)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "most", "images", "threads"),
+    [
+        (4, 0, 1, [4]),  # alone: all
+        (2, 0, 3, [1, 1, 2]),  # the last one when the others are done
+        (16, 0, 3, [5, 5, 5]),  # those that begin together share
+        (16, 2, 3, [2, 2, 2]),
+        (4, 0, 4, [1, 1, 1, 1]),
+        (2, 1, 1, [1]),
+    ],
+)
+def test_images_share_the_threads(
+    lanes: int, most: int, images: int, threads: list[int], program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, compute = list[int](), ProgramSession.__call__
+
+    def noted(self: ProgramSession, batch: NDArray[np.float32], count: int = 1) -> NDArray[np.float32]:
+        asked.append(count)
+        return compute(self, batch, count)
+
+    monkeypatch.setattr(ProgramSession, "__call__", noted)
+    forward = session_forward(program, LanePlan(1, lanes, 1, most_threads=most), SIZE)
+    result = forward.run(forward.blank(images))
+    assert sorted(asked) == threads
+    assert np.array_equal(result.probabilities[0], result.probabilities[-1])
+
+
+def test_the_plan_says_who_helps(program: Program) -> None:
+    plan = session_forward(program, LanePlan(1, 2, 2), SIZE).plan
+    assert (plan.lanes, plan.threads, plan.most_threads) == (4, 1, 4)
+    assert str(plan) == "4 lanes x 1 threads x micro-batch 1, 4 threads an image where idle"
+    assert str(session_forward(program, LanePlan(1, 1, 1), SIZE).plan) == "1 lanes x 1 threads x micro-batch 1"
+
+
+def test_cpu_time_of_helpers_counts(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProgramSession, "helped_seconds", lambda self: 7.0)
+    forward = session_forward(program, LanePlan(1, 2, 1), SIZE)
+    assert 7 <= forward.run(forward.blank(1)).cpu_seconds < 8
+
+
+def test_threads_that_are_missing_are_told(
+    program: Program, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("milkweed.models.programs.session.start_threads", lambda threads: 2)
+    with caplog.at_level(logging.WARNING, module.logger.name):
+        session_forward(program, LanePlan(1, 4, 1), SIZE)
+    assert [record.getMessage() for record in caplog.records] == [
+        "2 of 4 threads could be started: an image has so many at most"
+    ]
