@@ -16,8 +16,10 @@ from torch import Tensor
 from milkweed.inference.backend import Candidate
 from milkweed.inference.device import CPU, Device
 from milkweed.inference.forward import LanePlan
+from milkweed.inference.open import open_model
 from milkweed.inference.options import InferenceOptions
 from milkweed.inference.pipeline import Pipeline
+from milkweed.inference.results import TopClasses
 from milkweed.inference.torch_forward import NO_FUSED_KERNEL, TorchForward, prepare_model
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.programs.int8 import calibrate, int8_storage
@@ -34,6 +36,7 @@ from milkweed.server.repository.served_model import ServedModel
 from ..support.server_parts import CLASSES, SIZE, HeldModel, encoded, make_config, make_pipeline, served_model, until
 from ..support.waiting import HANG_SECONDS
 
+DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 WHOLE = LanePlan(0, 1, 0)
 REPORT = FusionReport(
     "not built: make kernels",
@@ -254,3 +257,29 @@ def test_settings_become_inference_options() -> None:
 def test_settings_that_cannot_be_are_refused(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=name):
         Settings(**{name: value})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("fusion", ["auto", "off"])
+def test_answers_are_the_cpus(fusion: str, dtype: str, tmp_path: Path) -> None:
+    options = InferenceOptions(
+        device="cuda",
+        dtype=dtype,
+        max_batch_size=8,
+        fusion=fusion,  # type: ignore[arg-type]
+        tuning_cache=str(tmp_path),
+    )
+    on_gpu, on_cpu = (open_model(DEMO, each).pipeline for each in (options, InferenceOptions(device="cpu")))
+    graphs = on_gpu.forward_stage.cuda_graphs
+    assert graphs is not None
+    assert graphs.reason is None
+    assert (on_gpu.fusion is not None) == (fusion == "auto")
+    images = [encoded(seed=seed, size=(40, 30)) for seed in range(11)]
+    for got, want in zip(on_gpu.classify(images, 1), on_cpu.classify(images, 1), strict=True):
+        assert isinstance(got, TopClasses)
+        assert isinstance(want, TopClasses)
+        assert got.score[0] == pytest.approx(want.score[0], abs=3e-2)
+    assert list(tmp_path.glob("*.json")) or fusion == "off"
+    on_gpu.close()
+    on_cpu.close()
