@@ -12,6 +12,7 @@ from ..native.library import library_path, native_status
 from ..native.stamp import read_stamp
 from ..native.torch_ops import monarch_mlp, short_attention
 from .base import OTHER_KIND, Impl, Runner, Tiled, on_rows, packed
+from .torch_ops import norm_tensors
 
 MLP = {(*norm, "monarch", "gelu", "monarch", *add) for norm in ((), ("norm",)) for add in ((), ("add",))}
 
@@ -60,7 +61,7 @@ class NativeMlp(Native):
         weights = packed(fc1, "blocked_mlp", problem, lambda: _blocked_mlp(fc1, fc2, problem), fc2)
         factor1, stream, factor2, bias1, bias2 = weights.tensors
         norm = segment[0] if isinstance(segment[0], LayerNorm) else None
-        norms = [] if norm is None else [packed(norm, "norm_float32", problem, lambda: _norm(norm, problem))]
+        norms = [] if norm is None else [norm_tensors(norm, problem)]
         norm_weight, norm_bias = norms[0].tensors if norms else (None, None)
         eps = norm.eps if norm else 0.0
 
@@ -113,8 +114,3 @@ def native_impls(*, on_cpu: bool = False) -> list[Impl]:
 
 def _blocked_mlp(fc1: Monarch, fc2: Monarch, problem: Problem) -> tuple[Tensor, ...]:
     return block_mlp(fc1.on(problem.device), fc2.on(problem.device), problem.dtype).tensors
-
-
-def _norm(norm: LayerNorm, problem: Problem) -> list[Tensor]:
-    """Return weight and bias in float32, as the kernel takes them."""
-    return [tensor.to(problem.device).float().contiguous() for tensor in (norm.weight, norm.bias)]

@@ -86,6 +86,12 @@ def quantized_tensors(layer: QuantizedDense, problem: Problem) -> Packed:
     return packed(layer, "quantized", problem, lambda: [tensor.to(problem.device) for tensor in layer.packed()])
 
 
+def norm_tensors(norm: LayerNorm, problem: Problem) -> Packed:
+    """Return weight and bias in float32, contiguous, as the kernels take them."""
+    tensors = (norm.weight, norm.bias)
+    return packed(norm, "float32", problem, lambda: [t.to(problem.device).float().contiguous() for t in tensors])
+
+
 def _quantized(layer: Packed, x: Tensor, _: Tensor | None) -> Tensor:
     weight, scale, bias, inverse, zero = layer.tensors
     rows = quantize(x.reshape(-1, x.shape[-1]), inverse, zero, weight.dtype)

@@ -1,4 +1,6 @@
-"""The Triton kernels of a Monarch layer: products of blocks, with its permutations as column numbers.
+"""The Triton kernels of Monarch layers and of layers in 8 bits: products of blocks.
+
+Permutations of a Monarch layer are column numbers.
 
 They need triton 3.6 or later. Tuples hold values of which a program has several; the compiler unrolls them.
 """
@@ -14,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-__all__ = ["block_product", "descriptor", "interleaved_product", "wait_for_previous_launch"]
+__all__ = ["block_product", "descriptor", "interleaved_product", "quantized", "wait_for_previous_launch"]
 
 
 def descriptor(matrix: Any, block_rows: int, block_columns: int) -> Any:
@@ -26,10 +28,13 @@ def descriptor(matrix: Any, block_rows: int, block_columns: int) -> Any:
 def block_product(
     x,  # (rows, IN), or its descriptor
     w,  # (BLOCKS, N, DEPTH)
-    w_tiles,  # with TMA the descriptor of (BLOCKS*N, DEPTH) in tiles of BN rows, else any pointer
-    w_rest,  # the same in tiles of REST rows; any pointer where REST is 0
-    bias,  # (BLOCKS, N) float32, any pointer without HAS_BIAS
-    residual,  # (rows, OUT), any pointer without HAS_RESIDUAL
+    w_tiles,  # with TMA the descriptor of (BLOCKS*N, DEPTH) in tiles of BN rows, else None
+    w_rest,  # the same in tiles of REST rows; None where REST is 0
+    scale,  # (BLOCKS, N) float32 where x and w are in 8 bits, else None
+    bias,  # (BLOCKS, N) float32, or None
+    residual,  # (rows, OUT), or None
+    inverse,  # (OUT,) float32 where y is in 8 bits, as is zero (`quantized`); else None
+    zero,
     y,  # (rows, OUT)
     rows,
     IN: tl.constexpr,
@@ -43,8 +48,6 @@ def block_product(
     STEP: tl.constexpr,
     OUT: tl.constexpr,
     ACT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     REST: tl.constexpr,
@@ -54,11 +57,12 @@ def block_product(
 ):
     """Multiply row n of block b of w by block b of x; the result goes to the column that `_column` returns.
 
-    A program computes BM rows and BN + REST columns of one block: the two parts share what it loads of x, and allow
-    widths that are no power of two.
+    That is y = act(scale * x w^T + bias) + residual. A program computes BM rows and BN + REST columns of one block: the
+    two parts share what it loads of x, and allow widths that are no power of two.
     """
     PARTS: tl.constexpr = 2 if REST > 0 else 1
     TILES: tl.constexpr = (N + BN + REST - 1) // (BN + REST)
+    SUMS: tl.constexpr = tl.int32 if w.dtype.element_ty == tl.int8 else tl.float32
     # Neighbouring programs read the same rows of x; all of w stays in the second-level cache anyway.
     program = tl.program_id(0)
     first_n = program % TILES * (BN + REST)
@@ -71,9 +75,9 @@ def block_product(
 
     if not TMA:
         x_tile = x + first_row.to(tl.int64) * IN + (row[:, None] * IN + (block * P + k)[None, :])
-    sums = (tl.zeros((BM, BN), tl.float32),)
+    sums = (tl.zeros((BM, BN), SUMS),)
     if REST > 0:
-        sums = sums + (tl.zeros((BM, REST), tl.float32),)
+        sums = sums + (tl.zeros((BM, REST), SUMS),)
     for start in range(0, P, BK):
         if TMA:
             a = x.load([first_row, block * P + start])
@@ -96,19 +100,23 @@ def block_product(
                     there = there & (start + k < P)[:, None]
                 w_tile = w + ((block * N + n)[None, :] * DEPTH + k[:, None])
                 b = tl.load(w_tile + start, mask=there, other=0.0)
-            added = added + (tl.dot(a, b, sums[i]),)
+            added = added + (tl.dot(a, b, sums[i], out_dtype=SUMS),)
         sums = added
 
     in_tile = first_row.to(tl.int64) * OUT
     for i in tl.static_range(PARTS):
         mine = first_n + i * BN + tl.arange(0, REST if i else BN)
-        value = _with_bias(sums[i], bias + block * N + mine, mine < N, HAS_BIAS)
-        value = _activate(value, ACT, y.dtype.element_ty)
+        value = sums[i]
+        if scale is not None:
+            value = value.to(tl.float32) * tl.load(scale + block * N + mine, mask=mine < N, other=0.0)[None, :]
+        value = _activate(_with_bias(value, bias, block * N + mine, mine < N), ACT)
         column = _column(block, mine, N, SEGMENT, BETWEEN_SEGMENTS, BETWEEN_BLOCKS, STEP)
         at = in_tile + (row[:, None] * OUT + column[None, :])
         there = row_exists[:, None] & ((mine < N) & (column < OUT))[None, :]
-        if HAS_RESIDUAL:
+        if residual is not None:
             value += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
+        if inverse is not None:
+            value = quantized(value, inverse + column, zero + column, mine < N, y.dtype.element_ty)
         tl.store(y + at, value.to(y.dtype.element_ty), mask=there)
 
 
@@ -116,9 +124,9 @@ def block_product(
 def interleaved_product(
     x,  # (rows, BLOCKS*P), or its descriptor
     w,  # (BLOCKS, N, P)
-    w_tiles,  # with TMA the descriptor of (BLOCKS*N, P), else any pointer
-    bias,  # (BLOCKS, N) float32, any pointer without HAS_BIAS
-    residual,  # (rows, OUT), any pointer without HAS_RESIDUAL
+    w_tiles,  # with TMA the descriptor of (BLOCKS*N, P), else None
+    bias,  # (BLOCKS, N) float32, or None
+    residual,  # (rows, OUT), or None
     y,  # (rows, OUT)
     rows,
     P: tl.constexpr,
@@ -126,8 +134,6 @@ def interleaved_product(
     N: tl.constexpr,
     OUT: tl.constexpr,
     ACT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -171,13 +177,13 @@ def interleaved_product(
 
     parts = ()
     for block in tl.static_range(BLOCKS):
-        value = _with_bias(sums[block], bias + block * N + first_n + n, first_n + n < N, HAS_BIAS)
-        parts = parts + (_activate(value, ACT, y.dtype.element_ty),)
+        value = _with_bias(sums[block], bias, block * N + first_n + n, first_n + n < N)
+        parts = parts + (_activate(value, ACT),)
     value = _interleave(parts, BLOCKS)
     column = first_n * BLOCKS + tl.arange(0, BLOCKS * BN)
     at = first_row.to(tl.int64) * OUT + (row[:, None] * OUT + column[None, :])
     there = row_exists[:, None] & (column < OUT)[None, :]
-    if HAS_RESIDUAL:
+    if residual is not None:
         value += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
     tl.store(y + at, value.to(y.dtype.element_ty), mask=there)
 
@@ -189,9 +195,10 @@ def _fetch(w, NUMBERS: tl.constexpr, PDL: tl.constexpr):
     Weights are constants, but the launch before may be the one that packed them: so they are loaded after the wait for
     it, and only fetched before, since later writes are seen in that cache.
     """
+    LINE: tl.constexpr = 1024 // w.dtype.element_ty.primitive_bitwidth  # numbers in 128 bytes
     if PDL:
-        for line in range(tl.program_id(0) * 128, (NUMBERS + 63) // 64, tl.num_programs(0) * 128):
-            at = w + tl.minimum((line + tl.arange(0, 128)) * 64, NUMBERS - 1)  # lines of 128 bytes
+        for line in range(tl.program_id(0) * 128, (NUMBERS + LINE - 1) // LINE, tl.num_programs(0) * 128):
+            at = w + tl.minimum((line + tl.arange(0, 128)) * LINE, NUMBERS - 1)
             tl.inline_asm_elementwise(
                 "prefetch.global.L2 [$1]; // $0", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
             )
@@ -219,9 +226,9 @@ def _column(
 
 
 @triton.jit
-def _with_bias(value, bias, there, HAS_BIAS: tl.constexpr):
-    if HAS_BIAS:
-        value += tl.load(bias, mask=there, other=0.0)[None, :]
+def _with_bias(value, bias, at, there):
+    if bias is not None:
+        value += tl.load(bias + at, mask=there, other=0.0)[None, :]
     return value
 
 
@@ -241,25 +248,32 @@ def _interleave(parts, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _activate(x, ACT: tl.constexpr, dtype: tl.constexpr):
-    """Apply a `blocked.Activation`, as exactly as dtype can hold it."""
-    tl.static_assert(ACT == 0 or ACT == 1)
-    if ACT == 1:
-        return _gelu(x, dtype)
-    else:
+def _activate(x, ACT: tl.constexpr):
+    """Apply nothing (0), GELU (1), or GELU as exactly as bfloat16 holds it (2).
+
+    GELU is x times the normal distribution's CDF: the polynomial of csrc/primitives.cuh.
+    """
+    tl.static_assert(ACT == 0 or ACT == 1 or ACT == 2)
+    if ACT == 0:
         return x
+    square = tl.minimum(x * x, 49.0)
+    logit = x * (1.59501577 + square * (7.40112921e-2 + square * -7.03033584e-4))
+    if ACT == 1:
+        return x / (1.0 + tl.exp2(-1.4426950408889634 * logit))
+    half = 0.5 * x
+    # One special function instead of two.
+    tanh = tl.inline_asm_elementwise(
+        "tanh.approx.f32 $0, $1;", "=f,f", [0.5 * logit], dtype=tl.float32, is_pure=True, pack=1
+    )
+    return half + half * tanh
 
 
 @triton.jit
-def _gelu(x, dtype: tl.constexpr):
-    """Multiply x by the normal distribution's CDF: the polynomial of csrc/primitives.cuh."""
-    square = tl.minimum(x * x, 49.0)
-    logit = x * (1.59501577 + square * (7.40112921e-2 + square * -7.03033584e-4))
-    if dtype == tl.bfloat16:
-        half = 0.5 * x
-        # One special function instead of two.
-        tanh = tl.inline_asm_elementwise(
-            "tanh.approx.f32 $0, $1;", "=f,f", [0.5 * logit], dtype=tl.float32, is_pure=True, pack=1
-        )
-        return half + half * tanh
-    return x / (1.0 + tl.exp2(-1.4426950408889634 * logit))
+def quantized(value, inverse, zero, there, dtype: tl.constexpr):
+    """Round to 8 bits, where `inverse` of each column is 1 / step; halves to even, as a float32 does above 2^23."""
+    value = value * tl.load(inverse, mask=there, other=0.0)[None, :]
+    if dtype == tl.int8:
+        value = value + tl.load(zero, mask=there, other=0.0)[None, :]
+        value = tl.minimum(tl.maximum(value, 0.0), 255.0)
+        return ((value + 12582912.0) - 12582912.0 - 128.0).to(tl.int8)
+    return tl.minimum(tl.maximum(value, -448.0), 448.0).to(dtype)

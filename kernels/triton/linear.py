@@ -152,9 +152,8 @@ def _linear(
     if x.device.type == "cpu":
         return blocked_reference(x, layer, act, residual)
     y = x.new_empty(len(x), out_features)
-    with torch.cuda.device(x.device):
-        for launch in linear_launches(x, layer, residual, act, y, VARIANTS[tile], device_properties(x.device)):
-            launch.run()
+    for launch in linear_launches(x, layer, residual, act, y, VARIANTS[tile], device_properties(x.device)):
+        launch.run()
     return y
 
 
@@ -186,9 +185,8 @@ def _mlp(
     if x.device.type == "cpu":
         return sorted_mlp_reference(x, fc1, fc2, residual)
     y = x.new_empty(len(x), out_features)
-    with torch.cuda.device(x.device):
-        for launch in mlp_launches(x, fc1, fc2, residual, y, VARIANTS[tile], device_properties(x.device), inner):
-            launch.run()
+    for launch in mlp_launches(x, fc1, fc2, residual, y, VARIANTS[tile], device_properties(x.device), inner):
+        launch.run()
     return y
 
 

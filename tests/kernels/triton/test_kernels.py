@@ -18,6 +18,7 @@ from milkweed.kernels.triton.layout import sort_layer, sort_mlp
 from milkweed.kernels.triton.tiles import VARIANTS, WIDE, DeviceProperties, Variant
 
 from ..emulated.emulation import FULL
+from .compiling import source_of
 
 SCRIPT = Path(__file__).parent / "triton_cases.py"
 MOST_ERROR = {"bfloat16": 4e-3, "float16": 1e-3}
@@ -90,28 +91,8 @@ class Compiled:
     def __init__(self, launch: Launch, gpu: int) -> None:
         triton = pytest.importorskip("triton", reason="triton is not installed")
         from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
 
-        from milkweed.kernels.triton import kernels
-
-        kernel = getattr(kernels, launch.kernel)
-        number = {torch.bfloat16: "bf16", torch.float16: "fp16"}[launch.x.dtype]
-        signature = dict.fromkeys(("x", "w", "residual", "y"), f"*{number}")
-        signature |= {"bias": f"*{number}" if launch.bias is None else "*fp32", "rows": "i32"}
-        names = [name for name in ("w_tiles", "w_rest") if name in kernel.arg_names]
-        signature |= dict.fromkeys(names, f"*{number}")
-        if launch.tile.tma:
-            signature["x"] = f"tensordesc<{number}[{launch.tile.BM},{launch.tile.BK}]>"
-            for name, columns in zip(names, launch.tile_columns, strict=True):
-                signature[name] = f"tensordesc<{number}[{columns},{launch.tile.BK}]>"
-        aligned = [i for i, name in enumerate(kernel.arg_names) if signature.get(name, "").startswith("*")]
-        source = ASTSource(
-            fn=kernel,
-            signature=signature | dict.fromkeys(launch.constants, "constexpr"),
-            constexprs=launch.constants,
-            attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
-        )
-        made = triton.compile(source, target=GPUTarget("cuda", gpu, 32), options=launch.options)
+        made = triton.compile(source_of(launch), target=GPUTarget("cuda", gpu, 32), options=launch.options)
         self.ptx: str = made.asm["ptx"]
         self.shared_bytes: int = made.metadata.shared
         self.registers, self.stack = self._resources(Path(triton.__file__).parent, made.asm["cubin"])
@@ -138,14 +119,14 @@ def check(launch: Launch, gpu: int, spilled_bytes: int = 0) -> None:
     """The launch fits the GPU, uses its tensor cores, and neither spills nor stores less than 16 bytes."""
     compiled = Compiled(launch, gpu)
     stores = re.findall(r"st\.global\S*", compiled.ptx)
-    small = launch.tile.BM < 64  # below what wgmma and tcgen05 multiply
-    said = f"sm_{gpu} {launch.kernel} {launch.tile}: {compiled.registers} registers, {compiled.shared_bytes} bytes"
+    small = launch.constants["BM"] < 64  # below what wgmma and tcgen05 multiply
+    said = f"sm_{gpu} {launch.kernel} {launch.constants}: {compiled.registers} registers, {compiled.shared_bytes} bytes"
     assert compiled.shared_bytes <= GPUS[gpu].shared_bytes, said
     assert ("mma.sync" if small else MULTIPLIES_BY[gpu]) in compiled.ptx, said
     assert compiled.stack <= spilled_bytes, said
     assert stores, said
     assert all(".v4" in store for store in stores), said
-    assert ("cp.async.bulk.tensor" in compiled.ptx) == launch.tile.tma, said
+    assert ("cp.async.bulk.tensor" in compiled.ptx) == launch.constants["TMA"], said
     waits_first(compiled.ptx, pdl=GPUS[gpu].pdl)
 
 

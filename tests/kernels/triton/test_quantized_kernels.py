@@ -42,18 +42,18 @@ def judge(found: list[dict[str, Any]]) -> None:
 
 
 BUGS = [
-    ("sums = tl.dot(x.load([first_row, k])", "sums = tl.dot(x.load([first_row, 0])"),
-    (", sums, out_dtype=SUMS)", ", None, out_dtype=SUMS)"),
-    ("tl.load(scale + n,", "tl.load(scale + tl.arange(0, BN),"),
-    ("tl.load(bias + n,", "tl.load(bias + tl.arange(0, BN),"),
-    ("        value = _gelu(value", "        value += 0 * _gelu(value"),
+    ("a = x.load([first_row, block * P + start])", "a = x.load([first_row, 0])"),
+    ("tl.dot(a, b, sums[i], out_dtype=SUMS)", "tl.dot(a, b, out_dtype=SUMS)"),
+    ("tl.load(scale + block * N + mine,", "tl.load(scale + tl.arange(0, BN),"),
+    ("_with_bias(value, bias, block * N + mine,", "_with_bias(value, bias, tl.arange(0, BN),"),
+    ("if ACT == 0:", "if ACT < 2:"),
     ("value += tl.load(residual + at", "value -= tl.load(residual + at"),
-    ("_quantized(value, inverse + n, zero + n,", "_quantized(value, inverse + n, inverse + n,"),
+    ("quantized(value, inverse + column, zero + column,", "quantized(value, inverse + column, inverse + column,"),
     ("(value + 12582912.0) - 12582912.0 - 128.0", "value - 128.0"),
     ("value = tl.minimum(tl.maximum(value, 0.0), 255.0)", "value = tl.maximum(value, 0.0)"),
     ("value - (tl.sum(value, 1) / C)[:, None], 0.0)", "value - (tl.sum(value, 1) / C)[:, None], 1.0)"),
     ("+ EPS)", "+ 0.02)"),
-    ("(first_row + row < rows)[:, None]", "(first_row + row < rows - 1)[:, None]"),
+    ("row_exists = first_row + row < rows", "row_exists = first_row + row < rows - 1"),
 ]
 
 
