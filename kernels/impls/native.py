@@ -26,7 +26,7 @@ class Native(Tiled):
 
     def unusable(self, problem: Problem) -> str | None:
         """Return why the library cannot be used there; None if it can."""
-        if self.on_cpu and problem.device.type == "cpu":
+        if self.stands_in(problem):
             return None
         status = native_status(problem.device)
         return None if status.loaded else status.reason
@@ -35,9 +35,7 @@ class Native(Tiled):
 class NativeMlp(Native):
     """Runs an MLP of two Monarch layers in one launch, with the norm before and the residual's addition after it."""
 
-    @property
-    def name(self) -> str:
-        return f"native_mlp:{self.tile}"
+    kernel = "native_mlp"
 
     def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         if kinds(segment) not in MLP:
@@ -75,9 +73,7 @@ class NativeMlp(Native):
 class NativeAttention(Native):
     """Runs an attention over few tokens, with keys and values in shared memory."""
 
-    @property
-    def name(self) -> str:
-        return f"native_attention:{self.tile}"
+    kernel = "native_attention"
 
     def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         attention = segment[0]

@@ -6,12 +6,11 @@ from torch import Tensor
 
 from ..blocked import Activation
 from ..chain_ir import ChainOp, LayerNorm, Problem, kinds
-from ..native.stamp import source_hash
 from ..quantized import QuantizedDense
-from ..triton.linear import SOURCES, missing_for_triton
 from ..triton.quantized import TILES, quantize_rows, quantized_product, quantized_refusal
 from .base import OTHER_KIND, Impl, Runner, Tiled, on_rows
 from .torch_ops import norm_tensors, quantized_tensors
+from .triton import triton_build
 
 ONE = ("quantized",)
 SEGMENTS = [ONE, (*ONE, "add"), (*ONE, "gelu"), (*ONE, "gelu", *ONE), (*ONE, "gelu", *ONE, "add")]
@@ -21,14 +20,12 @@ RUNS = {(*norm, *segment) for norm in ((), ("norm",)) for segment in SEGMENTS}
 class TritonQuantized(Tiled):
     """Runs one layer or an MLP's two, with the norm before and GELU and the addition behind; a launch each."""
 
-    @property
-    def name(self) -> str:
-        return f"triton_quantized:{self.tile}"
+    kernel = "triton_quantized"
 
     def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         if kinds(segment) not in RUNS:
             return OTHER_KIND
-        if self.on_cpu and problem.device.type == "cpu":
+        if self.stands_in(problem):
             return None
         return quantized_refusal(self.tile, problem.rows, problem.dtype, problem.device)
 
@@ -52,5 +49,4 @@ class TritonQuantized(Tiled):
 
 def quantized_impls(*, on_cpu: bool = False) -> list[Impl]:
     """Return it in every tile."""
-    build_id = "none" if missing_for_triton() else source_hash(SOURCES, (".py",))
-    return [TritonQuantized(tile, build_id, on_cpu) for tile in range(len(TILES))]
+    return [TritonQuantized(tile, triton_build(), on_cpu) for tile in range(len(TILES))]

@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-__all__ = ["block_product", "descriptor", "interleaved_product", "quantized", "wait_for_previous_launch"]
+__all__ = ["block_product", "descriptor", "quantized", "wait_for_previous_launch"]
 
 
 def descriptor(matrix: Any, block_rows: int, block_columns: int) -> Any:
@@ -53,21 +53,26 @@ def block_product(
     REST: tl.constexpr,
     BK: tl.constexpr,
     TMA: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Multiply row n of block b of w by block b of x; the result goes to the column that `_column` returns.
 
     That is y = act(scale * x w^T + bias) + residual. A program computes BM rows and BN + REST columns of one block: the
-    two parts share what it loads of x, and allow widths that are no power of two.
+    two parts share what it loads of x, and allow widths that are no power of two. With INTERLEAVED, where row n of a
+    block goes to column n*BLOCKS + b, it computes BN columns of every block, which together are adjacent in y.
     """
-    PARTS: tl.constexpr = 2 if REST > 0 else 1
+    PARTS: tl.constexpr = BLOCKS if INTERLEAVED else (2 if REST > 0 else 1)
+    NEXT: tl.constexpr = N if INTERLEAVED else BN  # rows of w from a part to the next one, and within their block
+    WITHIN: tl.constexpr = 0 if INTERLEAVED else BN
+    APART: tl.constexpr = 1 if INTERLEAVED else BLOCKS  # blocks that have programs of their own
     TILES: tl.constexpr = (N + BN + REST - 1) // (BN + REST)
     SUMS: tl.constexpr = tl.int32 if w.dtype.element_ty == tl.int8 else tl.float32
     # Neighbouring programs read the same rows of x; all of w stays in the second-level cache anyway.
     program = tl.program_id(0)
     first_n = program % TILES * (BN + REST)
-    block = program // TILES % BLOCKS
-    first_row = program // (TILES * BLOCKS) * BM
+    block = program // TILES % APART
+    first_row = program // (TILES * APART) * BM
     row, k = tl.arange(0, BM), tl.arange(0, BK)
     row_exists = first_row + row < rows
     _fetch(w, BLOCKS * N * DEPTH, PDL)
@@ -75,116 +80,65 @@ def block_product(
 
     if not TMA:
         x_tile = x + first_row.to(tl.int64) * IN + (row[:, None] * IN + (block * P + k)[None, :])
-    sums = (tl.zeros((BM, BN), SUMS),)
-    if REST > 0:
-        sums = sums + (tl.zeros((BM, REST), SUMS),)
+    sums = ()
+    for i in tl.static_range(PARTS):
+        sums = sums + (tl.zeros((BM, REST if REST * i else BN), SUMS),)
     for start in range(0, P, BK):
-        if TMA:
-            a = x.load([first_row, block * P + start])
-        else:
-            there = row_exists[:, None]
-            if P % BK != 0:
-                there = there & (start + k < P)[None, :]
-            if IN != BLOCKS * P:
-                there = there & (block * P + start + k < IN)[None, :]
-            a = tl.load(x_tile + start, mask=there, other=0.0)
         added = ()
         for i in tl.static_range(PARTS):
+            part = block * N + first_n + i * NEXT
             if TMA:
-                tiles = w_rest if i else w_tiles
-                b = tiles.load([block * N + first_n + i * BN, start]).T
+                if INTERLEAVED or i == 0:
+                    a = x.load([first_row, (block + i) * P + start])
+                tiles = w_rest if REST * i else w_tiles
+                b = tiles.load([part, start]).T
             else:
-                n = first_n + i * BN + tl.arange(0, REST if i else BN)
-                there = (n < N)[None, :]
-                if P % BK != 0:
-                    there = there & (start + k < P)[:, None]
-                w_tile = w + ((block * N + n)[None, :] * DEPTH + k[:, None])
-                b = tl.load(w_tile + start, mask=there, other=0.0)
-            added = added + (tl.dot(a, b, sums[i], out_dtype=SUMS),)
-        sums = added
-
-    in_tile = first_row.to(tl.int64) * OUT
-    for i in tl.static_range(PARTS):
-        mine = first_n + i * BN + tl.arange(0, REST if i else BN)
-        value = sums[i]
-        if scale is not None:
-            value = value.to(tl.float32) * tl.load(scale + block * N + mine, mask=mine < N, other=0.0)[None, :]
-        value = _activate(_with_bias(value, bias, block * N + mine, mine < N), ACT)
-        column = _column(block, mine, N, SEGMENT, BETWEEN_SEGMENTS, BETWEEN_BLOCKS, STEP)
-        at = in_tile + (row[:, None] * OUT + column[None, :])
-        there = row_exists[:, None] & ((mine < N) & (column < OUT))[None, :]
-        if residual is not None:
-            value += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
-        if inverse is not None:
-            value = quantized(value, inverse + column, zero + column, mine < N, y.dtype.element_ty)
-        tl.store(y + at, value.to(y.dtype.element_ty), mask=there)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def interleaved_product(
-    x,  # (rows, BLOCKS*P), or its descriptor
-    w,  # (BLOCKS, N, P)
-    w_tiles,  # with TMA the descriptor of (BLOCKS*N, P), else None
-    bias,  # (BLOCKS, N) float32, or None
-    residual,  # (rows, OUT), or None
-    y,  # (rows, OUT)
-    rows,
-    P: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    N: tl.constexpr,
-    OUT: tl.constexpr,
-    ACT: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    TMA: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Multiply row n of block b of w by block b of x; the result goes to column n*BLOCKS + b.
-
-    A program computes BM rows and BN columns of every block, which together are adjacent in y.
-    """
-    TILES: tl.constexpr = (N + BN - 1) // BN
-    program = tl.program_id(0)
-    first_n = program % TILES * BN
-    first_row = program // TILES * BM
-    row, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
-    row_exists = first_row + row < rows
-    _fetch(w, BLOCKS * N * P, PDL)
-    wait_for_previous_launch(PDL)
-
-    if not TMA:
-        x_tile = x + first_row.to(tl.int64) * (BLOCKS * P) + (row[:, None] * (BLOCKS * P) + k[None, :])
-        w_tile = w + ((first_n + n)[None, :] * P + k[:, None])
-    sums = ()
-    for _ in tl.static_range(BLOCKS):
-        sums = sums + (tl.zeros((BM, BN), tl.float32),)
-    for start in range(0, P, BK):
-        added = ()
-        for block in tl.static_range(BLOCKS):
-            if TMA:
-                a = x.load([first_row, block * P + start])
-                b = w_tiles.load([block * N + first_n, start]).T
-            else:
-                there_x, there_w = row_exists[:, None], (first_n + n < N)[None, :]
+                n = tl.arange(0, REST if REST * i else BN)
+                there_x, there_w = row_exists[:, None], (first_n + i * WITHIN + n < N)[None, :]
                 if P % BK != 0:
                     there_x = there_x & (start + k < P)[None, :]
                     there_w = there_w & (start + k < P)[:, None]
-                a = tl.load(x_tile + block * P + start, mask=there_x, other=0.0)
-                b = tl.load(w_tile + block * N * P + start, mask=there_w, other=0.0)
-            added = added + (tl.dot(a, b, sums[block]),)
+                if IN != BLOCKS * P:
+                    there_x = there_x & ((block + i) * P + start + k < IN)[None, :]
+                if INTERLEAVED or i == 0:
+                    a = tl.load(x_tile + i * P + start, mask=there_x, other=0.0)
+                w_tile = w + ((part + n)[None, :] * DEPTH + k[:, None])
+                b = tl.load(w_tile + start, mask=there_w, other=0.0)
+            added = added + (tl.dot(a, b, sums[i], out_dtype=SUMS),)
         sums = added
 
     parts = ()
-    for block in tl.static_range(BLOCKS):
-        value = _with_bias(sums[block], bias, block * N + first_n + n, first_n + n < N)
+    for i in tl.static_range(PARTS):
+        n = first_n + tl.arange(0, REST if REST * i else BN)
+        at, there = block * N + i * NEXT + n, n + i * WITHIN < N
+        value = sums[i]
+        if scale is not None:
+            value = value.to(tl.float32) * tl.load(scale + at, mask=there, other=0.0)[None, :]
+        if bias is not None:
+            value += tl.load(bias + at, mask=there, other=0.0)[None, :]
         parts = parts + (_activate(value, ACT),)
-    value = _interleave(parts, BLOCKS)
-    column = first_n * BLOCKS + tl.arange(0, BLOCKS * BN)
-    at = first_row.to(tl.int64) * OUT + (row[:, None] * OUT + column[None, :])
-    there = row_exists[:, None] & (column < OUT)[None, :]
+    y += first_row.to(tl.int64) * OUT
+    if residual is not None:
+        residual += first_row.to(tl.int64) * OUT
+    if INTERLEAVED:
+        column = first_n * BLOCKS + tl.arange(0, BLOCKS * BN)
+        _store(_interleave(parts, BLOCKS), y, residual, inverse, zero, row, column, row_exists, column < OUT, OUT)
+    else:
+        for i in tl.static_range(PARTS):
+            n = first_n + i * BN + tl.arange(0, REST if REST * i else BN)
+            column = _column(block, n, N, SEGMENT, BETWEEN_SEGMENTS, BETWEEN_BLOCKS, STEP)
+            real = (n < N) & (column < OUT)
+            _store(parts[i], y, residual, inverse, zero, row, column, row_exists, real, OUT)
+
+
+@triton.jit
+def _store(value, y, residual, inverse, zero, row, column, row_exists, column_exists, OUT: tl.constexpr):
+    """Add the residual, round, and store rows of `column`s."""
+    at, there = row[:, None] * OUT + column[None, :], row_exists[:, None] & column_exists[None, :]
     if residual is not None:
         value += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
+    if inverse is not None:
+        value = quantized(value, inverse + column, zero + column, column_exists, y.dtype.element_ty)
     tl.store(y + at, value.to(y.dtype.element_ty), mask=there)
 
 
@@ -223,13 +177,6 @@ def _column(
     if SEGMENT == N:
         return block * BLOCKS + n * STEP
     return n // SEGMENT * SEGMENTS + block * BLOCKS + n % SEGMENT * STEP
-
-
-@triton.jit
-def _with_bias(value, bias, at, there):
-    if bias is not None:
-        value += tl.load(bias + at, mask=there, other=0.0)[None, :]
-    return value
 
 
 @triton.jit

@@ -160,14 +160,10 @@ def _natural_factor(
     t: Tensor, layer: BlockedMonarch, residual: Tensor | None, act: int, y: Tensor, choose: ChooseTile
 ) -> Launch:
     """Multiply by the second factor and interleave the outputs: row u of block j is output u*J + j."""
-    w, (J, s, depth), act = layer.w2, layer.w2.shape, kernel_act(act, y.dtype)
-    if J not in INTERLEAVED:
-        return blocks_launch(t, w, depth, layer.bias, residual, act, y, columns_of(s, 0, 1, J), choose)
-    product = _product(t, w, depth, interleaved=True)
-    tile = choose(product)
-    shape = {"P": depth, "BLOCKS": J, "N": s, "OUT": y.shape[1], "ACT": act}
-    arguments = (_tiles(t, tile.BM, tile) or t, w, _tiles(w, tile.BN, tile), layer.bias, residual, y, len(t))
-    return _launch("interleaved_product", arguments, shape, tile, product)
+    J, s, depth = layer.w2.shape
+    columns, act = columns_of(s, 0, 1, J), kernel_act(act, y.dtype)
+    interleaved = J in INTERLEAVED
+    return blocks_launch(t, layer.w2, depth, layer.bias, residual, act, y, columns, choose, interleaved=interleaved)
 
 
 def blocks_launch(
@@ -182,6 +178,8 @@ def blocks_launch(
     choose: ChooseTile,
     scale: Tensor | None = None,
     following: Sequence[Tensor] | None = None,
+    *,
+    interleaved: bool = False,
 ) -> Launch:
     """Multiply every block of p columns of x by its block of w.
 
@@ -190,19 +188,19 @@ def blocks_launch(
         columns: of `columns_of`.
         scale: of the sums, where x and w are in 8 bits.
         following: 1 / step and zero of a result in 8 bits.
+        interleaved: a program computes columns of all blocks, which are adjacent in y.
     """
     blocks, n, depth = w.shape
-    product = _product(x, w, p, interleaved=False)
+    tma = x.shape[1] * x.element_size() % 16 == 0 and p % SMALLEST_DEPTH == 0
+    product = Product(len(x), blocks, n, p, interleaved, tma)
     tile = choose(product)
-    shape = {"IN": x.shape[1], "P": p, "DEPTH": depth, "BLOCKS": blocks, "N": n, "OUT": y.shape[1], "ACT": act}
+    constants = {"IN": x.shape[1], "P": p, "DEPTH": depth, "BLOCKS": blocks, "N": n, "OUT": y.shape[1], "ACT": act}
+    constants |= columns | {"BM": tile.BM, "BN": tile.BN, "REST": tile.REST, "BK": tile.BK, "TMA": tile.tma}
+    constants |= {"INTERLEAVED": interleaved, "PDL": tile.pdl}
     operands = (_tiles(x, tile.BM, tile) or x, w, _tiles(w, tile.BN, tile), _tiles(w, tile.REST, tile))
     arguments = (*operands, scale, bias, residual, *(following or (None, None)), y, len(x))
-    return _launch("block_product", arguments, shape | columns | {"REST": tile.REST}, tile, product)
-
-
-def _launch(kernel: str, arguments: tuple[Any, ...], shape: dict[str, int], tile: Tile, product: Product) -> Launch:
-    constants = shape | {"BM": tile.BM, "BN": tile.BN, "BK": tile.BK, "TMA": tile.tma, "PDL": tile.pdl}
-    return Launch(f"kernels.{kernel}", (tile.programs(product),), arguments, constants, tile.warps, tile.stages)
+    programs = (tile.programs(product),)
+    return Launch("kernels.block_product", programs, arguments, constants, tile.warps, tile.stages)
 
 
 def _tiles(matrix: Tensor, rows: int, tile: Tile) -> Tiles | None:
@@ -220,8 +218,3 @@ def columns_of(segment: int, between_segments: int, between_blocks: int, step: i
     It is column n // segment * between_segments + b * between_blocks + n % segment * step.
     """
     return {"SEGMENT": segment, "BETWEEN_SEGMENTS": between_segments, "BETWEEN_BLOCKS": between_blocks, "STEP": step}
-
-
-def _product(x: Tensor, w: Tensor, p: int, *, interleaved: bool) -> Product:
-    tma = x.shape[1] * x.element_size() % 16 == 0 and p % SMALLEST_DEPTH == 0
-    return Product(len(x), len(w), w.shape[1], p, interleaved, tma)

@@ -57,6 +57,17 @@ def unusable(dtype: torch.dtype, device: torch.device) -> str | None:
     return None
 
 
+def inner_refusal(
+    shape: InnerShape, tile: int, rows: int, dtype: torch.dtype, device: torch.device, *, on_cpu: bool
+) -> str | None:
+    """Return why the inner half of an MLP cannot run there; None if it can, or a CPU stands in. Launches nothing."""
+    refusal = shape.refusal(tile)
+    if refusal or (on_cpu and device.type == "cpu"):
+        return refusal
+    refusal = unusable(dtype, device) or missing_for_gluon()
+    return refusal or shape.device_refusal(tile, rows, dtype, device_properties(device))
+
+
 def missing_for_triton() -> str | None:
     """Return what triton lacks here, or None: it compiles a C module before its first launch, or has it already."""
     if find_spec("triton") is None:
@@ -130,12 +141,7 @@ def triton_mlp(
     )
 
 
-@torch.library.custom_op(
-    "milkweed::triton_monarch_linear",
-    mutates_args=(),
-    schema="(Tensor x, Tensor w1, Tensor w2, Tensor? bias, Tensor? residual, int p, int out_features, int act, "
-    "int tile) -> Tensor",
-)
+@torch.library.custom_op("milkweed::triton_monarch_linear", mutates_args=())
 def _linear(
     x: Tensor,
     w1: Tensor,
@@ -157,12 +163,7 @@ def _linear(
     return y
 
 
-@torch.library.custom_op(
-    "milkweed::triton_monarch_mlp",
-    mutates_args=(),
-    schema="(Tensor x, Tensor w1, Tensor w2, Tensor? bias1, Tensor w3, Tensor w4, Tensor? bias2, Tensor? residual, "
-    "int p, int out_features, int tile, int? inner) -> Tensor",
-)
+@torch.library.custom_op("milkweed::triton_monarch_mlp", mutates_args=())
 def _mlp(
     x: Tensor,
     w1: Tensor,
@@ -181,7 +182,9 @@ def _mlp(
     fc2 = BlockedMonarch(w3, w4, bias2, fc1.out_features // max(1, len(w3)), out_features)
     _check(x, (fc1, fc2), residual, tile)
     if inner is not None:
-        _check_inner(InnerShape.of(fc1, fc2), inner, x)
+        most = ROWS[-1]  # few rows are no reason
+        if refusal := inner_refusal(InnerShape.of(fc1, fc2), inner, most, x.dtype, x.device, on_cpu=True):
+            raise ValueError(refusal)
     if x.device.type == "cpu":
         return sorted_mlp_reference(x, fc1, fc2, residual)
     y = x.new_empty(len(x), out_features)
@@ -219,17 +222,3 @@ def _check(x: Tensor, layers: tuple[BlockedMonarch, ...], residual: Tensor | Non
         raise ValueError(f"x is {x.dtype}, other tensors are {sorted({str(tensor.dtype) for tensor in others})}")
     if any(tensor.device != x.device or not tensor.is_contiguous() for tensor in [*others, *biases]):
         raise ValueError("tensors on one device and contiguous are needed")
-
-
-def _check_inner(shape: InnerShape, tile: int, x: Tensor) -> None:
-    """Check that the inner half runs there; few rows are no reason.
-
-    Raises:
-        ValueError: it does not; the message says why.
-    """
-    refusal = shape.refusal(tile)
-    if refusal is None and x.device.type == "cuda":
-        rows = max(len(x), ROWS[tile])
-        refusal = missing_for_gluon() or shape.device_refusal(tile, rows, x.dtype, device_properties(x.device))
-    if refusal:
-        raise ValueError(refusal)

@@ -38,7 +38,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("milkweed.kernels.impls.native.native_status", lambda device: loaded)
-    for name in ("triton.linear.missing_for_triton", "impls.triton.missing_for_gluon"):
+    for name in ("triton.linear.missing_for_triton", "triton.linear.missing_for_gluon"):
         monkeypatch.setattr(f"milkweed.kernels.{name}", lambda: None)
 
 

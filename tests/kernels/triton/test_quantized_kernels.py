@@ -42,10 +42,10 @@ def judge(found: list[dict[str, Any]]) -> None:
 
 
 BUGS = [
-    ("a = x.load([first_row, block * P + start])", "a = x.load([first_row, 0])"),
+    ("a = x.load([first_row, (block + i) * P + start])", "a = x.load([first_row, 0])"),
     ("tl.dot(a, b, sums[i], out_dtype=SUMS)", "tl.dot(a, b, out_dtype=SUMS)"),
-    ("tl.load(scale + block * N + mine,", "tl.load(scale + tl.arange(0, BN),"),
-    ("_with_bias(value, bias, block * N + mine,", "_with_bias(value, bias, tl.arange(0, BN),"),
+    ("tl.load(scale + at,", "tl.load(scale + tl.arange(0, BN),"),
+    ("tl.load(bias + at,", "tl.load(bias + tl.arange(0, BN),"),
     ("if ACT == 0:", "if ACT < 2:"),
     ("value += tl.load(residual + at", "value -= tl.load(residual + at"),
     ("quantized(value, inverse + column, zero + column,", "quantized(value, inverse + column, inverse + column,"),

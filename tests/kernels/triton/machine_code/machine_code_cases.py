@@ -73,7 +73,7 @@ def cases() -> Iterator[tuple[str, int, Compile]]:
                         if kernel not in seen:
                             seen.add(kernel)
                             name = f"{model}, tile {tile}, launch {number} of {batch} images"
-                            blocks = launch.constants["BLOCKS"] if "interleaved" in launch.kernel else 1
+                            blocks = launch.constants["BLOCKS"] if launch.constants["INTERLEAVED"] else 1
                             yield name, launch.constants["BK"] // 16 * blocks, partial(compiled, launch)
     for tile in range(len(ROWS)):
         launch = launches("ViT-B", 128, AROUND_INNER, tile)[1]
