@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..attention import attention_refusal
 from ..blocked_mlp import block_mlp, block_width, mlp_refusal, tile_refusal
-from ..chain_ir import ChainOp, LayerNorm, Monarch, Problem, SelfAttention, kinds, needed
+from ..chain_ir import ChainOp, LayerNorm, Monarch, Problem, SelfAttention, kinds
 from ..native.library import library_path, native_status
 from ..native.stamp import read_stamp
 from ..native.torch_ops import monarch_mlp, short_attention
@@ -87,11 +87,9 @@ class NativeAttention(Native):
         (attention,) = segment
         assert isinstance(attention, SelfAttention)
         heads, scale = attention.num_heads, attention.scale
-        sized = attention.sized
 
         def call(qkv: Tensor, log_sizes: Tensor | None) -> Tensor:
-            log_sizes = needed(log_sizes, "knows sizes") if sized else None
-            return short_attention(qkv.contiguous(), heads, scale, log_sizes, self.tile)
+            return short_attention(qkv.contiguous(), heads, scale, attention.sizes(log_sizes), self.tile)
 
         return Runner(call)
 

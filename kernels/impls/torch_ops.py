@@ -71,12 +71,8 @@ def _step(operator: ChainOp, problem: Problem) -> tuple[Call, Packed | None]:
             return partial(_quantized, layer), layer
         case Gelu():
             return lambda x, _: F.gelu(x), None
-        case SelfAttention(num_heads, _, scale, sized):
-
-            def attend(x: Tensor, log_sizes: Tensor | None) -> Tensor:
-                return sdpa_attention(x, num_heads, scale, None, needed(log_sizes, "knows sizes") if sized else None)
-
-            return attend, None
+        case SelfAttention(num_heads, _, scale):
+            return lambda x, log_sizes: sdpa_attention(x, num_heads, scale, None, operator.sizes(log_sizes)), None
         case Add():
             return _add, None
 

@@ -28,7 +28,7 @@ from .tiles import VARIANTS, device_properties
 SOURCES = Path(__file__).parent
 """The folder of these kernels' sources."""
 
-FIRST_TRITON, LAST_GLUON = (3, 6), (3, 9)
+FIRST_TRITON, LAST_GLUON = "3.6", "3.9"
 """The versions of Triton with which these kernels are compiled and checked, the last one for those in Gluon."""
 
 
@@ -72,8 +72,8 @@ def missing_for_triton() -> str | None:
     """Return what triton lacks here, or None: it compiles a C module before its first launch, or has it already."""
     if find_spec("triton") is None:
         return "the package triton is not installed"
-    if _triton_version() < FIRST_TRITON:
-        return f"triton {version('triton')}: {_dotted(FIRST_TRITON)} or later is needed"
+    if _release(version("triton")) < _release(FIRST_TRITON):
+        return f"triton {version('triton')}: {FIRST_TRITON} or later is needed"
     if takes_driver_module():
         return None
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
@@ -88,19 +88,13 @@ def missing_for_triton() -> str | None:
 def missing_for_gluon() -> str | None:
     """Return why the kernels in Gluon cannot run here, or None: it is experimental, and changes between versions."""
     missing = missing_for_triton()
-    if missing is None and _triton_version() > LAST_GLUON:
-        checked = f"{_dotted(FIRST_TRITON)} to {_dotted(LAST_GLUON)}"
-        return f"triton {version('triton')}: the kernels in Gluon are checked with {checked}"
+    if missing is None and _release(version("triton")) > _release(LAST_GLUON):
+        return f"triton {version('triton')}: the kernels in Gluon are checked with {FIRST_TRITON} to {LAST_GLUON}"
     return missing
 
 
-def _triton_version() -> tuple[int, int]:
-    major, minor = version("triton").split(".")[:2]
-    return int(major), int(minor)
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))
+def _release(version: str) -> list[int]:
+    return list(map(int, version.split(".")[:2]))
 
 
 def triton_linear(
