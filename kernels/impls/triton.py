@@ -28,7 +28,8 @@ class Triton(Tiled):
         """Return why Triton or the variant cannot be used there; None if it can."""
         if self.stands_in(problem):
             return None
-        refusal = _refusal(layers, problem)
+        refusals = (triton_refusal(layer.shape, problem.dtype, problem.device) for layer in layers)
+        refusal = next(filter(None, refusals), None)
         return refusal or tile_refusal(self.tile, problem.rows, torch.cuda.get_device_capability(problem.device))
 
 
@@ -107,11 +108,6 @@ def triton_impls(*, on_cpu: bool = False) -> list[Impl]:
 def triton_build() -> str:
     """Return the hash of the sources of Triton's kernels; `none` where they cannot run."""
     return "none" if missing_for_triton() else source_hash(SOURCES, (".py",))
-
-
-def _refusal(layers: Sequence[Monarch], problem: Problem) -> str | None:
-    refusals = (triton_refusal(layer.shape, problem.dtype, problem.device) for layer in layers)
-    return next((reason for reason in refusals if reason), None)
 
 
 def _layers(segment: Sequence[ChainOp]) -> tuple[Monarch, Monarch]:

@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-__all__ = ["block_product", "descriptor", "quantized", "wait_for_previous_launch"]
+__all__ = ["block_product", "descriptor", "quantize_rows", "wait_for_previous_launch"]
 
 
 def descriptor(matrix: Any, block_rows: int, block_columns: int) -> Any:
@@ -138,8 +138,39 @@ def _store(value, y, residual, inverse, zero, row, column, row_exists, column_ex
     if residual is not None:
         value += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
     if inverse is not None:
-        value = quantized(value, inverse + column, zero + column, column_exists, y.dtype.element_ty)
+        value = _quantized(value, inverse + column, zero + column, column_exists, y.dtype.element_ty)
     tl.store(y + at, value.to(y.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def quantize_rows(
+    x,  # (rows, C)
+    weight,  # (C,) float32, as all below, of a layer norm; None without
+    bias,
+    inverse,
+    zero,
+    y,  # (rows, C), 8 bits
+    rows,
+    C: tl.constexpr,
+    EPS: tl.constexpr,
+    BR: tl.constexpr,
+    BC: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Round rows to 8 bits, behind their layer norm where there is one. A program does BR rows; BC is at least C."""
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    c = tl.arange(0, BC)
+    real = c < C
+    there = (row < rows)[:, None] & real[None, :]
+    at = row.to(tl.int64)[:, None] * C + c[None, :]
+    wait_for_previous_launch(PDL)
+    value = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+    if weight is not None:
+        centred = tl.where(real[None, :], value - (tl.sum(value, 1) / C)[:, None], 0.0)
+        rate = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + EPS)
+        value = centred * rate[:, None] * tl.load(weight + c, mask=real, other=0.0)[None, :]
+        value += tl.load(bias + c, mask=real, other=0.0)[None, :]
+    tl.store(y + at, _quantized(value, inverse + c, zero + c, real, y.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -216,7 +247,7 @@ def _activate(x, ACT: tl.constexpr):
 
 
 @triton.jit
-def quantized(value, inverse, zero, there, dtype: tl.constexpr):
+def _quantized(value, inverse, zero, there, dtype: tl.constexpr):
     """Round to 8 bits, where `inverse` of each column is 1 / step; halves to even, as a float32 does above 2^23."""
     value = value * tl.load(inverse, mask=there, other=0.0)[None, :]
     if dtype == tl.int8:

@@ -58,7 +58,7 @@ def rows_launch(x: Tensor, layer: Tensors, norm: Tensors, eps: float, y: Tensor,
     rows = max(1, 4096 // columns)
     constants = {"C": x.shape[1], "EPS": eps, "BR": rows, "BC": columns, "PDL": pdl}
     arguments = (x, *(norm or (None, None)), *layer[3:], y, len(x))
-    return Launch("quantized_kernels.quantize_rows", (-(-len(x) // rows),), arguments, constants, warps=4)
+    return Launch("kernels.quantize_rows", (-(-len(x) // rows),), arguments, constants, warps=4)
 
 
 def quantized_product(

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from milkweed.kernels.blocked import BlockedMonarch
 from milkweed.kernels.chain_ir import Add, ChainOp, Gelu, LayerNorm, Monarch, Problem, kinds
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.impls.triton import AROUND_INNER
@@ -22,7 +21,7 @@ from milkweed.kernels.tuning.plan import every_span
 from milkweed.kernels.tuning.tuner import fuses_next
 
 from .. import layers
-from ..triton.compiling import specialised
+from ..triton.compiling import specialised, without_memory
 
 CUDA = torch.device("cuda")
 BATCHES = (1, 8, 32, 128)
@@ -65,11 +64,6 @@ class TritonKernels:
 
 def widths(own: list[Monarch]) -> tuple[int, int]:
     return own[0].in_features, own[-1].out_features
-
-
-def without_memory(layer: BlockedMonarch) -> BlockedMonarch:
-    assert layer.bias is not None
-    return BlockedMonarch(*(t.to("meta") for t in (layer.w1, layer.w2, layer.bias)), layer.p, layer.out_features)
 
 
 def test_work_of_the_tuner_for_an_mlp_of_vit_b(hopper: None) -> None:

@@ -9,9 +9,7 @@ A process of its own, because triton reads TRITON_INTERPRET when a kernel is def
 
 import json
 import sys
-import tempfile
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,8 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+from compiling import planted  # type: ignore[import-not-found]
 from quantized_layers import quantized_layer
 
 from milkweed.kernels.blocked import Activation
@@ -90,21 +90,11 @@ def products(rows: int, *, int8: bool) -> None:
         judge(f"residual, tile {tile}", hidden, second, Activation.NONE, residual, None, DTYPE, tile)
 
 
-def plant(old: str, new: str) -> None:
-    """Put a bug into the module of kernels that has the text."""
-    (file,) = (path for path in SOURCES.glob("*kernels.py") if old in path.read_text())
-    name, text = f"milkweed.kernels.triton.{file.stem}", file.read_text()
-    path = Path(tempfile.mkdtemp()) / "planted.py"
-    path.write_text(text.replace(old, new))
-    spec = spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[name] = module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
-
-
 if PLANTED:
-    plant(*PLANTED)
+    old, new = PLANTED
+    text = (SOURCES / "kernels.py").read_text()
+    assert old in text
+    planted(text.replace(old, new), "milkweed.kernels.triton.kernels")
 for rows in (17, 197) if PLANTED else (1, 17, 197, 1577):
     for int8 in (True, False):
         quantizers(rows, int8=int8)

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from milkweed.kernels.blocked import BlockedMonarch
 from milkweed.kernels.triton.launch import Launch, mlp_launches
-from milkweed.kernels.triton.layout import sort_layer, sort_mlp
 from milkweed.kernels.triton.tiles import VARIANTS, WIDE, DeviceProperties, Variant
 
 from ..emulated.emulation import FULL
-from .compiling import source_of
+from .compiling import mlp_without_memory, source_of
+from .machine_code.machine_code import disassembly
+from .scripts import printed
 
 SCRIPT = Path(__file__).parent / "triton_cases.py"
 MOST_ERROR = {"bfloat16": 4e-3, "float16": 1e-3}
@@ -36,12 +34,7 @@ TMA = [variant for variant in VARIANTS if variant.tma]
 
 def results(device: str, **environment: str) -> list[dict[str, Any]]:
     """What triton_cases.py prints."""
-    pytest.importorskip("triton", reason="triton is not installed")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), device], env={**os.environ, **environment}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-    found: list[dict[str, Any]] = json.loads(done.stdout)
+    found: list[dict[str, Any]] = json.loads(printed(SCRIPT, device, **environment))
     return found
 
 
@@ -64,25 +57,10 @@ def test_kernels_on_a_gpu_give_the_product() -> None:
     assert {row["dtype"] for row in found} == {"bfloat16", "float16"}
 
 
-def mlp(model: str, gpu: int, variant: Variant, dtype: torch.dtype = torch.bfloat16) -> list[Launch]:
+def mlp(model: str, gpu: int, variant: Variant) -> list[Launch]:
     """The launches of a model's MLP on 128 images, on tensors without memory."""
-    d, h, nb = MODELS[model]
-    narrow, wide = d // nb, h // nb
-    fc1 = without_memory(nb, narrow, narrow, wide, dtype)
-    fc2 = without_memory(nb, narrow, wide, narrow, dtype)
-    fc1, fc2 = (meta(layer) for layer in sort_mlp(fc1, fc2, h))
-    x = torch.empty(197 * 128, d, dtype=dtype, device="meta")
-    return list(mlp_launches(x, fc1, fc2, x, torch.empty_like(x), variant, GPUS[gpu]))
-
-
-def without_memory(nb: int, q: int, p: int, s: int, dtype: torch.dtype) -> BlockedMonarch:
-    return sort_layer(torch.empty(nb, q, p), torch.empty(nb, s, q), torch.zeros(nb * s), nb * s, dtype)
-
-
-def meta(layer: BlockedMonarch) -> BlockedMonarch:
-    assert layer.bias is not None
-    w1, w2, bias = (tensor.to("meta") for tensor in (layer.w1, layer.w2, layer.bias))
-    return BlockedMonarch(w1, w2, bias, layer.p, layer.out_features)
+    x = torch.empty(197 * 128, MODELS[model][0], dtype=torch.bfloat16, device="meta")
+    return list(mlp_launches(x, *mlp_without_memory(*MODELS[model]), x, torch.empty_like(x), variant, GPUS[gpu]))
 
 
 class Compiled:
@@ -95,18 +73,10 @@ class Compiled:
         made = triton.compile(source_of(launch), target=GPUTarget("cuda", gpu, 32), options=launch.options)
         self.ptx: str = made.asm["ptx"]
         self.shared_bytes: int = made.metadata.shared
-        self.registers, self.stack = self._resources(Path(triton.__file__).parent, made.asm["cubin"])
-
-    @staticmethod
-    def _resources(triton: Path, cubin: bytes) -> tuple[int, int]:
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(cubin)
-            file.flush()
-            command = [str(triton / "backends/nvidia/bin/cuobjdump"), "-res-usage", file.name]
-            said = subprocess.run(command, capture_output=True, text=True, check=True)
-        found = re.search(r"REG:(\d+) STACK:(\d+)", said.stdout + said.stderr)
+        usage = disassembly(Path(triton.__file__).parent / "backends/nvidia/bin", made.asm["cubin"], "-res-usage")
+        found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
         assert found
-        return int(found[1]), int(found[2])
+        self.registers, self.stack = int(found[1]), int(found[2])
 
 
 @pytest.fixture(autouse=True)

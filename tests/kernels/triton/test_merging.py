@@ -1,10 +1,7 @@
 """The kernel that merges tokens: interpreted against its definition, compiled for GPUs that are not there, refusals."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from torch import Tensor
 from milkweed.kernels.triton.merging import MAX_TOKENS, SPLITS, merge_launch, merge_refusal, merge_tokens
 from milkweed.kernels.triton.token_merging import class_importance, matched, merged
 
+from .scripts import printed
 from .test_kernels import Compiled, waits_first
 
 SCRIPT = Path(__file__).parent / "merging_cases.py"
@@ -24,11 +22,7 @@ CPU = torch.device("cpu")
 
 def judge(device: str, **environment: str) -> list[dict[str, Any]]:
     """What merging_cases.py prints; all of it must be right."""
-    pytest.importorskip("triton", reason="triton is not installed")
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), device]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-6000:]
-    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    rows: list[dict[str, Any]] = json.loads(printed(SCRIPT, device, **environment))
     assert not [r for r in rows if not (r["error"] <= MOST_ERROR[r["dtype"]] and r["same_merges"] and r["stays"])]
     return rows
 

@@ -14,25 +14,23 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.util import module_from_spec, spec_from_file_location
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from milkweed.kernels.blocked import Activation, BlockedMonarch
+from milkweed.kernels.blocked import Activation
 from milkweed.kernels.impls.triton import AROUND_INNER
 from milkweed.kernels.triton.inner import ROWS
 from milkweed.kernels.triton.launch import Launch, Tiles, mlp_launches
-from milkweed.kernels.triton.layout import sort_layer, sort_mlp
 from milkweed.kernels.triton.linear import SOURCES
 from milkweed.kernels.triton.quantized import TILES, product_launch, rows_launch
 from milkweed.kernels.triton.tiles import VARIANTS, DeviceProperties, tile_refusal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from compiling import source_of, specialised  # type: ignore[import-not-found]
+from compiling import mlp_without_memory, planted, source_of, specialised  # type: ignore[import-not-found]
 from machine_code import MachineCode  # type: ignore[import-not-found]
 
 HOPPER = DeviceProperties((9, 0), 232448, pdl=True)
@@ -46,19 +44,9 @@ Compile = Callable[[], MachineCode]
 
 def launches(model: str, batch: int, tile: int, inner: int | None = None) -> list[Launch]:
     """The launches of a model's MLP of 4 blocks, on tensors without memory."""
-    d, h = MODELS[model]
-
-    def layer(p: int, s: int) -> BlockedMonarch:
-        rank = min(p, s)
-        return sort_layer(torch.empty(4, rank, p), torch.empty(4, s, rank), torch.zeros(4 * s), 4 * s, torch.bfloat16)
-
-    def without_memory(layer: BlockedMonarch) -> BlockedMonarch:
-        w1, w2, bias = (tensor.to("meta") for tensor in (layer.w1, layer.w2, layer.bias))
-        return BlockedMonarch(w1, w2, bias, layer.p, layer.out_features)
-
-    fc1, fc2 = map(without_memory, sort_mlp(layer(d // 4, h // 4), layer(h // 4, d // 4), h))
-    x = torch.empty(197 * batch, d, dtype=torch.bfloat16, device="meta")
-    return list(mlp_launches(x, fc1, fc2, x, torch.empty_like(x), VARIANTS[tile], HOPPER, inner))
+    x = torch.empty(197 * batch, MODELS[model][0], dtype=torch.bfloat16, device="meta")
+    layers = mlp_without_memory(*MODELS[model], 4)
+    return list(mlp_launches(x, *layers, x, torch.empty_like(x), VARIANTS[tile], HOPPER, inner))
 
 
 def cases() -> Iterator[tuple[str, int, Compile]]:
@@ -99,14 +87,7 @@ def bias_loaded_early() -> Any:
     wait = "mbarrier.wait(barriers[2].index(stage), (chunk"
     column = "gl.arange(0, SIDE, gl.SliceLayout(0, _accumulators(SIDE)))"
     text = text.replace(wait, f"b = {load[1].replace('column', column)}\n            {wait}")
-    path = Path(tempfile.mkdtemp()) / "planted.py"
-    path.write_text(text)
-    spec = spec_from_file_location("planted", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.inner_product
+    return planted(text).inner_product
 
 
 def compile_serialised() -> MachineCode:

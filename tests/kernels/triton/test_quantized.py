@@ -1,9 +1,6 @@
 """The Triton kernels in 8 bits: interpreted against exact sums, and what they refuse."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +9,14 @@ import torch
 
 from milkweed.kernels.triton.quantized import quantized_refusal
 
+from .scripts import printed
+
 SCRIPT = Path(__file__).parent / "quantized_cases.py"
 
 
 def results(device: str, *planted: str, **environment: str) -> list[dict[str, Any]]:
     """What quantized_cases.py prints."""
-    pytest.importorskip("triton", reason="triton is not installed")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), device, *planted],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in printed(SCRIPT, device, *planted, **environment).splitlines()]
 
 
 def judge(found: list[dict[str, Any]]) -> None:
