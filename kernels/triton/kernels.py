@@ -33,7 +33,7 @@ def block_product(
     scale,  # (BLOCKS, N) float32 where x and w are in 8 bits, else None
     bias,  # (BLOCKS, N) float32, or None
     residual,  # (rows, OUT), or None
-    inverse,  # (OUT,) float32 where y is in 8 bits, as is zero (`quantized`); else None
+    inverse,  # (OUT,) float32 where y is in 8 bits, as is zero (`_quantized`); else None
     zero,
     y,  # (rows, OUT)
     rows,
@@ -63,8 +63,8 @@ def block_product(
     block goes to column n*BLOCKS + b, it computes BN columns of every block, which together are adjacent in y.
     """
     PARTS: tl.constexpr = BLOCKS if INTERLEAVED else (2 if REST > 0 else 1)
-    NEXT: tl.constexpr = N if INTERLEAVED else BN  # rows of w from a part to the next one, and within their block
-    WITHIN: tl.constexpr = 0 if INTERLEAVED else BN
+    NEXT: tl.constexpr = N if INTERLEAVED else BN  # rows of w from the start of a part to that of the next one
+    WITHIN: tl.constexpr = 0 if INTERLEAVED else BN  # the same within a block
     APART: tl.constexpr = 1 if INTERLEAVED else BLOCKS  # blocks that have programs of their own
     TILES: tl.constexpr = (N + BN + REST - 1) // (BN + REST)
     SUMS: tl.constexpr = tl.int32 if w.dtype.element_ty == tl.int8 else tl.float32
@@ -81,7 +81,7 @@ def block_product(
     if not TMA:
         x_tile = x + first_row.to(tl.int64) * IN + (row[:, None] * IN + (block * P + k)[None, :])
     sums = ()
-    for i in tl.static_range(PARTS):
+    for i in tl.static_range(PARTS):  # the second part of one block has REST columns, all others have BN
         sums = sums + (tl.zeros((BM, REST if REST * i else BN), SUMS),)
     for start in range(0, P, BK):
         added = ()
