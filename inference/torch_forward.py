@@ -63,6 +63,7 @@ def prepare_model(
     if device.type != "cuda":
         return prepare_for_inference(model, dtype=number_type, int8_layers=config.int8_layers), None, ()
     # A machine without a GPU pays for none of it, not even in memory.
+    from ..models.programs.eight_bits import eight_bits_of
     from ..models.serving.cuda_graph import batch_buckets
 
     batch_sizes = batch_buckets(options.max_batch_size or GPU_BATCH_SIZE)
@@ -71,7 +72,7 @@ def prepare_model(
         return prepare_for_inference(model, dtype=number_type), None, graphs
     if dtype == "float32":
         logger.warning("dtype float32 on %s: %s", device, NO_FUSED_KERNEL)
-    eight_bits = _eight_bits(model, config, dtype, size, activations)
+    eight_bits = eight_bits_of(model, size, activations, number_type) if config.int8_layers else None
     return model, _fused(model, device, number_type, size, options, batch_sizes, eight_bits), graphs
 
 
@@ -102,22 +103,6 @@ def _fused(
         logger.info("int8 on %s: %s", device, note)
     torch.cuda.empty_cache()  # what measuring needed and serving does not
     return report
-
-
-def _eight_bits(
-    model: nn.Module, config: BundleConfig, dtype: str, size: int, activations: "Activations | None"
-) -> "EightBits | None":
-    """The layers that a GPU computes in 8 bits; None for a bundle that is not in int8."""
-    from ..models.programs.eight_bits import eight_bits_of
-    from ..models.serving.fused.eight_bits import EightBits
-
-    if not config.int8_layers:
-        return None
-    if dtype == "float32":
-        return EightBits.none("dtype float32")
-    if activations is None:
-        return EightBits.none("the bundle has no activations to round inputs by")
-    return eight_bits_of(model, size, activations)
 
 
 def torch_forward(

@@ -169,6 +169,10 @@ class SelfAttention:
     sized: bool = False
     kind: ClassVar[str] = "attention"
 
+    def sizes(self, tensor: Tensor | None) -> Tensor | None:
+        """Return the second tensor of a chain where it is the logarithms of sizes, which are then needed; else None."""
+        return needed(tensor, "knows sizes") if self.sized else None
+
     def describe(self) -> str:
         return f"attention({self.num_heads}x{self.head_dim},{self.scale:g}{',sizes' * self.sized})"
 
@@ -239,8 +243,8 @@ def _value(operator: ChainOp, x: Tensor, residual: Tensor | None) -> Tensor:
             return operator.value(x)
         case Gelu():
             return F.gelu(x)
-        case SelfAttention(num_heads, _, scale, sized):
-            return attention_reference(x, num_heads, scale, needed(residual, "knows sizes") if sized else None)
+        case SelfAttention(num_heads, _, scale):
+            return attention_reference(x, num_heads, scale, operator.sizes(residual))
         case Add():
             return x + needed(residual).to(x)
 

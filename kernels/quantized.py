@@ -29,7 +29,7 @@ class QuantizedDense:
     Args:
         scale: what a weight's 1 is worth, where its inputs are the quantised ones: a channel's scale is in the weight.
         step: what 1 of a quantised input is worth.
-        zero: the quantised input from 0 to 255 that stands for 0; zeros for float8_e4m3fn.
+        zero: the quantised input from 0 to 255 that stands for 0; 128 for float8_e4m3fn.
 
     Raises:
         ValueError: the kernels cannot take it; says why in a line.
@@ -54,15 +54,10 @@ class QuantizedDense:
                 raise ValueError(f"its {name} {tuple(values.shape)} of {values.dtype} does not fit its weight")
             if not bool(values.isfinite().all()):
                 raise ValueError(f"its {name} has NaN or infinity")
-        for name in ("scale", "step"):
-            if float(getattr(self, name).min()) < SMALLEST:
+            if name in ("scale", "step") and float(values.min()) < SMALLEST:
                 raise ValueError(f"its {name} has a value that is zero, negative or subnormal")
-        if self.int8 and not bool(((self.zero >= 0) & (self.zero <= 255)).all()):
+        if not bool(((self.zero >= 0) & (self.zero <= 255)).all()):
             raise ValueError("its zero is not from 0 to 255")
-
-    @property
-    def int8(self) -> bool:
-        return self.weight.dtype == torch.int8
 
     @property
     def in_features(self) -> int:
@@ -73,11 +68,11 @@ class QuantizedDense:
         return self.weight.shape[0]
 
     def describe(self) -> str:
-        return f"{'int8' if self.int8 else 'fp8'}({self.in_features}>{self.out_features})"
+        return f"{str(self.weight.dtype).removeprefix('torch.')}({self.in_features}>{self.out_features})"
 
     def packed(self) -> list[Tensor]:
         """Return weight, scale, bias with the zeros' share, 1 / step, and zero, in float32 but the weight."""
-        share = self.weight.double() @ (128 - self.zero.double()) if self.int8 else torch.zeros_like(self.bias).double()
+        share = self.weight.double() @ (128 - self.zero.double())
         bias = self.bias.double() + self.scale.double() * share
         return [self.weight.contiguous(), self.scale, bias.float(), self.step.reciprocal(), self.zero]
 
@@ -88,11 +83,8 @@ class QuantizedDense:
         return (sums * scale + bias).to(x.dtype)
 
     def saturated(self, x: Tensor) -> int:
-        """Count the values of x (..., in) that are beyond what 8 bits hold."""
-        scaled = x.double() / self.step.to(x.device)
-        if not self.int8:
-            return int((scaled.abs() > MOST_FP8).sum())
-        scaled = (scaled + self.zero.to(x.device)).round()
+        """Count the values of x (..., in) that are beyond what int8 holds."""
+        scaled = (x.double() / self.step.to(x.device) + self.zero.to(x.device)).round()
         return int(((scaled < 0) | (scaled > 255)).sum())
 
 

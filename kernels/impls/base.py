@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -71,6 +71,17 @@ class Tiled:
     tile: int
     build_id: str = ""
     on_cpu: bool = False
+
+    kernel: ClassVar[str]
+    """The family's name."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kernel}:{self.tile}"
+
+    def stands_in(self, problem: Problem) -> bool:
+        """Whether the CPU implementation computes a problem."""
+        return self.on_cpu and problem.device.type == "cpu"
 
 
 LINEAR = {("monarch", *after) for after in ((), ("gelu",), ("add",), ("gelu", "add"))}

@@ -7,11 +7,12 @@ from torch import Tensor
 
 from ..attention import attention_refusal
 from ..blocked_mlp import block_mlp, block_width, mlp_refusal, tile_refusal
-from ..chain_ir import ChainOp, LayerNorm, Monarch, Problem, SelfAttention, kinds, needed
+from ..chain_ir import ChainOp, LayerNorm, Monarch, Problem, SelfAttention, kinds
 from ..native.library import library_path, native_status
 from ..native.stamp import read_stamp
 from ..native.torch_ops import monarch_mlp, short_attention
 from .base import OTHER_KIND, Impl, Runner, Tiled, on_rows, packed
+from .torch_ops import norm_tensors
 
 MLP = {(*norm, "monarch", "gelu", "monarch", *add) for norm in ((), ("norm",)) for add in ((), ("add",))}
 
@@ -25,7 +26,7 @@ class Native(Tiled):
 
     def unusable(self, problem: Problem) -> str | None:
         """Return why the library cannot be used there; None if it can."""
-        if self.on_cpu and problem.device.type == "cpu":
+        if self.stands_in(problem):
             return None
         status = native_status(problem.device)
         return None if status.loaded else status.reason
@@ -34,9 +35,7 @@ class Native(Tiled):
 class NativeMlp(Native):
     """Runs an MLP of two Monarch layers in one launch, with the norm before and the residual's addition after it."""
 
-    @property
-    def name(self) -> str:
-        return f"native_mlp:{self.tile}"
+    kernel = "native_mlp"
 
     def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         if kinds(segment) not in MLP:
@@ -60,7 +59,7 @@ class NativeMlp(Native):
         weights = packed(fc1, "blocked_mlp", problem, lambda: _blocked_mlp(fc1, fc2, problem), fc2)
         factor1, stream, factor2, bias1, bias2 = weights.tensors
         norm = segment[0] if isinstance(segment[0], LayerNorm) else None
-        norms = [] if norm is None else [packed(norm, "norm_float32", problem, lambda: _norm(norm, problem))]
+        norms = [] if norm is None else [norm_tensors(norm, problem)]
         norm_weight, norm_bias = norms[0].tensors if norms else (None, None)
         eps = norm.eps if norm else 0.0
 
@@ -74,9 +73,7 @@ class NativeMlp(Native):
 class NativeAttention(Native):
     """Runs an attention over few tokens, with keys and values in shared memory."""
 
-    @property
-    def name(self) -> str:
-        return f"native_attention:{self.tile}"
+    kernel = "native_attention"
 
     def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         attention = segment[0]
@@ -90,11 +87,9 @@ class NativeAttention(Native):
         (attention,) = segment
         assert isinstance(attention, SelfAttention)
         heads, scale = attention.num_heads, attention.scale
-        sized = attention.sized
 
         def call(qkv: Tensor, log_sizes: Tensor | None) -> Tensor:
-            log_sizes = needed(log_sizes, "knows sizes") if sized else None
-            return short_attention(qkv.contiguous(), heads, scale, log_sizes, self.tile)
+            return short_attention(qkv.contiguous(), heads, scale, attention.sizes(log_sizes), self.tile)
 
         return Runner(call)
 
@@ -113,8 +108,3 @@ def native_impls(*, on_cpu: bool = False) -> list[Impl]:
 
 def _blocked_mlp(fc1: Monarch, fc2: Monarch, problem: Problem) -> tuple[Tensor, ...]:
     return block_mlp(fc1.on(problem.device), fc2.on(problem.device), problem.dtype).tensors
-
-
-def _norm(norm: LayerNorm, problem: Problem) -> list[Tensor]:
-    """Return weight and bias in float32, as the kernel takes them."""
-    return [tensor.to(problem.device).float().contiguous() for tensor in (norm.weight, norm.bias)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention import sdpa_attention, split_heads
-from ..chain_ir import ChainOp, Problem, SelfAttention, needed
+from ..chain_ir import ChainOp, Problem, SelfAttention
 from .base import OTHER_KIND, Runner
 
 
@@ -42,8 +42,8 @@ class SdpaImpl:
         assert isinstance(attention, SelfAttention)
 
         def call(qkv: Tensor, log_sizes: Tensor | None) -> Tensor:
-            log_sizes = needed(log_sizes, "knows sizes") if attention.sized else None
-            return sdpa_attention(qkv, attention.num_heads, attention.scale, self.backend, log_sizes)
+            sizes = attention.sizes(log_sizes)
+            return sdpa_attention(qkv, attention.num_heads, attention.scale, self.backend, sizes)
 
         return Runner(call)
 

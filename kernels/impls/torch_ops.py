@@ -71,12 +71,8 @@ def _step(operator: ChainOp, problem: Problem) -> tuple[Call, Packed | None]:
             return partial(_quantized, layer), layer
         case Gelu():
             return lambda x, _: F.gelu(x), None
-        case SelfAttention(num_heads, _, scale, sized):
-
-            def attend(x: Tensor, log_sizes: Tensor | None) -> Tensor:
-                return sdpa_attention(x, num_heads, scale, None, needed(log_sizes, "knows sizes") if sized else None)
-
-            return attend, None
+        case SelfAttention(num_heads, _, scale):
+            return lambda x, log_sizes: sdpa_attention(x, num_heads, scale, None, operator.sizes(log_sizes)), None
         case Add():
             return _add, None
 
@@ -84,6 +80,12 @@ def _step(operator: ChainOp, problem: Problem) -> tuple[Call, Packed | None]:
 def quantized_tensors(layer: QuantizedDense, problem: Problem) -> Packed:
     """Return the tensors of `QuantizedDense.packed` on the problem's device."""
     return packed(layer, "quantized", problem, lambda: [tensor.to(problem.device) for tensor in layer.packed()])
+
+
+def norm_tensors(norm: LayerNorm, problem: Problem) -> Packed:
+    """Return weight and bias in float32, contiguous, as the kernels take them."""
+    tensors = (norm.weight, norm.bias)
+    return packed(norm, "float32", problem, lambda: [t.to(problem.device).float().contiguous() for t in tensors])
 
 
 def _quantized(layer: Packed, x: Tensor, _: Tensor | None) -> Tensor:

@@ -11,15 +11,8 @@ from ..chain_ir import ChainOp, Monarch, Problem, kinds
 from ..native.stamp import source_hash
 from ..triton.inner import ROWS, InnerShape
 from ..triton.layout import sort_layer, sort_mlp
-from ..triton.linear import (
-    SOURCES,
-    missing_for_gluon,
-    missing_for_triton,
-    triton_linear,
-    triton_mlp,
-    triton_refusal,
-)
-from ..triton.tiles import SQUARE, VARIANTS, device_properties, tile_refusal
+from ..triton.linear import SOURCES, inner_refusal, missing_for_triton, triton_linear, triton_mlp, triton_refusal
+from ..triton.tiles import SQUARE, VARIANTS, tile_refusal
 from .base import LINEAR, OTHER_KIND, Impl, Runner, Tiled, on_rows, packed
 
 AROUND_INNER = VARIANTS.index(replace(SQUARE, tma=True))
@@ -33,18 +26,17 @@ class Triton(Tiled):
 
     def unusable(self, layers: Sequence[Monarch], problem: Problem) -> str | None:
         """Return why Triton or the variant cannot be used there; None if it can."""
-        if self.on_cpu and problem.device.type == "cpu":
+        if self.stands_in(problem):
             return None
-        refusal = _refusal(layers, problem)
+        refusals = (triton_refusal(layer.shape, problem.dtype, problem.device) for layer in layers)
+        refusal = next(filter(None, refusals), None)
         return refusal or tile_refusal(self.tile, problem.rows, torch.cuda.get_device_capability(problem.device))
 
 
 class TritonLinear(Triton):
     """Runs a Monarch layer in two launches, with GELU and the residual's addition in the second."""
 
-    @property
-    def name(self) -> str:
-        return f"triton:{self.tile}"
+    kernel = "triton"
 
     def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         layer = segment[0]
@@ -68,9 +60,7 @@ class TritonLinear(Triton):
 class TritonMlp(Triton):
     """Runs an MLP of two Monarch layers in four launches without permutations; the last one adds the residual."""
 
-    @property
-    def name(self) -> str:
-        return f"triton_mlp:{self.tile}"
+    kernel = "triton_mlp"
 
     def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         if kinds(segment) not in MLP:
@@ -96,22 +86,14 @@ class TritonMlp(Triton):
 class GluonMlp(TritonMlp):
     """Runs an MLP in three launches on Hopper; the second one, in Gluon, keeps hidden activations on the chip."""
 
-    @property
-    def name(self) -> str:
-        return f"gluon_mlp:{self.tile}"
+    kernel = "gluon_mlp"
 
     def refuses(self, segment: Sequence[ChainOp], problem: Problem) -> str | None:
         if kinds(segment) not in MLP:
             return OTHER_KIND
         fc1, fc2 = _layers(segment)
         shape = InnerShape.sorted(fc1.shape, fc2.shape, fc1.out_features)
-        refusal = shape.refusal(self.tile)
-        if refusal or (self.on_cpu and problem.device.type == "cpu"):
-            return refusal
-        refusal = _refusal([fc1, fc2], problem) or missing_for_gluon()
-        return refusal or shape.device_refusal(
-            self.tile, problem.rows, problem.dtype, device_properties(problem.device)
-        )
+        return inner_refusal(shape, self.tile, problem.rows, problem.dtype, problem.device, on_cpu=self.on_cpu)
 
     def launch(self, x: Tensor, fc1: BlockedMonarch, fc2: BlockedMonarch, residual: Tensor | None) -> Tensor:
         return triton_mlp(x, fc1, fc2, residual, AROUND_INNER, self.tile)
@@ -119,14 +101,13 @@ class GluonMlp(TritonMlp):
 
 def triton_impls(*, on_cpu: bool = False) -> list[Impl]:
     """Return all in every tile variant."""
-    build_id = "none" if missing_for_triton() else source_hash(SOURCES, (".py",))
     variants = ((GluonMlp, ROWS), (TritonMlp, VARIANTS), (TritonLinear, VARIANTS))
-    return [kind(tile, build_id, on_cpu) for kind, tiles in variants for tile in range(len(tiles))]
+    return [kind(tile, triton_build(), on_cpu) for kind, tiles in variants for tile in range(len(tiles))]
 
 
-def _refusal(layers: Sequence[Monarch], problem: Problem) -> str | None:
-    refusals = (triton_refusal(layer.shape, problem.dtype, problem.device) for layer in layers)
-    return next((reason for reason in refusals if reason), None)
+def triton_build() -> str:
+    """Return the hash of the sources of Triton's kernels; `none` where they cannot run."""
+    return "none" if missing_for_triton() else source_hash(SOURCES, (".py",))
 
 
 def _layers(segment: Sequence[ChainOp]) -> tuple[Monarch, Monarch]:

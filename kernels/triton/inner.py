@@ -1,10 +1,8 @@
-"""The launch of an MLP's inner half on Hopper: what it is for, its tiles, and the launch of `inner_mlp`."""
+"""What the inner half of an MLP on Hopper, `inner_mlp`, is for, and its tiles."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..blocked import VECTOR, BlockedMonarch
 from ..shapes import MonarchShape
@@ -86,60 +84,6 @@ class InnerShape:
     def t_stages(self, tile: int, shared_bytes: int) -> int:
         """Return how many blocks of t fit the shared memory at once: 2, 1 or 0."""
         return next((stages for stages in (2, 1) if self.shared_bytes(tile, stages) <= shared_bytes), 0)
-
-
-@dataclass(frozen=True)
-class InnerLaunch:
-    """The launch behind fc1's first factor and before fc2's second one, ready to run.
-
-    Args:
-        t: what fc1's second factor reads, (rows, 4 * read), of the launch before.
-        fc1, fc2: layers of `sort_mlp`.
-        u: what fc2's second factor reads, (rows, 4 * outputs).
-        tile: index of `ROWS`.
-        device: where it runs.
-    """
-
-    t: Tensor
-    fc1: BlockedMonarch
-    fc2: BlockedMonarch
-    u: Tensor
-    tile: int
-    device: DeviceProperties
-
-    kernel = "inner_product"
-
-    @property
-    def programs(self) -> int:
-        return -(-len(self.t) // ROWS[self.tile]) * NBLOCKS
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The compiler's options; `num_warps` is that of a warpgroup."""
-        return {"num_warps": 4, "enable_fp_fusion": True} | ({"launch_pdl": True} if self.device.pdl else {})
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        """The kernel's compile-time arguments."""
-        shape = InnerShape.of(self.fc1, self.fc2)
-        rings = (ROWS[self.tile] // SIDE, shape.t_stages(self.tile, self.device.shared_bytes), W_STAGES)
-        sizes = (shape.read, shape.hidden, shape.outputs)
-        return {"SHAPE": sizes, "RINGS": rings, "PDL": self.device.pdl}
-
-    def run(self) -> None:
-        """Launch it on the current CUDA device; no rows, no launch.
-
-        Raises:
-            ModuleNotFoundError: triton is not installed.
-        """
-        from . import inner_mlp  # here, because only this needs triton
-
-        if not len(self.t):
-            return
-        matrices = (self.t, self.fc1.w2.flatten(0, 1), self.fc2.w1.flatten(0, 1))
-        t, w2, w3 = (inner_mlp.descriptor(matrix) for matrix in matrices)
-        arguments = (t, w2, self.fc1.bias, w3, self.u, len(self.u))
-        inner_mlp.inner_product[(self.programs,)](*arguments, **self.constants, **self.options)
 
 
 def _padded(width: int) -> int:

@@ -40,9 +40,9 @@ SIDE = gl.constexpr(64)
 """Rows and columns of a tile: the rows of a warpgroup, and the columns that a swizzle of 128 bytes holds."""
 
 
-def descriptor(matrix: Any) -> Any:
-    """Describe a contiguous matrix of 16-bit numbers for TMA, in tiles of 64 x 64; zeros are loaded outside of it."""
-    return TensorDescriptor.from_tensor(matrix, [64, 64], gl.NVMMASharedLayout(128, 16, 2))
+def descriptor(matrix: Any, rows: int, columns: int) -> Any:
+    """Describe a contiguous matrix of 16-bit numbers for TMA, in tiles of 64 columns; it loads zeros outside."""
+    return TensorDescriptor.from_tensor(matrix, [rows, columns], gl.NVMMASharedLayout(128, 16, 2))
 
 
 @gluon.jit(do_not_specialize=["rows"])

@@ -28,7 +28,7 @@ from .tiles import VARIANTS, device_properties
 SOURCES = Path(__file__).parent
 """The folder of these kernels' sources."""
 
-FIRST_TRITON, LAST_GLUON = (3, 6), (3, 9)
+FIRST_TRITON, LAST_GLUON = "3.6", "3.9"
 """The versions of Triton with which these kernels are compiled and checked, the last one for those in Gluon."""
 
 
@@ -57,12 +57,23 @@ def unusable(dtype: torch.dtype, device: torch.device) -> str | None:
     return None
 
 
+def inner_refusal(
+    shape: InnerShape, tile: int, rows: int, dtype: torch.dtype, device: torch.device, *, on_cpu: bool
+) -> str | None:
+    """Return why the inner half of an MLP cannot run there; None if it can, or a CPU stands in. Launches nothing."""
+    refusal = shape.refusal(tile)
+    if refusal or (on_cpu and device.type == "cpu"):
+        return refusal
+    refusal = unusable(dtype, device) or missing_for_gluon()
+    return refusal or shape.device_refusal(tile, rows, dtype, device_properties(device))
+
+
 def missing_for_triton() -> str | None:
     """Return what triton lacks here, or None: it compiles a C module before its first launch, or has it already."""
     if find_spec("triton") is None:
         return "the package triton is not installed"
-    if _triton_version() < FIRST_TRITON:
-        return f"triton {version('triton')}: {_dotted(FIRST_TRITON)} or later is needed"
+    if _release(version("triton")) < _release(FIRST_TRITON):
+        return f"triton {version('triton')}: {FIRST_TRITON} or later is needed"
     if takes_driver_module():
         return None
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
@@ -77,19 +88,13 @@ def missing_for_triton() -> str | None:
 def missing_for_gluon() -> str | None:
     """Return why the kernels in Gluon cannot run here, or None: it is experimental, and changes between versions."""
     missing = missing_for_triton()
-    if missing is None and _triton_version() > LAST_GLUON:
-        checked = f"{_dotted(FIRST_TRITON)} to {_dotted(LAST_GLUON)}"
-        return f"triton {version('triton')}: the kernels in Gluon are checked with {checked}"
+    if missing is None and _release(version("triton")) > _release(LAST_GLUON):
+        return f"triton {version('triton')}: the kernels in Gluon are checked with {FIRST_TRITON} to {LAST_GLUON}"
     return missing
 
 
-def _triton_version() -> tuple[int, int]:
-    major, minor = version("triton").split(".")[:2]
-    return int(major), int(minor)
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))
+def _release(version: str) -> list[int]:
+    return list(map(int, version.split(".")[:2]))
 
 
 def triton_linear(
@@ -130,12 +135,7 @@ def triton_mlp(
     )
 
 
-@torch.library.custom_op(
-    "milkweed::triton_monarch_linear",
-    mutates_args=(),
-    schema="(Tensor x, Tensor w1, Tensor w2, Tensor? bias, Tensor? residual, int p, int out_features, int act, "
-    "int tile) -> Tensor",
-)
+@torch.library.custom_op("milkweed::triton_monarch_linear", mutates_args=())
 def _linear(
     x: Tensor,
     w1: Tensor,
@@ -152,18 +152,12 @@ def _linear(
     if x.device.type == "cpu":
         return blocked_reference(x, layer, act, residual)
     y = x.new_empty(len(x), out_features)
-    with torch.cuda.device(x.device):
-        for launch in linear_launches(x, layer, residual, act, y, VARIANTS[tile], device_properties(x.device)):
-            launch.run()
+    for launch in linear_launches(x, layer, residual, act, y, VARIANTS[tile], device_properties(x.device)):
+        launch.run()
     return y
 
 
-@torch.library.custom_op(
-    "milkweed::triton_monarch_mlp",
-    mutates_args=(),
-    schema="(Tensor x, Tensor w1, Tensor w2, Tensor? bias1, Tensor w3, Tensor w4, Tensor? bias2, Tensor? residual, "
-    "int p, int out_features, int tile, int? inner) -> Tensor",
-)
+@torch.library.custom_op("milkweed::triton_monarch_mlp", mutates_args=())
 def _mlp(
     x: Tensor,
     w1: Tensor,
@@ -182,13 +176,14 @@ def _mlp(
     fc2 = BlockedMonarch(w3, w4, bias2, fc1.out_features // max(1, len(w3)), out_features)
     _check(x, (fc1, fc2), residual, tile)
     if inner is not None:
-        _check_inner(InnerShape.of(fc1, fc2), inner, x)
+        most = ROWS[-1]  # few rows are no reason
+        if refusal := inner_refusal(InnerShape.of(fc1, fc2), inner, most, x.dtype, x.device, on_cpu=True):
+            raise ValueError(refusal)
     if x.device.type == "cpu":
         return sorted_mlp_reference(x, fc1, fc2, residual)
     y = x.new_empty(len(x), out_features)
-    with torch.cuda.device(x.device):
-        for launch in mlp_launches(x, fc1, fc2, residual, y, VARIANTS[tile], device_properties(x.device), inner):
-            launch.run()
+    for launch in mlp_launches(x, fc1, fc2, residual, y, VARIANTS[tile], device_properties(x.device), inner):
+        launch.run()
     return y
 
 
@@ -221,17 +216,3 @@ def _check(x: Tensor, layers: tuple[BlockedMonarch, ...], residual: Tensor | Non
         raise ValueError(f"x is {x.dtype}, other tensors are {sorted({str(tensor.dtype) for tensor in others})}")
     if any(tensor.device != x.device or not tensor.is_contiguous() for tensor in [*others, *biases]):
         raise ValueError("tensors on one device and contiguous are needed")
-
-
-def _check_inner(shape: InnerShape, tile: int, x: Tensor) -> None:
-    """Check that the inner half runs there; few rows are no reason.
-
-    Raises:
-        ValueError: it does not; the message says why.
-    """
-    refusal = shape.refusal(tile)
-    if refusal is None and x.device.type == "cuda":
-        rows = max(len(x), ROWS[tile])
-        refusal = missing_for_gluon() or shape.device_refusal(tile, rows, x.dtype, device_properties(x.device))
-    if refusal:
-        raise ValueError(refusal)

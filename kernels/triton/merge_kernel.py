@@ -18,7 +18,7 @@ __all__ = ["merge_tokens"]
 def merge_tokens(
     x,  # (B, N, C)
     qkv,  # (B, N, 3, HEADS, D)
-    sizes,  # (B, N) float32, any pointer without HAS_SIZES
+    sizes,  # (B, N) float32, or None: all 1
     y,  # (B, N - COUNT, C)
     new_sizes,  # (B, N - COUNT) float32
     N: tl.constexpr,
@@ -27,52 +27,50 @@ def merge_tokens(
     D: tl.constexpr,
     PREFIX: tl.constexpr,
     COUNT: tl.constexpr,
-    HAS_SIZES: tl.constexpr,
     PROTECT: tl.constexpr,  # importance of the class token's attention, 0 for none
     SCALE: tl.constexpr,  # of its queries
     SET: tl.constexpr,  # tokens of a set, rounded up
-    FRONT: tl.constexpr,  # prefix, rounded up
     BD: tl.constexpr,
     HEAD: tl.constexpr,  # D, rounded up
     BC: tl.constexpr,
     SPLITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Merge COUNT tokens of the first set (0, 2, 4, ... behind the prefix) into their nearest ones of the second."""
+    """Merge COUNT tokens of the first set (0, 2, 4, ... behind the prefix) into their nearest ones of the second.
+
+    The second set begins with the prefix, into which nothing merges.
+    """
     FIRST: tl.constexpr = (N - PREFIX + 1) // 2
-    SECOND: tl.constexpr = (N - PREFIX) // 2
-    KEPT: tl.constexpr = PREFIX + FIRST - COUNT
+    SECOND: tl.constexpr = PREFIX + (N - PREFIX) // 2
+    KEPT: tl.constexpr = FIRST - COUNT
     image, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    i, p = tl.arange(0, SET), tl.arange(0, FRONT)
-    first, second = PREFIX + 2 * i, PREFIX + 2 * i + 1
+    i = tl.arange(0, SET)
+    first, second = PREFIX + 2 * i, tl.where(i < PREFIX, i, 2 * i - PREFIX + 1)
     in_first, in_second = i < FIRST, i < SECOND
     wait_for_previous_launch(PDL)
 
     first_size, second_size = tl.full((SET,), 1.0, tl.float32), tl.full((SET,), 1.0, tl.float32)
-    prefix_size = tl.full((FRONT,), 1.0, tl.float32)
-    if HAS_SIZES:
+    if sizes is not None:
         first_size = tl.load(sizes + image * N + first, mask=in_first, other=1.0)
         second_size = tl.load(sizes + image * N + second, mask=in_second, other=1.0)
-        prefix_size = tl.load(sizes + image * N + p, mask=p < PREFIX, other=1.0)
     qkv += image * (N * 3 * HEADS * D)
-    near, nearest = _nearest(qkv + HEADS * D, first, second, HEADS, D, FIRST, SECOND, BD)
+    near, nearest = _nearest(qkv + HEADS * D, first, second, HEADS, D, FIRST, PREFIX, SECOND, BD)
     if PROTECT > 0:
-        logs = (tl.log(first_size), tl.log(second_size), tl.log(prefix_size))
-        near -= PROTECT * (N - PREFIX) * _class_attention(qkv, logs, N, PREFIX, SCALE, HEADS, D, HEAD)
+        logs = (tl.log(first_size), tl.log(second_size))
+        near -= PROTECT * (N - PREFIX) * _class_attention(qkv, first, second, logs, N, SCALE, HEADS, D, HEAD)
     near = tl.where(in_first, _nan_is_most(near), float("-inf"))
     before = (near[None, :] > near[:, None]) | ((near[None, :] == near[:, None]) & (i[None, :] < i[:, None]))
     merges = in_first & (tl.sum(before.to(tl.int32), axis=1) < COUNT)
     stays = in_first & (merges == 0)
-    place = PREFIX + tl.cumsum(stays.to(tl.int32), 0) - 1
+    place, to = PREFIX + tl.cumsum(stays.to(tl.int32), 0) - 1, tl.where(i < PREFIX, i, KEPT + i)
 
     joins = merges[None, :] & (nearest[None, :] == i[:, None])
     weight = tl.where(joins, first_size[None, :], 0.0)
     total = second_size + tl.sum(weight, axis=1)
     if split == 0:
         out = new_sizes + image * (N - COUNT)
-        tl.store(out + p, prefix_size, mask=p < PREFIX)
         tl.store(out + place, first_size, mask=stays)
-        tl.store(out + KEPT + i, total, mask=in_second)
+        tl.store(out + to, total, mask=in_second)
 
     weight = (weight / total[:, None]).to(x.dtype.element_ty)
     share = second_size / total
@@ -84,13 +82,11 @@ def merge_tokens(
         at = first[:, None] * C + c
         # What does not merge is not read: zero times infinity would be NaN.
         means = tl.dot(weight, tl.load(x + at, mask=merges[:, None] & there, other=0.0))
-        means += tl.load(x + at + C, mask=in_second[:, None] & there, other=0.0).to(tl.float32) * share[:, None]
-        to = (KEPT + i)[:, None] * C + c
-        tl.store(y + to, means.to(y.dtype.element_ty), mask=in_second[:, None] & there)
+        into = tl.load(x + second[:, None] * C + c, mask=in_second[:, None] & there, other=0.0).to(tl.float32)
+        means += into * share[:, None]
+        tl.store(y + to[:, None] * C + c, means.to(y.dtype.element_ty), mask=in_second[:, None] & there)
         kept = tl.load(x + at, mask=stays[:, None] & there, other=0.0)
         tl.store(y + place[:, None] * C + c, kept, mask=stays[:, None] & there)
-        at, there = p[:, None] * C + c, (p < PREFIX)[:, None] & there
-        tl.store(y + at, tl.load(x + at, mask=there, other=0.0), mask=there)
 
 
 @triton.jit
@@ -101,6 +97,7 @@ def _nearest(
     HEADS: tl.constexpr,
     D: tl.constexpr,
     FIRST: tl.constexpr,
+    PREFIX: tl.constexpr,
     SECOND: tl.constexpr,
     BD: tl.constexpr,
 ):
@@ -119,35 +116,34 @@ def _nearest(
         squares += tl.sum(mine.to(tl.float32) * mine.to(tl.float32), axis=1)
         other_squares += tl.sum(other.to(tl.float32) * other.to(tl.float32), axis=1)
     lengths = tl.maximum(tl.sqrt(squares), 1e-12)[:, None] * tl.maximum(tl.sqrt(other_squares), 1e-12)[None, :]
-    cosines = tl.where((i < SECOND)[None, :], _nan_is_most(products / lengths), float("-inf"))
+    cosines = tl.where(((i >= PREFIX) & (i < SECOND))[None, :], _nan_is_most(products / lengths), float("-inf"))
     return tl.max(cosines, axis=1, return_indices=True)
 
 
 @triton.jit
 def _class_attention(
     qkv,
-    logs,  # of the sizes of the first set, the second one and the prefix
+    first,
+    second,
+    logs,  # of the sizes of both sets
     N: tl.constexpr,
-    PREFIX: tl.constexpr,
     SCALE: tl.constexpr,
     HEADS: tl.constexpr,
     D: tl.constexpr,
     HEAD: tl.constexpr,
 ):
     """Return the class token's attention to the first set, the mean over heads, rounded as torch rounds it."""
-    i, p, d = tl.arange(0, logs[0].shape[0]), tl.arange(0, logs[2].shape[0]), tl.arange(0, HEAD)
-    attention = tl.zeros(logs[0].shape, tl.float32)
+    d = tl.arange(0, HEAD)
+    attention = tl.zeros(first.shape, tl.float32)
     for head in range(HEADS):
         query = tl.load(qkv + head * D + d, mask=d < D, other=0.0).to(tl.float32) * SCALE
         query = query.to(qkv.dtype.element_ty).to(tl.float32)[None, :]
         keys = qkv + (HEADS + head) * D
-        first = _scores(keys, query, logs[0], PREFIX + 2 * i, N, HEADS, D)
-        second = _scores(keys, query, logs[1], PREFIX + 2 * i + 1, N, HEADS, D)
-        front = _scores(keys, query, logs[2], tl.where(p < PREFIX, p, N), N, HEADS, D)
-        most = tl.maximum(tl.maximum(tl.max(first, 0), tl.max(second, 0)), tl.max(front, 0))
-        first = tl.exp(first - most)
-        total = tl.sum(first, 0) + tl.sum(tl.exp(second - most), 0) + tl.sum(tl.exp(front - most), 0)
-        attention += first / total
+        scores = _scores(keys, query, logs[0], first, N, HEADS, D)
+        others = _scores(keys, query, logs[1], second, N, HEADS, D)
+        most = tl.maximum(tl.max(scores, 0), tl.max(others, 0))
+        scores = tl.exp(scores - most)
+        attention += scores / (tl.sum(scores, 0) + tl.sum(tl.exp(others - most), 0))
     return attention / HEADS
 
 

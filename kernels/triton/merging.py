@@ -1,12 +1,11 @@
 """Merging tokens on Triton: one launch decides which tokens merge and writes what is left of them."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ..attention import split_heads
 from ..blocked import DTYPES
+from .launch import Launch
 from .linear import unusable
 from .tiles import device_properties
 from .token_merging import merge_by_keys
@@ -35,8 +34,9 @@ def merge_refusal(
 
 def _refused_shape(tokens: int, prefix: int, count: int) -> str | None:
     patches = tokens - prefix
-    if not 0 <= prefix <= tokens <= MAX_TOKENS:
-        return f"{tokens} tokens, {prefix} of them in front: the merging kernel takes at most {MAX_TOKENS}"
+    most = min(MAX_TOKENS, MAX_TOKENS + 1 - prefix)  # the prefix is in the second set
+    if not 0 <= prefix <= tokens <= most:
+        return f"{tokens} tokens, {prefix} of them in front: the merging kernel takes at most {most}"
     if not 1 <= count <= (patches - 1) // 2:
         return f"{count} of {patches} tokens cannot merge: 1 to {max(0, (patches - 1) // 2)} can"
     return None
@@ -60,7 +60,7 @@ def merge_tokens(
     equal keys are not.
 
     Args:
-        x: (B, N, C), bfloat16 or float16, contiguous; N at most 256.
+        x: (B, N, C), bfloat16 or float16, contiguous; N at most 256, and 257 - prefix.
         qkv: (B, N, 3 * num_heads * head_dim) of that dtype, contiguous: tokens are compared by their keys' mean over
             the heads.
         size: (B, N, 1) float32, contiguous, or None: all 1. A GPU does not look at them before the launch: one of zero
@@ -86,9 +86,8 @@ def merge_tokens(
         q, k, _ = split_heads(qkv, num_heads)
         return merge_by_keys(x, q[:, :, :1] * scale, k, size, count, prefix, protect)
     results = _empty(x, count)
-    with torch.cuda.device(x.device):
-        constants = merge_constants(x, qkv, num_heads, count, prefix, protect, scale, SPLITS[tile])
-        launch_merge(inputs, results, constants | {"PDL": device_properties(x.device).pdl})
+    how, pdl = (num_heads, count, prefix, protect, scale, SPLITS[tile]), device_properties(x.device).pdl
+    merge_launch(inputs, results, *how, pdl=pdl).run()
     return results
 
 
@@ -100,39 +99,28 @@ def _empty(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
 merge_tokens.register_fake(lambda x, *arguments: _empty(x, arguments[3]))
 
 
-def launch_merge(inputs: MergeInputs, results: tuple[Tensor, Tensor], constants: dict[str, Any]) -> None:
-    """Launch the kernel on the current CUDA device, or interpret it (TRITON_INTERPRET=1) on a CPU; no image, no launch.
-
-    Raises:
-        ModuleNotFoundError: triton is not installed.
-    """
-    from . import merge_kernel  # here, because only this needs triton
-
-    (x, qkv, size), (y, new_size) = inputs, results
-    constants = constants | {"HAS_SIZES": size is not None}
-    if len(x):
-        kernel = merge_kernel.merge_tokens[len(x), constants["SPLITS"]]
-        tensors = x, qkv, new_size if size is None else size, y, new_size
-        kernel(*tensors, **constants, **merge_options(constants))
-
-
-def merge_constants(
-    x: Tensor, qkv: Tensor, num_heads: int, count: int, prefix: int, protect: float, scale: float, splits: int
-) -> dict[str, Any]:
-    """Return the kernel's compile-time numbers, but for its flags."""
-    (_, tokens, width), head_dim = x.shape, qkv.shape[2] // (3 * num_heads)
+def merge_launch(
+    inputs: MergeInputs,
+    results: tuple[Tensor, Tensor],
+    num_heads: int,
+    count: int,
+    prefix: int,
+    protect: float,
+    scale: float,
+    splits: int,
+    *,
+    pdl: bool,
+) -> Launch:
+    """Return the launch of `merge_tokens` into new tokens and sizes."""
+    (batch, tokens, width), head_dim = inputs[0].shape, inputs[1].shape[2] // (3 * num_heads)
     shape = {"N": tokens, "C": width, "HEADS": num_heads, "D": head_dim, "PREFIX": prefix, "COUNT": count}
-    first, front = _power_of_two((tokens - prefix + 1) // 2), _power_of_two(prefix)
-    columns = 32 if first > 64 else 64  # a wider part of 256 tokens would spill
-    tile = {"SET": max(16, first), "FRONT": front, "BD": 64, "HEAD": _power_of_two(head_dim), "BC": columns}
-    return shape | tile | {"SPLITS": splits, "PROTECT": protect, "SCALE": scale}
-
-
-def merge_options(constants: dict[str, int]) -> dict[str, Any]:
-    """Return the compiler's options: a program of four warps would spill the similarities of 128 tokens a set."""
-    warps = 8 if constants["SET"] > 64 else 4
-    pdl = {"launch_pdl": True} if constants["PDL"] else {}
-    return {"num_warps": warps, "num_stages": 2, "enable_fp_fusion": True} | pdl
+    patches = tokens - prefix
+    most = max(16, _power_of_two(max((patches + 1) // 2, prefix + patches // 2)))
+    # Wider parts of many tokens would spill, and so would their similarities in fewer warps.
+    columns, warps = (64, 4) if most <= 64 else (32, 8)
+    tile = {"SET": most, "BD": 64, "HEAD": _power_of_two(head_dim), "BC": columns, "SPLITS": splits}
+    constants = shape | tile | {"PROTECT": protect, "SCALE": scale, "PDL": pdl}
+    return Launch("merge_kernel.merge_tokens", (batch, splits), (*inputs, *results), constants, warps, stages=2)
 
 
 def _power_of_two(number: int) -> int:

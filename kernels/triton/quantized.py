@@ -1,35 +1,25 @@
-"""Launches of the Triton kernels for linear layers in 8 bits, on a GPU with the tensor memory accelerator."""
+"""Linear layers in 8 bits on Triton, on a GPU with the tensor memory accelerator: rows to 8 bits, and the product."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..chain_ir import LayerNorm
+from ..blocked import Activation, activated
 from ..quantized import quantize, sums_of
-from .launch import MOST_PROGRAMS
+from .launch import Launch, blocks_launch, columns_of, kernel_act
 from .linear import unusable
-from .tiles import device_properties
+from .tiles import Tile, device_properties
 
 Tensors = Sequence[Tensor]
 """Weight, scale, bias, 1 / step and zero of a layer, as `QuantizedDense.packed` gives them."""
 
-
-@dataclass(frozen=True)
-class QuantizedTile:
-    """A tile of the product: BM rows, BN columns and BK deep."""
-
-    BM: int
-    BN: int
-    warps: int
-    stages: int
-    BK: int = 128
-
-
-TILES = (QuantizedTile(128, 256, 8, 3), QuantizedTile(128, 128, 4, 3), QuantizedTile(64, 64, 4, 4))
+TILES = tuple(
+    Tile(BM, BN, 0, 128, warps, stages, tma=True, pdl=False)
+    for BM, BN, warps, stages in ((128, 256, 8, 3), (128, 128, 4, 3), (64, 64, 4, 4))
+)
 
 
 def quantized_refusal(tile: int, rows: int, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -46,144 +36,76 @@ def quantized_refusal(tile: int, rows: int, dtype: torch.dtype, device: torch.de
     return None
 
 
-@dataclass(frozen=True)
-class QuantizedProduct:
-    """One layer: act(scale * x8 w8^T + bias) + residual.
+def quantize_rows(x: Tensor, layer: Tensors, norm: Tensors = (), eps: float = 0.0) -> Tensor:
+    """Round rows x (M, C), contiguous, to a layer's 8 bits.
 
     Args:
-        layer: its tensors.
-        tile: number of one of TILES.
-        gelu: GELU follows.
-        following: tensors of the layer that reads the result in its 8 bits; None for the dtype of the model.
+        norm: weight and bias, float32, of a layer norm before; empty for none.
     """
+    weight, _, _, inverse, zero = layer
+    if x.device.type == "cpu":
+        if norm:
+            x = F.layer_norm(x.float(), x.shape[-1:], norm[0], norm[1], eps)
+        return quantize(x, inverse, zero, weight.dtype)
+    y = torch.empty_like(x, dtype=weight.dtype)
+    rows_launch(x, layer, norm, eps, y, pdl=device_properties(x.device).pdl).run()
+    return y
 
-    layer: Tensors
-    tile: int
-    gelu: bool = False
-    following: Tensors | None = None
 
-    def constants(self, *, adds: bool) -> dict[str, Any]:
-        """The kernel's compile-time arguments but for the GELU's form and PDL.
+def rows_launch(x: Tensor, layer: Tensors, norm: Tensors, eps: float, y: Tensor, *, pdl: bool) -> Launch:
+    """Return the launch of `quantize_rows` into y."""
+    columns = 1 << (x.shape[1] - 1).bit_length()
+    rows = max(1, 4096 // columns)
+    constants = {"C": x.shape[1], "EPS": eps, "BR": rows, "BC": columns, "PDL": pdl}
+    arguments = (x, *(norm or (None, None)), *layer[3:], y, len(x))
+    return Launch("kernels.quantize_rows", (-(-len(x) // rows),), arguments, constants, warps=4)
 
-        A program that adds a residual has half the columns: registers do not hold both (a test compiles them).
-        """
-        weight, tile = self.layer[0], TILES[self.tile]
-        columns = tile.BN // 2 if adds else tile.BN
-        shape = {"N": weight.shape[0], "K": weight.shape[1], "BM": tile.BM, "BN": columns, "BK": tile.BK}
-        return shape | {
-            "ACT": int(self.gelu),
-            "INT8": weight.dtype == torch.int8,
-            "OUT8": self.following is not None,
-            "HAS_RESIDUAL": adds,
-        }
 
-    def options(self, *, pdl: bool) -> dict[str, Any]:
-        """The compiler's options."""
-        return _options(TILES[self.tile].warps, TILES[self.tile].stages, pdl=pdl)
+def quantized_product(
+    x8: Tensor,
+    layer: Tensors,
+    act: Activation,
+    residual: Tensor | None,
+    following: Tensors | None,
+    dtype: torch.dtype,
+    tile: int,
+) -> Tensor:
+    """Compute act(scale * x8 w8^T + bias) + residual: (M, out) of x8 (M, in), both contiguous.
 
-    def __call__(self, x8: Tensor, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Return (M, out) of x8 (M, in), both contiguous, in `dtype` or the following layer's 8 bits."""
-        if x8.device.type == "cpu":
-            return self._plain(x8, residual, dtype)
-        y = x8.new_empty(
-            len(x8), len(self.layer[0]), dtype=dtype if self.following is None else self.following[0].dtype
-        )
-        with torch.cuda.device(x8.device):
-            self.launch(x8, residual, y, fast_gelu=dtype == torch.bfloat16, pdl=device_properties(x8.device).pdl)
-        return y
-
-    def launch(self, x8: Tensor, residual: Tensor | None, y: Tensor, *, fast_gelu: bool, pdl: bool) -> None:
-        """Launch the kernel, or interpret it (TRITON_INTERPRET=1) on a CPU."""
-        from . import kernels, quantized_kernels  # here, because only this needs triton
-
-        weight, scale, bias, *_ = self.layer
-        inverse, zero = (scale, bias) if self.following is None else self.following[3:]
-        constants = self.constants(adds=residual is not None)
-        BM, BN, BK = (constants[name] for name in ("BM", "BN", "BK"))
-        programs = -(-len(x8) // BM) * -(-len(weight) // BN)
-        _check_programs(programs, x8)
-        if programs:
-            loads = [kernels.descriptor(matrix, rows, BK) for matrix, rows in ((x8, BM), (weight, BN))]
-            added = y if residual is None else residual
-            flags = {"FAST_GELU": fast_gelu, "PDL": pdl}
-            quantized_kernels.quantized_product[(programs,)](
-                *(*loads, scale, bias, inverse, zero, added, y, len(x8)),
-                **(constants | flags | self.options(pdl=pdl)),
-            )
-
-    def _plain(self, x8: Tensor, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
-        weight, scale, bias, *_ = self.layer
-        y = sums_of(x8, weight) * scale + bias
-        y = F.gelu(y) if self.gelu else y
+    Args:
+        following: tensors of the layer that reads the result in its 8 bits; None for `dtype`.
+        dtype: the model's.
+        tile: index of `TILES`; a CPU ignores it.
+    """
+    weight, scale, bias, *_ = layer
+    if x8.device.type == "cpu":
+        y = activated(sums_of(x8, weight) * scale + bias, act)
         y = y if residual is None else y + residual.float()
-        if self.following is None:
-            return y.to(dtype)
-        weight, _, _, inverse, zero = self.following
-        return quantize(y, inverse, zero, weight.dtype)
+        return y.to(dtype) if following is None else quantize(y, following[3], following[4], following[0].dtype)
+    y = x8.new_empty(len(x8), len(weight), dtype=dtype if following is None else following[0].dtype)
+    pdl = device_properties(x8.device).pdl
+    product_launch(x8, layer, act, residual, following, y, dtype, tile, pdl=pdl).run()
+    return y
 
 
-@dataclass(frozen=True)
-class RowQuantizer:
-    """Rounds rows (M, C) to a layer's 8 bits, behind a norm where there is one.
+def product_launch(
+    x8: Tensor,
+    layer: Tensors,
+    act: Activation,
+    residual: Tensor | None,
+    following: Tensors | None,
+    y: Tensor,
+    dtype: torch.dtype,
+    tile: int,
+    *,
+    pdl: bool,
+) -> Launch:
+    """Return the launch of `quantized_product` into y.
 
-    Args:
-        layer: the tensors of the layer that reads them.
-        norm: weight and bias of the norm, float32; empty for none.
+    A program that adds a residual has half the columns: registers do not hold both (a test compiles them).
     """
-
-    layer: Tensors
-    norm: Tensors = ()
-    eps: float = 0.0
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        """The kernel's compile-time arguments but for PDL."""
-        width = self.layer[0].shape[1]
-        columns = 1 << (width - 1).bit_length()
-        return {"C": width, "EPS": self.eps, "HAS_NORM": bool(self.norm), "BR": max(1, 4096 // columns), "BC": columns}
-
-    def options(self, *, pdl: bool) -> dict[str, Any]:
-        """The compiler's options."""
-        return _options(4, 1, pdl=pdl)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return x (M, C), contiguous, in 8 bits."""
-        if x.device.type == "cpu":
-            if self.norm:
-                weight, bias = self.norm
-                x = F.layer_norm(x.float(), x.shape[-1:], weight, bias, self.eps)
-            w8, _, _, inverse, zero = self.layer
-            return quantize(x, inverse, zero, w8.dtype)
-        y = torch.empty_like(x, dtype=self.layer[0].dtype)
-        with torch.cuda.device(x.device):
-            self.launch(x, y, pdl=device_properties(x.device).pdl)
-        return y
-
-    def launch(self, x: Tensor, y: Tensor, *, pdl: bool) -> None:
-        """Launch the kernel, or interpret it on a CPU."""
-        from . import quantized_kernels
-
-        constants = self.constants | {"PDL": pdl}
-        programs = -(-len(x) // constants["BR"])
-        _check_programs(programs, x)
-        if programs:
-            inverse, zero = self.layer[3:]
-            weight, bias = self.norm or (inverse, zero)
-            quantized_kernels.quantize_rows[(programs,)](
-                *(x, weight, bias, inverse, zero, y, len(x)), **constants, **self.options(pdl=pdl)
-            )
-
-
-def norm_tensors(norm: LayerNorm, device: torch.device) -> list[Tensor]:
-    """Return a norm's weight and bias as the kernel takes them."""
-    return [tensor.to(device, torch.float32).contiguous() for tensor in (norm.weight, norm.bias)]
-
-
-def _options(warps: int, stages: int, *, pdl: bool) -> dict[str, Any]:
-    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
-    return options | ({"launch_pdl": True} if pdl else {})
-
-
-def _check_programs(programs: int, x: Tensor) -> None:
-    if programs > MOST_PROGRAMS:
-        raise ValueError(f"{len(x)} rows: {programs} programs are more than a launch can have")
+    weight, scale, bias, *_ = layer
+    BN = TILES[tile].BN if residual is None else TILES[tile].BN // 2
+    split, columns = replace(TILES[tile], BN=BN, pdl=pdl), columns_of(len(weight), 0, 0)
+    operands = (x8, weight[None], weight.shape[1], bias, residual, kernel_act(act, dtype), y, columns)
+    return blocks_launch(*operands, lambda _: split, scale, following and following[3:])

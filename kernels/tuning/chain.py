@@ -4,18 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from ..chain_ir import (
-    Add,
-    BlockDiagonal,
-    ChainOp,
-    Dense,
-    LayerNorm,
-    Monarch,
-    Problem,
-    SelfAttention,
-    describe,
-    knows_sizes,
-)
+from ..chain_ir import Add, ChainOp, LayerNorm, Linear, Problem, SelfAttention, describe, knows_sizes
 from ..impls.base import Impl, Runner
 from ..quantized import QuantizedDense
 from .plan import Plan, Span
@@ -151,7 +140,7 @@ def _in_out(operator: ChainOp) -> tuple[int, int]:
     match operator:
         case LayerNorm(weight):
             return len(weight), len(weight)
-        case Dense() | Monarch() | BlockDiagonal() | QuantizedDense():
+        case _ if isinstance(operator, Linear | QuantizedDense):
             return operator.in_features, operator.out_features
         case SelfAttention(num_heads, head_dim):
             return 3 * num_heads * head_dim, num_heads * head_dim

@@ -21,18 +21,21 @@ KEPT = "attention, the classifier and the patch embedding"
 """What a GPU never computes in 8 bits."""
 
 
-def eight_bits_of(model: nn.Module, size: int, activations: Activations) -> EightBits:
-    """Make them of a model whose weights are int8 by rows, and the calibrated maxima of its bundle.
+def eight_bits_of(
+    model: nn.Module, size: int, activations: Activations | None, dtype: torch.dtype = torch.bfloat16
+) -> EightBits:
+    """Make them of a model whose weights are int8 by rows, and the calibrated maxima of its bundle, if it has some.
 
     A layer that the kernels cannot take stays in 16 bits, and so does the model where there is no program for it.
+
+    Args:
+        dtype: the model's between its layers.
     """
     notes, layers = [f"in 16 bits: {KEPT}"], dict[str, QuantizedDense]()
-    if reason := _unusable(activations):
-        return EightBits.none(reason)
     try:
-        program = int8_program(model, size, activations, AS_USUAL)
+        program = int8_program(model, size, _usable(activations, dtype), AS_USUAL)
     except (NotFusable, ValueError) as error:
-        return EightBits.none(str(error))
+        return EightBits({}, [f"not in 8 bits: all layers: {error}"])
     for factor in program.operators:
         if isinstance(factor, Factor) and factor.quantiser is not None:
             try:
@@ -42,13 +45,21 @@ def eight_bits_of(model: nn.Module, size: int, activations: Activations) -> Eigh
     return EightBits(layers, [*notes, *_saturation(model, size, layers)])
 
 
-def _unusable(activations: Activations) -> str | None:
-    """Why the maxima of activations cannot be used; None if they can: zero, subnormal or not finite."""
+def _usable(activations: Activations | None, dtype: torch.dtype) -> Activations:
+    """Return the maxima of activations.
+
+    Raises:
+        ValueError: layers cannot be in 8 bits: there are no maxima, or some are zero, subnormal or not finite.
+    """
+    if dtype == torch.float32:
+        raise ValueError("dtype float32")
+    if activations is None:
+        raise ValueError("the bundle has no activations to round inputs by")
     tiny = np.finfo(np.float32).tiny
     for name, most in activations.items():
         if not np.isfinite(most).all() or (most < 0).any() or most.max(initial=0) < tiny:
-            return f"the activations of {name} are NaN, infinite, negative or all zero or subnormal"
-    return None
+            raise ValueError(f"the activations of {name} are NaN, infinite, negative or all zero or subnormal")
+    return activations
 
 
 def _saturation(model: nn.Module, size: int, layers: Mapping[str, QuantizedDense]) -> Iterator[str]:

@@ -1,11 +1,12 @@
 """A model's layers in 8 bits, put into the chains of its blocks."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from math import e, log2
 
 import torch
 
-from ....kernels.chain_ir import ChainOp, Dense, Linear, Problem, SelfAttention
+from ....kernels.chain_ir import Dense, Linear, Problem, SelfAttention
 from ....kernels.quantized import QuantizedDense
 from ....kernels.tuning.chain import Chain, CompiledChain
 from .chains import BlockChains
@@ -24,34 +25,17 @@ class EightBits:
         self.layers, self.notes = layers, list(notes)
         self._wide = dict[QuantizedDense, Dense]()
 
-    @classmethod
-    def none(cls, reason: str) -> "EightBits":
-        """No layers, and why."""
-        return cls({}, [f"not in 8 bits: all layers: {reason}"])
-
     def quantized(self, chains: BlockChains, block: str) -> BlockChains:
         """The chains of a block with its layers in 8 bits."""
-        attention = next(op for op in chains.attention.operators if isinstance(op, SelfAttention))
-        columns = attention.num_heads * attention.head_dim
-        qkv, proj = (self.layers.get(f"{block}.attn.{name}") for name in ("qkv", "proj"))
-        if qkv is not None:
-            qkv = _without_factor(qkv, columns, attention.scale * log2(e))
-        fc1, fc2 = (self.layers.get(f"{block}.mlp.{name}") for name in ("fc1", "fc2"))
-        return BlockChains(
-            self._replaced(chains.attention, (qkv, proj)), self._replaced(chains.mlp, (fc1, fc2)), chains.cell
-        )
-
-    def wide(self, chain: Chain) -> Chain | None:
-        """The chain with its layers in 16 bits; None where none is in 8."""
-        operators: list[ChainOp] = [
-            self._wide[operator] if isinstance(operator, QuantizedDense) else operator for operator in chain.operators
-        ]
-        return None if tuple(operators) == chain.operators else Chain(operators)
+        attention = self._replaced(chains.attention, f"{block}.attn.qkv", f"{block}.attn.proj")
+        mlp = self._replaced(chains.mlp, f"{block}.mlp.fc1", f"{block}.mlp.fc2")
+        return BlockChains(attention, mlp, chains.cell)
 
     def choose(self, kind: str, chain: Chain, problem: Problem, tuning: Tuning) -> Chosen[CompiledChain]:
         """Choose the chain's plan as `choose_chain` does, in 16 bits where that was measured to be faster."""
-        chosen, wide = choose_chain(chain, problem, tuning), self.wide(chain)
-        if wide is None or chosen.seconds is None:
+        chosen = choose_chain(chain, problem, tuning)
+        wide = Chain([self._wide[op] if isinstance(op, QuantizedDense) else op for op in chain.operators])
+        if wide.operators == chain.operators or chosen.seconds is None:
             return chosen
         other = choose_chain(wide, problem, tuning)
         if other.seconds is None or other.seconds >= chosen.seconds:
@@ -61,18 +45,15 @@ class EightBits:
             self.notes.append(note)
         return other
 
-    def _replaced(self, chain: Chain, layers: Collection[QuantizedDense | None]) -> Chain:
-        left, operators = iter(layers), list[ChainOp]()
-        for operator in chain.operators:
-            layer = next(left) if isinstance(operator, Linear) else None
-            if layer is not None and isinstance(operator, Dense):
-                self._wide[layer] = operator
-            operators.append(layer if layer is not None and isinstance(operator, Dense) else operator)
+    def _replaced(self, chain: Chain, *names: str) -> Chain:
+        left, operators = iter(names), list(chain.operators)
+        for i, operator in enumerate(chain.operators):
+            layer = self.layers.get(next(left)) if isinstance(operator, Linear) else None
+            if layer is None or not isinstance(operator, Dense):
+                continue
+            if isinstance(attention := chain.operators[i + 1], SelfAttention):
+                factor = torch.ones(layer.out_features)
+                factor[: attention.num_heads * attention.head_dim] = attention.scale * log2(e)
+                layer = replace(layer, scale=layer.scale / factor, bias=layer.bias / factor)
+            operators[i], self._wide[layer] = layer, operator
         return Chain(operators)
-
-
-def _without_factor(qkv: QuantizedDense, columns: int, factor: float) -> QuantizedDense:
-    """The layer with the first outputs, the queries, divided by a factor; the integers stay."""
-    by = torch.ones(qkv.out_features)
-    by[:columns] = factor
-    return QuantizedDense(qkv.weight, qkv.scale / by, qkv.bias / by, qkv.step, qkv.zero)

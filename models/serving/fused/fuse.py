@@ -74,10 +74,9 @@ def fuse(
     with torch.no_grad():
         tokens, sized = token_counts(model, image_size)
         batches, tuning = sorted(set(batch_sizes)), tuning or Tuning()
-        work = _Fusing(device, dtype, batches, tuning, kernels or device_kernels(device), tokens, sized)
-        if eight_bits is not None:
-            work.eight_bits = eight_bits
-            work.names = {module: name for name, module in model.named_modules()}
+        names = {module: name for name, module in model.named_modules()}
+        what = kernels or device_kernels(device), tokens, sized, names, eight_bits or EightBits({}, ())
+        work = _Fusing(device, dtype, batches, tuning, *what)
         _replace(model, work)
         prepare_for_inference(model, dtype=dtype).to(device)
     report = work.report(time.perf_counter() - started)
@@ -113,8 +112,6 @@ class _Fusing:
     Args:
         tokens: number of output tokens for one image of each module that gives some.
         sized: the blocks that get sizes of tokens.
-        eight_bits: the layers that are computed in 8 bits, by name.
-        names: of modules.
     """
 
     device: torch.device
@@ -124,10 +121,10 @@ class _Fusing:
     kernels: DeviceKernels
     tokens: Mapping[nn.Module, int]
     sized: Collection[nn.Module]
+    names: Mapping[nn.Module, str]
+    eight_bits: EightBits
     parts: dict[tuple[str, str, int], PartReport] = field(default_factory=dict)
     fallbacks: list[Fallback] = field(default_factory=list)
-    eight_bits: EightBits = field(default_factory=lambda: EightBits({}, ()))
-    names: Mapping[nn.Module, str] = field(default_factory=dict)
 
     def fuse(self, module: nn.Module, tokens: int) -> nn.Module | None:
         """The fused form of a module with `tokens` output tokens; None where it stays as it is."""
@@ -140,7 +137,7 @@ class _Fusing:
         try:
             chains = take_apart(module)
             if chains is not None:
-                chains = self.eight_bits.quantized(chains, self.names.get(module, ""))
+                chains = self.eight_bits.quantized(chains, self.names[module])
             if chains is not None and isinstance(module, TokenBlock):
                 return self._token_block(module, chains)
             if chains is not None and isinstance(module, MergingCell):

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from ....kernels.attention import merge_heads, split_heads
 from ....kernels.chain_ir import Problem, SelfAttention
-from ....kernels.native.stamp import source_hash
-from ....kernels.triton.linear import SOURCES
+from ....kernels.impls.triton import triton_build
 from ....kernels.triton.merging import SPLITS, merge_refusal, merge_tokens
 from ....kernels.triton.token_merging import matched, merge_by_keys, merged, places, rows
 from ...architectures.token_blocks import TokenBlock
@@ -110,7 +109,7 @@ class MergePart(Part):
         return merge_refusal(*merge, problem.dtype, problem.device, on_cpu=self.kernels.refusal is None)
 
     def native_ways(self, problem: Problem) -> list[Alternative]:
-        build = source_hash(SOURCES, (".py",))
+        build = triton_build()
         return [Alternative(f"{self.family}:{tile}", self._native(tile), (), build) for tile in range(len(SPLITS))]
 
     def input_widths(self) -> tuple[int, ...]:

@@ -4,19 +4,16 @@
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from milkweed.kernels.blocked import BlockedMonarch
 from milkweed.kernels.chain_ir import Add, ChainOp, Gelu, LayerNorm, Monarch, Problem, kinds
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.impls.triton import AROUND_INNER
-from milkweed.kernels.triton.inner import InnerLaunch
-from milkweed.kernels.triton.launch import Launch, linear_launches, mlp_launches
+from milkweed.kernels.triton.launch import linear_launches, mlp_launches
 from milkweed.kernels.triton.layout import sort_layer, sort_mlp
 from milkweed.kernels.triton.tiles import VARIANTS, device_properties
 from milkweed.kernels.tuning.chain import Chain
@@ -24,6 +21,7 @@ from milkweed.kernels.tuning.plan import every_span
 from milkweed.kernels.tuning.tuner import fuses_next
 
 from .. import layers
+from ..triton.compiling import specialised, without_memory
 
 CUDA = torch.device("cuda")
 BATCHES = (1, 8, 32, 128)
@@ -39,7 +37,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("milkweed.kernels.impls.native.native_status", lambda device: loaded)
-    for name in ("triton.linear.missing_for_triton", "impls.triton.missing_for_gluon"):
+    for name in ("triton.linear.missing_for_triton", "triton.linear.missing_for_gluon"):
         monkeypatch.setattr(f"milkweed.kernels.{name}", lambda: None)
 
 
@@ -57,21 +55,15 @@ class TritonKernels:
         residual = y if kinds(segment)[-1] == "add" else None
         inner = tile if family == "gluon_mlp" else None
         more = (y, VARIANTS[tile if inner is None else AROUND_INNER], device_properties.__wrapped__(CUDA))
-        launches: Iterable[Launch | InnerLaunch]
         if len(own) == 2:
             launches = mlp_launches(x, *self.mlp, residual, *more, inner)
         else:
             launches = linear_launches(x, self.layers[own[0]], residual, int("gelu" in kinds(segment)), *more)
-        return {f"{launch.kernel} {launch.constants} {launch.options}" for launch in launches}
+        return set(map(specialised, launches))
 
 
 def widths(own: list[Monarch]) -> tuple[int, int]:
     return own[0].in_features, own[-1].out_features
-
-
-def without_memory(layer: BlockedMonarch) -> BlockedMonarch:
-    assert layer.bias is not None
-    return BlockedMonarch(*(t.to("meta") for t in (layer.w1, layer.w2, layer.bias)), layer.p, layer.out_features)
 
 
 def test_work_of_the_tuner_for_an_mlp_of_vit_b(hopper: None) -> None:

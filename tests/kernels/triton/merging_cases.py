@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from milkweed.kernels.triton.merging import SPLITS, launch_merge, merge_constants, merge_tokens
+from milkweed.kernels.triton.merging import SPLITS, merge_launch, merge_tokens
 from milkweed.kernels.triton.token_merging import class_importance, matched, merged
 
 
@@ -51,6 +51,7 @@ CASES = [
     Case(197, 43, width=192, heads=3, head_dim=64, protect=0.1, tile=2),
     Case(154, 33, width=96, sized=True, protect=1.0, tile=1),
     Case(256, 127, sized=True, batch=2),
+    Case(252, 100, prefix=5, batch=2),
     *(Case(50, 11, keys=keys, sized=sized) for keys in ("tied", "equal") for sized in (False, True)),
     Case(197, 43, keys="tied", protect=0.1),
     Case(65, 9, prefix=2, heads=3, head_dim=40, sized=True, protect=0.5),
@@ -103,8 +104,7 @@ class Tensors:
             return merge_tokens(*inputs, *how, case.tile)
         y = self.x.new_empty(case.batch, case.tokens - case.count, case.width)
         size = torch.empty(*y.shape[:2], 1)
-        constants = merge_constants(self.x, self.qkv, *how, SPLITS[case.tile])
-        launch_merge(inputs, (y, size), constants | {"PDL": False})
+        merge_launch(inputs, (y, size), *how, SPLITS[case.tile], pdl=False).run()
         return y, size
 
 

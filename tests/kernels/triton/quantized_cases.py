@@ -9,31 +9,41 @@ A process of its own, because triton reads TRITON_INTERPRET when a kernel is def
 
 import json
 import sys
-import tempfile
-from importlib.util import module_from_spec, spec_from_file_location
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+from compiling import planted  # type: ignore[import-not-found]
 from quantized_layers import quantized_layer
 
+from milkweed.kernels.blocked import Activation
 from milkweed.kernels.quantized import quantize
+from milkweed.kernels.triton.launch import Launch
 from milkweed.kernels.triton.linear import SOURCES
-from milkweed.kernels.triton.quantized import QuantizedProduct, RowQuantizer
+from milkweed.kernels.triton.quantized import product_launch, quantize_rows, quantized_product, rows_launch
 
 DEVICE, *PLANTED = sys.argv[1:]
 DTYPE = torch.float16 if DEVICE == "cpu" else torch.bfloat16
+Y = object()
+"""Stands for the tensor that a launch writes."""
 
 
-def launched(call: RowQuantizer | QuantizedProduct, x: Tensor, y: Tensor, residual: Tensor | None = None) -> Tensor:
-    """What the kernel writes into y; interpreted on a CPU."""
-    if isinstance(call, RowQuantizer):
-        call.launch(x, y, pdl=False)
-    else:
-        call.launch(x, residual, y, fast_gelu=False, pdl=False)
-    return y
+def launched(make: Callable[..., Launch], *arguments: Any, like: Tensor) -> Tensor:
+    """What the kernel writes of arguments on the CPU; interpreted there."""
+
+    def there(value: Any) -> Any:
+        if isinstance(value, list):
+            return [there(item) for item in value]
+        return value.to(DEVICE) if isinstance(value, Tensor) else value
+
+    y = torch.empty(like.shape, dtype=like.dtype, device=DEVICE)
+    make(*(y if value is Y else there(value) for value in arguments), pdl=False).run()
+    return y.cpu()
 
 
 def row(name: str, rows: int, got: Tensor, want: Tensor) -> None:
@@ -54,62 +64,37 @@ def quantizers(rows: int, *, int8: bool) -> None:
     kind = "int8" if int8 else "fp8"
     layer = quantized_layer(80, 48, int8=int8).packed()
     x = torch.randn(rows, 80, generator=torch.Generator().manual_seed(rows)).to(DTYPE) * 2
-    norm = [torch.linspace(0.5, 2, 80), torch.linspace(-1, 1, 80)]
-    for name, call in (("rows", RowQuantizer(layer)), ("norm", RowQuantizer(layer, norm, 1e-6))):
-        row(f"{kind} {name}", rows, launched(on(call), x.to(DEVICE), empty(x, layer[0].dtype)), call(x))
+    for name, norm in (("rows", []), ("norm", [torch.linspace(0.5, 2, 80), torch.linspace(-1, 1, 80)])):
+        want = quantize_rows(x, layer, norm, 1e-6)
+        row(f"{kind} {name}", rows, launched(rows_launch, x, layer, norm, 1e-6, Y, like=want), want)
 
 
 def products(rows: int, *, int8: bool) -> None:
     kind = "int8" if int8 else "fp8"
-    first, second = quantized_layer(80, 176, int8=int8), quantized_layer(176, 80, int8=int8, seed=1, gelu=int8)
+    first = quantized_layer(80, 176, int8=int8).packed()
+    second = quantized_layer(176, 80, int8=int8, seed=1, gelu=int8).packed()
     x = torch.randn(rows, 80, generator=torch.Generator().manual_seed(rows))
-    x8 = quantize(x, *first.packed()[3:], first.weight.dtype)
+    x8, residual = quantize(x, *first[3:], first[0].dtype), torch.randn(rows, 80).to(DTYPE)
+
+    def judge(name: str, x8: Tensor, *how: Any) -> Tensor:
+        want = quantized_product(x8, *how)
+        *operands, dtype, tile = how
+        row(f"{kind} {name}", rows, launched(product_launch, x8, *operands, Y, dtype, tile, like=want), want)
+        return want
+
     if int8:  # plain sums: a scale of 1 and no bias, below 2^24
-        unit = [first.weight, torch.ones(176), torch.zeros(176), *first.packed()[3:]]
-        exact = launched(on(QuantizedProduct(unit, 2)), x8.to(DEVICE), torch.empty(rows, 176, device=DEVICE))
-        row("int8 sums", rows, exact.cpu(), x8.double() @ first.weight.double().T)
+        unit = [first[0], torch.ones(176), torch.zeros(176), *first[3:]]
+        judge("sums", x8, unit, Activation.NONE, None, None, torch.float32, 2)
     for tile in (0, 2):
-        call = QuantizedProduct(first.packed(), tile, gelu=True, following=second.packed())
-        hidden = call(x8, None, DTYPE)
-        got = launched(on(call), x8.to(DEVICE), empty(hidden, hidden.dtype))
-        row(f"{kind} GELU, requantised, tile {tile}", rows, got, hidden)
-        residual = torch.randn(rows, 80).to(DTYPE)
-        last = QuantizedProduct(second.packed(), tile)
-        got = launched(on(last), hidden.to(DEVICE), empty(residual, DTYPE), residual.to(DEVICE))
-        row(f"{kind} residual, tile {tile}", rows, got, last(hidden, residual, DTYPE))
-
-
-def on(call: RowQuantizer | QuantizedProduct) -> RowQuantizer | QuantizedProduct:
-    """The call with its tensors on the device."""
-
-    def there(tensors: list[Tensor] | None) -> list[Tensor] | None:
-        return None if tensors is None else [tensor.to(DEVICE) for tensor in tensors]
-
-    if isinstance(call, RowQuantizer):
-        return RowQuantizer(there(call.layer), there(call.norm), call.eps)
-    return QuantizedProduct(there(call.layer), call.tile, call.gelu, there(call.following))
-
-
-def empty(like: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty(like.shape, dtype=dtype, device=DEVICE)
-
-
-def plant(old: str, new: str) -> None:
-    """Put a bug into the kernels' module."""
-    name = "milkweed.kernels.triton.quantized_kernels"
-    text = (SOURCES / "quantized_kernels.py").read_text()
-    assert old in text
-    path = Path(tempfile.mkdtemp()) / "planted.py"
-    path.write_text(text.replace(old, new))
-    spec = spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[name] = module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
+        hidden = judge(f"GELU, requantised, tile {tile}", x8, first, Activation.GELU, None, second, DTYPE, tile)
+        judge(f"residual, tile {tile}", hidden, second, Activation.NONE, residual, None, DTYPE, tile)
 
 
 if PLANTED:
-    plant(*PLANTED)
+    old, new = PLANTED
+    text = (SOURCES / "kernels.py").read_text()
+    assert old in text
+    planted(text.replace(old, new), "milkweed.kernels.triton.kernels")
 for rows in (17, 197) if PLANTED else (1, 17, 197, 1577):
     for int8 in (True, False):
         quantizers(rows, int8=int8)

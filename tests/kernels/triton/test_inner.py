@@ -88,7 +88,7 @@ def test_other_versions_of_triton_are_refused(
     monkeypatch.setattr(triton_module, "version", lambda name: version)
     monkeypatch.setattr(triton_module, "takes_driver_module", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr("milkweed.kernels.impls.triton.device_properties", lambda device: HOPPER)
+    monkeypatch.setattr("milkweed.kernels.triton.linear.device_properties", lambda device: HOPPER)
     segment = [monarch(256, 1024, nblocks=4), Gelu(), monarch(1024, 256, nblocks=4)]
     refusal = GluonMlp(0).refuses(segment, Problem(torch.device("cuda"), torch.bfloat16, 8, 197))
     assert refusal == words

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from milkweed.kernels.blocked import BlockedMonarch
 from milkweed.kernels.triton.launch import Launch, mlp_launches
-from milkweed.kernels.triton.layout import sort_layer, sort_mlp
 from milkweed.kernels.triton.tiles import VARIANTS, WIDE, DeviceProperties, Variant
 
 from ..emulated.emulation import FULL
+from .compiling import mlp_without_memory, source_of
+from .machine_code.machine_code import disassembly
+from .scripts import printed
 
 SCRIPT = Path(__file__).parent / "triton_cases.py"
 MOST_ERROR = {"bfloat16": 4e-3, "float16": 1e-3}
@@ -35,12 +34,7 @@ TMA = [variant for variant in VARIANTS if variant.tma]
 
 def results(device: str, **environment: str) -> list[dict[str, Any]]:
     """What triton_cases.py prints."""
-    pytest.importorskip("triton", reason="triton is not installed")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), device], env={**os.environ, **environment}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-    found: list[dict[str, Any]] = json.loads(done.stdout)
+    found: list[dict[str, Any]] = json.loads(printed(SCRIPT, device, **environment))
     return found
 
 
@@ -63,25 +57,10 @@ def test_kernels_on_a_gpu_give_the_product() -> None:
     assert {row["dtype"] for row in found} == {"bfloat16", "float16"}
 
 
-def mlp(model: str, gpu: int, variant: Variant, dtype: torch.dtype = torch.bfloat16) -> list[Launch]:
+def mlp(model: str, gpu: int, variant: Variant) -> list[Launch]:
     """The launches of a model's MLP on 128 images, on tensors without memory."""
-    d, h, nb = MODELS[model]
-    narrow, wide = d // nb, h // nb
-    fc1 = without_memory(nb, narrow, narrow, wide, dtype)
-    fc2 = without_memory(nb, narrow, wide, narrow, dtype)
-    fc1, fc2 = (meta(layer) for layer in sort_mlp(fc1, fc2, h))
-    x = torch.empty(197 * 128, d, dtype=dtype, device="meta")
-    return list(mlp_launches(x, fc1, fc2, x, torch.empty_like(x), variant, GPUS[gpu]))
-
-
-def without_memory(nb: int, q: int, p: int, s: int, dtype: torch.dtype) -> BlockedMonarch:
-    return sort_layer(torch.empty(nb, q, p), torch.empty(nb, s, q), torch.zeros(nb * s), nb * s, dtype)
-
-
-def meta(layer: BlockedMonarch) -> BlockedMonarch:
-    assert layer.bias is not None
-    w1, w2, bias = (tensor.to("meta") for tensor in (layer.w1, layer.w2, layer.bias))
-    return BlockedMonarch(w1, w2, bias, layer.p, layer.out_features)
+    x = torch.empty(197 * 128, MODELS[model][0], dtype=torch.bfloat16, device="meta")
+    return list(mlp_launches(x, *mlp_without_memory(*MODELS[model]), x, torch.empty_like(x), variant, GPUS[gpu]))
 
 
 class Compiled:
@@ -90,42 +69,14 @@ class Compiled:
     def __init__(self, launch: Launch, gpu: int) -> None:
         triton = pytest.importorskip("triton", reason="triton is not installed")
         from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
 
-        from milkweed.kernels.triton import kernels
-
-        kernel = getattr(kernels, launch.kernel)
-        number = {torch.bfloat16: "bf16", torch.float16: "fp16"}[launch.x.dtype]
-        signature = dict.fromkeys(("x", "w", "residual", "y"), f"*{number}")
-        signature |= {"bias": f"*{number}" if launch.bias is None else "*fp32", "rows": "i32"}
-        names = [name for name in ("w_tiles", "w_rest") if name in kernel.arg_names]
-        signature |= dict.fromkeys(names, f"*{number}")
-        if launch.tile.tma:
-            signature["x"] = f"tensordesc<{number}[{launch.tile.BM},{launch.tile.BK}]>"
-            for name, columns in zip(names, launch.tile_columns, strict=True):
-                signature[name] = f"tensordesc<{number}[{columns},{launch.tile.BK}]>"
-        aligned = [i for i, name in enumerate(kernel.arg_names) if signature.get(name, "").startswith("*")]
-        source = ASTSource(
-            fn=kernel,
-            signature=signature | dict.fromkeys(launch.constants, "constexpr"),
-            constexprs=launch.constants,
-            attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
-        )
-        made = triton.compile(source, target=GPUTarget("cuda", gpu, 32), options=launch.options)
+        made = triton.compile(source_of(launch), target=GPUTarget("cuda", gpu, 32), options=launch.options)
         self.ptx: str = made.asm["ptx"]
         self.shared_bytes: int = made.metadata.shared
-        self.registers, self.stack = self._resources(Path(triton.__file__).parent, made.asm["cubin"])
-
-    @staticmethod
-    def _resources(triton: Path, cubin: bytes) -> tuple[int, int]:
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(cubin)
-            file.flush()
-            command = [str(triton / "backends/nvidia/bin/cuobjdump"), "-res-usage", file.name]
-            said = subprocess.run(command, capture_output=True, text=True, check=True)
-        found = re.search(r"REG:(\d+) STACK:(\d+)", said.stdout + said.stderr)
+        usage = disassembly(Path(triton.__file__).parent / "backends/nvidia/bin", made.asm["cubin"], "-res-usage")
+        found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
         assert found
-        return int(found[1]), int(found[2])
+        self.registers, self.stack = int(found[1]), int(found[2])
 
 
 @pytest.fixture(autouse=True)
@@ -138,14 +89,14 @@ def check(launch: Launch, gpu: int, spilled_bytes: int = 0) -> None:
     """The launch fits the GPU, uses its tensor cores, and neither spills nor stores less than 16 bytes."""
     compiled = Compiled(launch, gpu)
     stores = re.findall(r"st\.global\S*", compiled.ptx)
-    small = launch.tile.BM < 64  # below what wgmma and tcgen05 multiply
-    said = f"sm_{gpu} {launch.kernel} {launch.tile}: {compiled.registers} registers, {compiled.shared_bytes} bytes"
+    small = launch.constants["BM"] < 64  # below what wgmma and tcgen05 multiply
+    said = f"sm_{gpu} {launch.kernel} {launch.constants}: {compiled.registers} registers, {compiled.shared_bytes} bytes"
     assert compiled.shared_bytes <= GPUS[gpu].shared_bytes, said
     assert ("mma.sync" if small else MULTIPLIES_BY[gpu]) in compiled.ptx, said
     assert compiled.stack <= spilled_bytes, said
     assert stores, said
     assert all(".v4" in store for store in stores), said
-    assert ("cp.async.bulk.tensor" in compiled.ptx) == launch.tile.tma, said
+    assert ("cp.async.bulk.tensor" in compiled.ptx) == launch.constants["TMA"], said
     waits_first(compiled.ptx, pdl=GPUS[gpu].pdl)
 
 

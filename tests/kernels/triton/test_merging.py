@@ -1,10 +1,7 @@
 """The kernel that merges tokens: interpreted against its definition, compiled for GPUs that are not there, refusals."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkweed.kernels.triton.merging import (
-    MAX_TOKENS,
-    SPLITS,
-    merge_constants,
-    merge_options,
-    merge_refusal,
-    merge_tokens,
-)
+from milkweed.kernels.triton.merging import MAX_TOKENS, SPLITS, merge_launch, merge_refusal, merge_tokens
 from milkweed.kernels.triton.token_merging import class_importance, matched, merged
 
+from .scripts import printed
 from .test_kernels import Compiled, waits_first
 
 SCRIPT = Path(__file__).parent / "merging_cases.py"
@@ -31,11 +22,7 @@ CPU = torch.device("cpu")
 
 def judge(device: str, **environment: str) -> list[dict[str, Any]]:
     """What merging_cases.py prints; all of it must be right."""
-    pytest.importorskip("triton", reason="triton is not installed")
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), device]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-6000:]
-    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    rows: list[dict[str, Any]] = json.loads(printed(SCRIPT, device, **environment))
     assert not [r for r in rows if not (r["error"] <= MOST_ERROR[r["dtype"]] and r["same_merges"] and r["stays"])]
     return rows
 
@@ -57,31 +44,17 @@ def test_the_kernel_on_a_gpu_merges_what_torch_merges() -> None:
 def test_it_compiles_without_spills(
     gpu: int, tokens: int, width: int, heads: int, tile: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    triton = pytest.importorskip("triton", reason="triton is not installed")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from milkweed.kernels.triton.merge_kernel import merge_tokens as kernel
-
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     x, qkv = (torch.empty(2, tokens, n, dtype=torch.bfloat16, device="meta") for n in (width, 3 * width))
-    constants = merge_constants(x, qkv, heads, round(0.22 * tokens), 1, 0.1, 0.125, SPLITS[tile])
-    constants |= {"HAS_SIZES": True, "PDL": gpu >= 90}
-    numbers = dict.fromkeys(("x", "qkv", "y"), "*bf16") | dict.fromkeys(("sizes", "new_sizes"), "*fp32")
-    source = ASTSource(
-        fn=kernel,
-        signature={name: numbers.get(name, "constexpr") for name in kernel.arg_names},
-        constexprs=constants,
-        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(numbers))},
-    )
-    made = triton.compile(source, target=GPUTarget("cuda", gpu, 32), options=merge_options(constants))
-    registers, stack = Compiled._resources(Path(triton.__file__).parent, made.asm["cubin"])
-    ptx = made.asm["ptx"]
-    assert stack == 0, f"{registers} registers"
-    assert ("wgmma.mma_async" if gpu == 90 else "mma.sync") in ptx
-    narrow = [store for store in re.findall(r"st\.global\S*", ptx) if ".v4" not in store]
+    sizes, count = x.new_empty(2, tokens, 1, dtype=torch.float32), round(0.22 * tokens)
+    results = x[:, count:], sizes[:, count:]
+    how = (heads, count, 1, 0.1, 0.125, SPLITS[tile])
+    compiled = Compiled(merge_launch((x, qkv, sizes), results, *how, pdl=gpu >= 90), gpu)
+    assert compiled.stack == 0, f"{compiled.registers} registers"
+    assert ("wgmma.mma_async" if gpu == 90 else "mma.sync") in compiled.ptx
+    narrow = [store for store in re.findall(r"st\.global\S*", compiled.ptx) if ".v4" not in store]
     assert len(narrow) <= 5, narrow  # sizes: a number a thread
-    waits_first(ptx, pdl=gpu >= 90)
+    waits_first(compiled.ptx, pdl=gpu >= 90)
 
 
 def tensors(tokens: int = 17, heads: int = 2, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,4 +116,5 @@ def test_refusals_of_a_device_come_before_a_launch() -> None:
     assert merge_refusal(17, 1, 5, torch.float32, torch.device("cuda")) == (
         "dtype torch.float32: bfloat16 or float16 is needed"
     )
+    assert "at most 252" in str(merge_refusal(256, 5, 5, torch.bfloat16, CPU))
     assert "at most 256" in str(merge_refusal(577, 1, 5, torch.bfloat16, torch.device("cuda")))

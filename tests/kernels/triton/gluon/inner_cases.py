@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from milkweed.kernels.blocked import Activation, BlockedMonarch, activated
-from milkweed.kernels.triton.inner import InnerLaunch, InnerShape
+from milkweed.kernels.triton.inner import InnerShape
+from milkweed.kernels.triton.launch import Tiles, inner_launch
 from milkweed.kernels.triton.layout import sort_layer, sort_mlp
 from milkweed.kernels.triton.linear import SOURCES
 from milkweed.kernels.triton.tiles import DeviceProperties
@@ -83,21 +85,17 @@ class Case:
         """
         fc1, fc2 = self.layers
         u = guarded(tuple(self.truth.shape), torch.bfloat16)
-        launch = InnerLaunch(self.t, fc1, fc2, u, self.tile, HOPPER)
-        bias = None if fc1.bias is None else Pointer(fc1.bias)
-        w2, w3 = (Descriptor(w.flatten(0, 1)) for w in (fc1.w2, fc2.w1))
-        arguments = (
-            Descriptor(self.t, dependent=True),
-            w2,
-            bias,
-            w3,
-            Pointer(u),
-            self.rows,
-            *launch.constants.values(),
-        )
-        kernels.launch("inner_product", launch.programs, arguments, mode, dependent=True)
+        launch = inner_launch(self.t, fc1, fc2, u, self.tile, HOPPER)
+        arguments = [*map(self.interpreted, launch.arguments), *launch.constants.values()]
+        kernels.launch("inner_product", launch.grid[0], arguments, mode, dependent=True)
         assert guards_untouched(u)
         return u.clone(), relative_error(u, self.truth)
+
+    def interpreted(self, argument: Tensor | Tiles | int | None) -> Any:
+        """Return an argument of the launch as the interpreter takes it; only t is of the launch before."""
+        if isinstance(argument, Tiles):
+            return Descriptor(argument.matrix, dependent=argument.matrix is self.t)
+        return Pointer(argument) if isinstance(argument, Tensor) else argument
 
 
 SHAPES = {

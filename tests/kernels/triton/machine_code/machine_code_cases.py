@@ -14,23 +14,23 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.util import module_from_spec, spec_from_file_location
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from milkweed.kernels.blocked import BlockedMonarch
+from milkweed.kernels.blocked import Activation
 from milkweed.kernels.impls.triton import AROUND_INNER
-from milkweed.kernels.triton.inner import ROWS, InnerLaunch
-from milkweed.kernels.triton.launch import Launch, mlp_launches
-from milkweed.kernels.triton.layout import sort_layer, sort_mlp
+from milkweed.kernels.triton.inner import ROWS
+from milkweed.kernels.triton.launch import Launch, Tiles, mlp_launches
 from milkweed.kernels.triton.linear import SOURCES
-from milkweed.kernels.triton.quantized import TILES, QuantizedProduct, RowQuantizer
+from milkweed.kernels.triton.quantized import TILES, product_launch, rows_launch
 from milkweed.kernels.triton.tiles import VARIANTS, DeviceProperties, tile_refusal
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
+from compiling import mlp_without_memory, planted, source_of, specialised  # type: ignore[import-not-found]
 from machine_code import MachineCode  # type: ignore[import-not-found]
 
 HOPPER = DeviceProperties((9, 0), 232448, pdl=True)
@@ -38,25 +38,15 @@ MODELS = {"ViT-B": (768, 3072), "ViT-S": (384, 1536)}
 LAYERS = {"qkv": (2304, 768), "proj": (768, 768), "fc1": (3072, 768), "fc2": (768, 3072)}
 """Outputs and inputs of ViT-B's linear layers."""
 BATCHES = (8, 128)
-CHECKED = ("machine_code.py", "machine_code_cases.py", "serialised.py")
+CHECKED = ("machine_code.py", "machine_code_cases.py", "serialised.py", "../compiling.py")
 Compile = Callable[[], MachineCode]
 
 
-def launches(model: str, batch: int, tile: int, inner: int | None = None) -> list[Launch | InnerLaunch]:
+def launches(model: str, batch: int, tile: int, inner: int | None = None) -> list[Launch]:
     """The launches of a model's MLP of 4 blocks, on tensors without memory."""
-    d, h = MODELS[model]
-
-    def layer(p: int, s: int) -> BlockedMonarch:
-        rank = min(p, s)
-        return sort_layer(torch.empty(4, rank, p), torch.empty(4, s, rank), torch.zeros(4 * s), 4 * s, torch.bfloat16)
-
-    def without_memory(layer: BlockedMonarch) -> BlockedMonarch:
-        w1, w2, bias = (tensor.to("meta") for tensor in (layer.w1, layer.w2, layer.bias))
-        return BlockedMonarch(w1, w2, bias, layer.p, layer.out_features)
-
-    fc1, fc2 = map(without_memory, sort_mlp(layer(d // 4, h // 4), layer(h // 4, d // 4), h))
-    x = torch.empty(197 * batch, d, dtype=torch.bfloat16, device="meta")
-    return list(mlp_launches(x, fc1, fc2, x, torch.empty_like(x), VARIANTS[tile], HOPPER, inner))
+    x = torch.empty(197 * batch, MODELS[model][0], dtype=torch.bfloat16, device="meta")
+    layers = mlp_without_memory(*MODELS[model], 4)
+    return list(mlp_launches(x, *layers, x, torch.empty_like(x), VARIANTS[tile], HOPPER, inner))
 
 
 def cases() -> Iterator[tuple[str, int, Compile]]:
@@ -67,53 +57,29 @@ def cases() -> Iterator[tuple[str, int, Compile]]:
             for tile, variant in enumerate(VARIANTS):
                 if variant.rows >= 64 and tile_refusal(tile, 197 * batch, HOPPER.capability) is None:
                     for number, launch in enumerate(launches(model, batch, tile)):
-                        kernel = f"{launch.kernel} {launch.constants} {launch.options}"
+                        kernel = specialised(launch)
                         if kernel not in seen:
                             seen.add(kernel)
                             name = f"{model}, tile {tile}, launch {number} of {batch} images"
-                            blocks = launch.product.blocks if launch.product.interleaved else 1
-                            yield name, launch.tile.BK // 16 * blocks, lambda launch=launch: compile_launch(launch)
+                            blocks = launch.constants["BLOCKS"] if launch.constants["INTERLEAVED"] else 1
+                            yield name, launch.constants["BK"] // 16 * blocks, partial(compiled, launch)
     for tile in range(len(ROWS)):
         launch = launches("ViT-B", 128, AROUND_INNER, tile)[1]
-        yield f"inner half, {ROWS[tile]} rows", 4, lambda launch=launch: compile_inner(launch)
+        yield f"inner half, {ROWS[tile]} rows", 4, partial(compiled, launch)
         early = f"planted: inner half, {ROWS[tile]} rows, bias loaded early"
-        yield early, 4, lambda launch=launch: compile_inner(launch, bias_loaded_early())
+        yield early, 4, lambda launch=launch: compiled(launch, bias_loaded_early())
     yield "planted: serialised", 4, compile_serialised
-    for kind, (shape, tile) in product(("int8", "fp8"), product(LAYERS, range(len(TILES)))):
-        yield f"{kind} {shape}, tile {tile}", 4, partial(compile_quantized, kind, shape, tile)
-    yield "rows: norm to int8", 4, compile_quantizer
+    for kind, shape, tile in product(("int8", "fp8"), LAYERS, range(len(TILES))):
+        yield f"{kind} {shape}, tile {tile}", 4, partial(compiled, quantized(kind, shape, tile))
+    yield "rows: norm to int8", 4, partial(compiled, quantizer())
 
 
-def compile_launch(launch: Launch) -> MachineCode:
-    from triton.compiler import ASTSource
-
-    from milkweed.kernels.triton import kernels
-
-    kernel = getattr(kernels, launch.kernel)
-    names = [name for name in ("w_tiles", "w_rest") if name in kernel.arg_names]
-    signature = dict.fromkeys(("x", "w", *names, "residual", "y"), "*bf16")
-    signature |= {"bias": "*bf16" if launch.bias is None else "*fp32", "rows": "i32"}
-    if launch.tile.tma:
-        signature["x"] = f"tensordesc<bf16[{launch.tile.BM},{launch.tile.BK}]>"
-        for name, columns in zip(names, launch.tile_columns, strict=True):
-            signature[name] = f"tensordesc<bf16[{columns},{launch.tile.BK}]>"
-    return compile_with(ASTSource, kernel, signature, launch.constants, launch.options)
-
-
-def compile_inner(launch: InnerLaunch, module: Any = None) -> MachineCode:
-    from triton.experimental.gluon._runtime import GluonASTSource
-    from triton.experimental.gluon.language import NVMMASharedLayout
-
-    from milkweed.kernels.triton import inner_mlp
-
-    inner_product = (module or inner_mlp).inner_product
-    tile = f"tensordesc<bf16[64,64],{NVMMASharedLayout(128, 16, 2)!r}>"
-    signature = {"t": tile, "w2": tile, "bias": "*fp32", "w3": tile, "u": "*bf16", "rows": "i32"}
-    return compile_with(GluonASTSource, inner_product, signature, launch.constants, launch.options)
+def compiled(launch: Launch, kernel: Any = None) -> MachineCode:
+    return MachineCode.compile(source_of(launch, kernel), **launch.options)
 
 
 def bias_loaded_early() -> Any:
-    """Return the module of the inner half with more registers alive than a thread of three warpgroups has."""
+    """Return the kernel of the inner half with more registers alive than a thread of three warpgroups has."""
     text = (SOURCES / "inner_mlp.py").read_text()
     load = re.search(r"column = gl.arange.*\n *h \+= gl.expand_dims\((gl.load.*), 0\)\n", text)
     assert load
@@ -121,66 +87,33 @@ def bias_loaded_early() -> Any:
     wait = "mbarrier.wait(barriers[2].index(stage), (chunk"
     column = "gl.arange(0, SIDE, gl.SliceLayout(0, _accumulators(SIDE)))"
     text = text.replace(wait, f"b = {load[1].replace('column', column)}\n            {wait}")
-    path = Path(tempfile.mkdtemp()) / "planted.py"
-    path.write_text(text)
-    spec = spec_from_file_location("planted", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return planted(text).inner_product
 
 
 def compile_serialised() -> MachineCode:
     from serialised import serialised  # type: ignore[import-not-found]
-    from triton.compiler import ASTSource
 
-    signature = {"t": "tensordesc<bf16[128,64]>", "u": "*bf16"}
-    signature |= dict.fromkeys(("w2", "w3"), "tensordesc<bf16[64,64]>")
-    constants = {"CHUNKS": 12, "R": 192, "Q": 192}
-    return compile_with(ASTSource, serialised, signature, constants, {"num_warps": 8})
-
-
-def compile_quantized(kind: str, shape: str, tile: int) -> MachineCode:
-    """A linear layer of ViT-B in 8 bits: fc1 gives 8 bits behind GELU, proj and fc2 add a residual."""
-    from triton.compiler import ASTSource
-
-    from milkweed.kernels.triton.quantized_kernels import quantized_product
-
-    dtype, number = {"int8": (torch.int8, "i8"), "fp8": (torch.float8_e4m3fn, "fp8e4nv")}[kind]
-    weight = torch.empty(LAYERS[shape], dtype=dtype, device="meta")
-    launch = QuantizedProduct([weight], tile, shape == "fc1", [weight] if shape == "fc1" else None)
-    constants = launch.constants(adds=shape in ("proj", "fc2")) | {"FAST_GELU": True, "PDL": True}
-    signature = {
-        name: f"tensordesc<{number}[{constants[rows]},{constants['BK']}]>"
-        for name, rows in {"x": "BM", "w": "BN"}.items()
-    }
-    signature |= dict.fromkeys(("scale", "bias", "inverse", "zero"), "*fp32")
-    signature |= {"residual": "*bf16", "y": f"*{number}" if constants["OUT8"] else "*bf16", "rows": "i32"}
-    return compile_with(ASTSource, quantized_product, signature, constants, launch.options(pdl=True))
-
-
-def compile_quantizer() -> MachineCode:
-    from triton.compiler import ASTSource
-
-    from milkweed.kernels.triton.quantized_kernels import quantize_rows
-
-    weight = torch.empty(3072, 768, dtype=torch.int8, device="meta")
-    launch = RowQuantizer([weight], [weight, weight], 1e-6)
-    signature = {"x": "*bf16", "y": "*i8", "rows": "i32"}
-    signature |= dict.fromkeys(("weight", "bias", "inverse", "zero"), "*fp32")
-    return compile_with(ASTSource, quantize_rows, signature, launch.constants | {"PDL": True}, launch.options(pdl=True))
-
-
-def compile_with(source: Any, kernel: Any, signature: dict[str, str], constants: Any, options: Any) -> MachineCode:
-    pointers = [i for i, name in enumerate(kernel.arg_names) if signature.get(name, "").startswith("*")]
-    made = source(
-        fn=kernel,
-        signature=signature | dict.fromkeys(constants, "constexpr"),
-        constexprs=constants,
-        attrs={(i,): [["tt.divisibility", 16]] for i in pointers},
+    t, w2, w3, u = (torch.empty(n, 192, dtype=torch.bfloat16, device="meta") for n in (128, 768, 192, 128))
+    tiles = Tiles(t, 128, 64), Tiles(w2, 64, 64), Tiles(w3, 64, 64)
+    return compiled(
+        Launch("kernels.serialised", (1,), (*tiles, u), {"CHUNKS": 12, "R": 192, "Q": 192}, 8, 3), serialised
     )
-    return MachineCode.compile(made, **options)
+
+
+def quantized(kind: str, shape: str, tile: int) -> Launch:
+    """A linear layer of ViT-B in 8 bits: fc1 gives 8 bits behind GELU, proj and fc2 add a residual."""
+    (N, K), rows = LAYERS[shape], 197 * 128
+    weight = torch.empty(N, K, dtype={"int8": torch.int8, "fp8": torch.float8_e4m3fn}[kind], device="meta")
+    y, x8 = weight.new_empty(rows, N, dtype=torch.bfloat16), weight.new_empty(rows, K)
+    layer = [weight, *torch.empty(4, N, device="meta")]
+    residual, following = y if shape in ("proj", "fc2") else None, layer if shape == "fc1" else None
+    act, y = (Activation.GELU, y.to(weight.dtype)) if shape == "fc1" else (Activation.NONE, y)
+    return product_launch(x8, layer, act, residual, following, y, torch.bfloat16, tile, pdl=True)
+
+
+def quantizer() -> Launch:
+    x, (weight, *layer) = torch.empty(197, 768, dtype=torch.bfloat16, device="meta"), torch.empty(5, 768, device="meta")
+    return rows_launch(x, [weight.to(torch.int8), *layer], layer[:2], 1e-6, x.to(torch.int8), pdl=True)
 
 
 def described(name: str, step: int, compile_case: Compile) -> dict[str, Any]:
