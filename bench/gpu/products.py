@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...kernels.blocked import Activation
 from ...kernels.chain_ir import ChainOp, Dense, Gelu, Problem, evaluate
 from ...kernels.impls.dense import DenseImpl
 from ...kernels.quantized import MOST_FP8, TYPES, QuantizedDense, quantize, sums_of
-from ...kernels.triton.quantized import TILES, QuantizedProduct, quantized_refusal
+from ...kernels.triton.quantized import TILES, quantized_product, quantized_refusal
 from .journal import Record
 from .measure import Candidate, Work, bench_of, measure
 from .plan import ATTENTION_SHAPES, DRY, PLAIN, PLAIN_COMPILED, PRODUCTS, Product, Task
@@ -61,14 +62,14 @@ def quantized_layer(weight: Tensor, dtype: torch.dtype) -> QuantizedDense:
     w8 = weight / scale[:, None]
     w8 = w8.round().to(dtype) if dtype == torch.int8 else w8.to(dtype)
     ones, bias = torch.ones(weight.shape[1], device=weight.device), torch.randn(len(weight), device=weight.device)
-    return QuantizedDense(w8, scale * step, bias, ones * step, ones * (128.0 if dtype == torch.int8 else 0.0))
+    return QuantizedDense(w8, scale * step, bias, ones * step, ones * 128)
 
 
 def _in_8_bits(
     layer: QuantizedDense, following: QuantizedDense | None, x: Tensor, shape: Product, problem: Problem
 ) -> Iterator[Candidate]:
     """Yield our kernel in each tile, and PyTorch's products with their epilogue, eager and compiled."""
-    kind, tensors = "int8" if layer.int8 else "fp8", layer.packed()
+    kind, tensors = "int8" if layer.weight.dtype == torch.int8 else "fp8", layer.packed()
     weight, scale, bias, inverse, zero = tensors
     behind = None if following is None else following.packed()
     x8 = quantize(x, inverse, zero, weight.dtype)
@@ -84,18 +85,18 @@ def _in_8_bits(
         y = behind_sums(sums_of(x8, weight) * scale + bias)
         return y.to(problem.dtype) if behind is None else y
 
+    act = Activation.GELU if shape.gelu else Activation.NONE
+
+    def by_kernel(_: Tensor, tile: int) -> Tensor:
+        return quantized_product(x8, tensors, act, None, behind, problem.dtype, tile)
+
     candidate = partial(Candidate, work=_work(shape, problem, 1), truth=truth)
     for tile in range(len(TILES)):
         refusal = None if x.is_cpu else quantized_refusal(tile, problem.rows, problem.dtype, problem.device)
-        product = QuantizedProduct(tensors, tile, shape.gelu, behind)
-        impl, call = f"triton_quantized:{tile}", partial(_without_input, product, x8, problem.dtype)
+        impl, call = f"triton_quantized:{tile}", partial(by_kernel, tile=tile)
         yield candidate(f"{kind}, {impl}", True, refusal or call, impls=(impl,))
     yield candidate(f"{kind}, cuBLASLt", False, by_cublas)
     yield candidate(f"{kind}, cuBLASLt, torch.compile", False, compile_forward(by_cublas, x))
-
-
-def _without_input(product: QuantizedProduct, x8: Tensor, dtype: torch.dtype, _: Tensor) -> Tensor:
-    return product(x8, None, dtype)
 
 
 def _work(shape: Product, problem: Problem, itemsize: int) -> Work:

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from milkweed.bench.gpu import products
 from milkweed.bench.gpu.plan import Task, steps
 from milkweed.bench.gpu.products import quantized, quantized_layer
-from milkweed.kernels.triton.quantized import TILES, QuantizedProduct
+from milkweed.kernels.triton.quantized import TILES
 
 
 def task(tmp_path: Path) -> Task:
@@ -29,11 +31,11 @@ def test_every_tile_and_peer_has_a_row_and_is_right(tmp_path: Path) -> None:
 
 
 def test_a_wrong_product_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: QuantizedProduct, x8: Tensor, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
-        return right(self, x8, residual, dtype).roll(1, -1)
+    def wrong(*arguments: Any) -> Tensor:
+        return right(*arguments).roll(1, -1)
 
-    right = QuantizedProduct.__call__
-    monkeypatch.setattr(QuantizedProduct, "__call__", wrong)
+    right = products.quantized_product
+    monkeypatch.setattr(products, "quantized_product", wrong)
     rows = list(quantized(task(tmp_path), "quantized/dry run/2/r1"))
     ours: Sequence[object] = [(row["passed"], row["us"]) for row in rows if row["ours"]]
     assert ours == [(False, None)] * 2 * len(TILES)
@@ -46,4 +48,4 @@ def test_a_rounded_layer_is_near_its_weights(dtype: torch.dtype, most: float) ->
     layer = quantized_layer(weight, dtype)
     plain = x @ weight.T + layer.bias
     assert float((layer.value(x) - plain).norm() / plain.norm()) <= most
-    assert layer.saturated(x) <= 2
+    assert dtype != torch.int8 or layer.saturated(x) <= 2
