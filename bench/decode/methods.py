@@ -8,10 +8,13 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from ...loaders import CpuLoader, Loader, PillowLoader, PreprocessSpec, geometry
+from ...loaders.decode.cpu import rgb_pixels
 from ...loaders.errors import LoaderError
+from ...loaders.headers.info import ImageInfo
 from ...loaders.preprocess.normalise import Normaliser
 from ...loaders.preprocess.resize import resize_crop
 
@@ -54,6 +57,13 @@ def dali(resample: Any, num_threads: int = 1, device: Literal["cpu", "gpu"] = "c
     chosen = DaliOptions(resample=resample, **{"max_batch": MAX_BATCH, **options})
     index = torch.cuda.current_device() if device == "gpu" else 0
     return DaliLoader(SPEC, num_threads=num_threads, options=chosen, device=device, device_id=index)
+
+
+class WholeLoader(CpuLoader):
+    """Our loader, but JPEGs are decoded whole, by simplejpeg."""
+
+    def decode(self, data: bytes, info: ImageInfo, orientation: int) -> tuple[NDArray[np.uint8], None]:
+        return rgb_pixels(data, info), None
 
 
 def methods() -> tuple[dict[str, Load], dict[str, str]]:

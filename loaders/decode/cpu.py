@@ -13,18 +13,19 @@ from concurrent.futures import Executor
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels.images.resize import resize_refusal
+from ...kernels.images.jpeg import part_refusal
+from ...kernels.images.resize import PicturePart, resize_refusal
 from ..headers.info import ImageInfo
 from ..headers.limits import DEFAULT_LIMITS, ImageLimits
 from ..preprocess.crop import to_rgb
-from ..preprocess.orientation import upright_crop
+from ..preprocess.orientation import stored_part, upright_crop
 from ..preprocess.spec import PreprocessSpec
 from ..sandbox.sandbox import Sandbox
 from ..thread_pool import ThreadPool
 from .batch import BatchLoader, R, Stopwatch, T, spread
 from .npy import rgb_levels
 from .pillow_decode import decode, decoding_errors
-from .turbo import decode_jpeg
+from .turbo import decode_jpeg, decode_jpeg_part
 
 _BAND_PIXELS = 1 << 20
 
@@ -55,7 +56,8 @@ class CpuLoader(BatchLoader):
         super().__init__(spec, limits, pin_memory=pin_memory, sandbox=sandbox)
         self.num_threads, refusal = num_threads, resize_refusal()
         resize = "resize by our kernel" if refusal is None else f"Pillow resize ({refusal})"
-        self.description = f"cpu: simplejpeg or Pillow decode, {resize}, {num_threads} threads"
+        jpegs = "libjpeg-turbo decodes crops" if part_refusal() is None else "simplejpeg decodes whole JPEGs"
+        self.description = f"cpu: {jpegs}, {resize}, {num_threads} threads"
 
     def spread(self, run: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Call `run` for every item on the loaders' threads; what `run` raises is raised here too."""
@@ -67,9 +69,15 @@ class CpuLoader(BatchLoader):
 
     def crop(self, data: bytes, info: ImageInfo, orientation: int, watch: Stopwatch) -> NDArray[np.uint8]:
         with watch.stage("decode"):
-            pixels = rgb_pixels(data, info)
+            pixels, part = self.decode(data, info, orientation)
         with watch.stage("resize"):
-            return upright_crop(pixels, orientation, self.spec)
+            return upright_crop(pixels, orientation, self.spec, part)
+
+    def decode(self, data: bytes, info: ImageInfo, orientation: int) -> tuple[NDArray[np.uint8], PicturePart | None]:
+        """Decode a validated picture, or what of it is looked at; RGB as stored, and what that is of the picture."""
+        if not info.turbo or info.progressive or resize_refusal() or part_refusal():
+            return rgb_pixels(data, info), None
+        return decode_jpeg_part(data, info, stored_part(info.width, info.height, orientation, self.spec))
 
 
 def rgb_pixels(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Decodes JPEGs with simplejpeg, strictly: truncated and corrupt bodies are refused."""
+"""Decodes JPEGs with libjpeg-turbo, strictly, whole by simplejpeg: truncated and corrupt bodies are refused."""
 
 from typing import Any
 
@@ -6,6 +6,8 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
+from ...kernels.images.jpeg import decode_part
+from ...kernels.images.resize import PicturePart
 from ..errors import undecodable
 from ..headers.info import ImageInfo
 from .jpeg_junk import SMALLEST, without_junk
@@ -23,6 +25,15 @@ def decode_jpeg(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
     if pixels.shape != (info.height, info.width, 3):
         raise undecodable(f"JPEG is {pixels.shape[1]}x{pixels.shape[0]} px: its header says otherwise")
     return pixels
+
+
+def decode_jpeg_part(data: bytes, info: ImageInfo, part: PicturePart) -> tuple[NDArray[np.uint8], PicturePart | None]:
+    """Decode a part of a JPEG of one scan whose header says `turbo`; bits and refusals are those of `decode_jpeg`.
+
+    Returns:
+        RGB, and what it is of the picture; None for the whole picture, which is decoded where libjpeg-turbo warns.
+    """
+    return decode_part(data, part) or (decode_jpeg(data, info), None)
 
 
 def _strictly(data: bytes, info: ImageInfo, **options: Any) -> tuple[NDArray[np.uint8], bytes]:

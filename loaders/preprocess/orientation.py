@@ -4,9 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ...kernels.images.resize import resize_refusal
+from ...kernels.images.resize import PicturePart, resize_refusal
 from .crop import TURNS, Crop, cut
-from .resize import resize_crop
+from .resize import part_of_crop, resize_crop
 from .spec import Geometry, PreprocessSpec, geometry
 
 
@@ -31,18 +31,33 @@ def stored_geometry(upright: Geometry, orientation: int) -> Geometry:
     return Geometry(width, height, left, top, upright.size, upright.columns_first != turn.transpose)
 
 
-def upright_crop(pixels: NDArray[np.uint8], orientation: int, spec: PreprocessSpec) -> NDArray[np.uint8]:
+def stored_part(width: int, height: int, orientation: int, spec: PreprocessSpec) -> PicturePart:
+    """Return the part of a stored picture of width x height px that `upright_crop` reads."""
+    return part_of_crop(width, height, _stored_target(width, height, orientation, spec), spec.interpolation)
+
+
+def upright_crop(
+    pixels: NDArray[np.uint8], orientation: int, spec: PreprocessSpec, part: PicturePart | None = None
+) -> NDArray[np.uint8]:
     """Resize, crop and turn upright a stored picture, RGB (height, width, 3); as (size, size, 3).
 
     The crop is turned, not the picture: turning 12 megapixels costs more than decoding them. Pillow resizes where the
     CPU kernels are not built: four times as long, to the same bits.
+
+    Args:
+        part: what the pixels are of the picture, `stored_part` at least; None: the whole picture.
     """
-    height, width = pixels.shape[:2]
-    upright = (height, width) if orientation >= 5 else (width, height)
+    part = part or PicturePart.whole(pixels.shape[1], pixels.shape[0])
     if resize_refusal() is not None:
+        upright = (part.height, part.width) if orientation >= 5 else (part.width, part.height)
         return np.asarray(cut(Image.fromarray(pixels), pillow_crop(spec, *upright, orientation)))
-    target = stored_geometry(geometry(spec, *upright), orientation)
-    return upright_levels(resize_crop(pixels, target, spec.interpolation), orientation)
+    target = _stored_target(part.width, part.height, orientation, spec)
+    return upright_levels(resize_crop(pixels, target, spec.interpolation, part), orientation)
+
+
+def _stored_target(width: int, height: int, orientation: int, spec: PreprocessSpec) -> Geometry:
+    upright = (height, width) if orientation >= 5 else (width, height)
+    return stored_geometry(geometry(spec, *upright), orientation)
 
 
 def pillow_crop(spec: PreprocessSpec, width: int, height: int, orientation: int) -> Crop:

@@ -3,16 +3,24 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels.images.resize import CroppedAxis, resize
+from ...kernels.images.resize import CroppedAxis, PicturePart, part_read, resize
 from .spec import Geometry
 
 
-def resize_crop(pixels: NDArray[np.uint8], target: Geometry, interpolation: str) -> NDArray[np.uint8]:
+def part_of_crop(width: int, height: int, target: Geometry, interpolation: str) -> PicturePart:
+    """Return the part of a stored picture that `resize_crop` reads."""
+    return part_read(*_axes(width, height, target), bilinear=interpolation == "bilinear")
+
+
+def resize_crop(
+    pixels: NDArray[np.uint8], target: Geometry, interpolation: str, part: PicturePart | None = None
+) -> NDArray[np.uint8]:
     """Resize and crop.
 
     Args:
         pixels: RGB (height, width, 3).
         target: levels are rounded between the two passes in the order that it says.
+        part: what the pixels are of the picture; None: the whole picture.
 
     Returns:
         uint8 (size, size, 3), any strides; black where the crop is larger than the resized image.
@@ -20,19 +28,26 @@ def resize_crop(pixels: NDArray[np.uint8], target: Geometry, interpolation: str)
     Raises:
         CpuLibraryError: the library of CPU kernels cannot be used here.
     """
+    part = part or PicturePart.whole(pixels.shape[1], pixels.shape[0])
     if target.columns_first:  # the kernel resizes rows first: so it gets the transposed picture
         turned = Geometry(target.resize_height, target.resize_width, target.top, target.left, target.size)
-        return resize_crop(pixels.transpose(1, 0, 2), turned, interpolation).transpose(1, 0, 2)
-    height, width = pixels.shape[:2]
-    across = _kept(width, target.resize_width, target.left, target.size)
-    down = _kept(height, target.resize_height, target.top, target.size)
-    crop = resize(pixels, across, down, bilinear=interpolation == "bilinear")
+        part = PicturePart(part.height, part.width, part.top, part.left, part.bottom, part.right)
+        return resize_crop(pixels.transpose(1, 0, 2), turned, interpolation, part).transpose(1, 0, 2)
+    across, down = _axes(part.width, part.height, target)
+    crop = resize(pixels, across, down, bilinear=interpolation == "bilinear", part=part)
     if crop.shape[:2] == (target.size, target.size):
         return crop
     padded = np.zeros((target.size, target.size, 3), np.uint8)
     top, left = max(-target.top, 0), max(-target.left, 0)
     padded[top : top + down.kept, left : left + across.kept] = crop
     return padded
+
+
+def _axes(width: int, height: int, target: Geometry) -> tuple[CroppedAxis, CroppedAxis]:
+    return (
+        _kept(width, target.resize_width, target.left, target.size),
+        _kept(height, target.resize_height, target.top, target.size),
+    )
 
 
 def _kept(length: int, resized: int, start: int, size: int) -> CroppedAxis:
