@@ -146,6 +146,8 @@ _CROP = {
     "whole_cpu_ms": " whole ms",
     "part_cpu_ms": " part ms",
     "other_bits": " other bits",
+    "fast_cpu_ms": " fast ms",
+    "fast_levels_off": " levels off",
     "damaged": " damaged",
     "other_verdicts": " other verdicts",
 }

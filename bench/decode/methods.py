@@ -70,10 +70,10 @@ def methods() -> tuple[dict[str, Load], dict[str, str]]:
     """The ways whose libraries are here, and why the others are not."""
     return made(
         {
-            "simplejpeg + torch (ours)": lambda: _alone(CpuLoader(SPEC)),
-            REFERENCE: lambda: _alone(PillowLoader(SPEC)),
-            "DALI on the CPU (ours)": lambda: _alone(dali("exact")),
-            "DALI on the CPU, one pass (ours)": lambda: _alone(dali("fused")),
+            "simplejpeg + torch (ours)": lambda: alone(CpuLoader(SPEC)),
+            REFERENCE: lambda: alone(PillowLoader(SPEC)),
+            "DALI on the CPU (ours)": lambda: alone(dali("exact")),
+            "DALI on the CPU, one pass (ours)": lambda: alone(dali("fused")),
             "Pillow + torch": _pillow_torch,
             "timm create_transform": _timm,
             "torchvision decode_jpeg + v2": _torchvision,
@@ -83,7 +83,7 @@ def methods() -> tuple[dict[str, Load], dict[str, str]]:
     )
 
 
-def _alone(loader: Loader) -> Load:
+def alone(loader: Loader) -> Load:
     """A loader that is given one image at a time."""
 
     def load(body: bytes) -> torch.Tensor:

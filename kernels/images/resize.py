@@ -19,15 +19,17 @@ class CroppedAxis(NamedTuple):
     """What is kept of a resized axis.
 
     Args:
-        length: of the axis before it is resized.
+        length: of the axis before it is resized, pixels.
         resized: and after.
         start, kept: the first place that is kept of it, and how many.
+        extent: the length that is resized, where the last pixel lies in the picture by a part only; 0: all of it.
     """
 
     length: int
     resized: int
     start: int
     kept: int
+    extent: float = 0.0
 
 
 class PicturePart(NamedTuple):
@@ -127,7 +129,7 @@ def resize(
 @lru_cache(64)
 def axis(span: CroppedAxis, bilinear: bool) -> Axis:
     """Return the weights of an axis: those of Pillow's `Resample.c`, in its order of float64 operations."""
-    scale = span.length / span.resized
+    scale = (span.extent or span.length) / span.resized
     stretch = max(scale, 1.0)
     support = (1.0 if bilinear else 2.0) * stretch
     centres = (np.arange(span.start, span.start + span.kept) + 0.5) * scale

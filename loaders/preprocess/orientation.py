@@ -31,13 +31,18 @@ def stored_geometry(upright: Geometry, orientation: int) -> Geometry:
     return Geometry(width, height, left, top, upright.size, upright.columns_first != turn.transpose)
 
 
-def stored_part(width: int, height: int, orientation: int, spec: PreprocessSpec) -> PicturePart:
-    """Return the part of a stored picture of width x height px that `upright_crop` reads."""
-    return part_of_crop(width, height, _stored_target(width, height, orientation, spec), spec.interpolation)
+def stored_part(width: int, height: int, orientation: int, spec: PreprocessSpec, scale: int = 1) -> PicturePart:
+    """Return the part that `upright_crop` reads of a stored picture of width x height px, decoded at 1/scale of it."""
+    target = _stored_target(width, height, orientation, spec)
+    return part_of_crop((width, height), target, spec.interpolation, scale)
 
 
 def upright_crop(
-    pixels: NDArray[np.uint8], orientation: int, spec: PreprocessSpec, part: PicturePart | None = None
+    pixels: NDArray[np.uint8],
+    orientation: int,
+    spec: PreprocessSpec,
+    part: PicturePart | None = None,
+    size: tuple[int, int] | None = None,
 ) -> NDArray[np.uint8]:
     """Resize, crop and turn upright a stored picture, RGB (height, width, 3); as (size, size, 3).
 
@@ -46,13 +51,15 @@ def upright_crop(
 
     Args:
         part: what the pixels are of the picture, `stored_part` at least; None: the whole picture.
+        size: (width, height) of the stored picture, px, where it was decoded at less. Pillow has the whole size.
     """
     part = part or PicturePart.whole(pixels.shape[1], pixels.shape[0])
+    width, height = size or part[:2]
     if resize_refusal() is not None:
-        upright = (part.height, part.width) if orientation >= 5 else (part.width, part.height)
+        upright = (height, width) if orientation >= 5 else (width, height)
         return np.asarray(cut(Image.fromarray(pixels), pillow_crop(spec, *upright, orientation)))
-    target = _stored_target(part.width, part.height, orientation, spec)
-    return upright_levels(resize_crop(pixels, target, spec.interpolation, part), orientation)
+    target = _stored_target(width, height, orientation, spec)
+    return upright_levels(resize_crop(pixels, target, spec.interpolation, part, (width, height)), orientation)
 
 
 def _stored_target(width: int, height: int, orientation: int, spec: PreprocessSpec) -> Geometry:
