@@ -33,7 +33,7 @@ FROM packages AS kernels-cuda
 ARG ARCH=
 # Python's headers are for bases that have none.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ libpython3-dev \
+    && apt-get install --yes --no-install-recommends g++ libjpeg-dev libpython3-dev \
     && rm -rf /var/lib/apt/lists/*
 RUN pip install --require-hashes --requirement /locks/nvcc.txt
 WORKDIR /src

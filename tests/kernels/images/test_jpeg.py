@@ -1,6 +1,7 @@
 """A part of a JPEG has the bits of the whole picture, and says nothing of what is not sound."""
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 import simplejpeg
 from numpy.typing import NDArray
 
-from milkweed.kernels.cpu.build import build
+from milkweed.kernels.cpu import build as building
 from milkweed.kernels.cpu.instruction_sets import CpuLibraryError
+from milkweed.kernels.cpu.library import jpeg_entry, resize_entry
 from milkweed.kernels.images import jpeg
 from milkweed.kernels.images.jpeg import decode_part, part_refusal
 from milkweed.kernels.images.resize import PicturePart
@@ -20,7 +22,7 @@ SAMPLINGS = ("444", "422", "420", "440", "411", "gray")
 
 @pytest.fixture(scope="module", autouse=True)
 def library() -> None:
-    build()
+    building.build()
     if refusal := part_refusal():
         pytest.skip(refusal)
 
@@ -97,6 +99,19 @@ def test_a_library_without_libjpeg_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(jpeg, "jpeg_entry", missing)
     assert part_refusal.__wrapped__() == "the CPU kernels were built without libjpeg-turbo"
+
+
+def test_without_libjpegs_headers_the_other_kernels_are_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library = tmp_path / "kernels.so"
+    monkeypatch.setattr(building, "IMAGES", tmp_path)  # where nothing is to compile
+    monkeypatch.setattr(building, "SETS", {isa: how for isa, how in building.SETS.items() if isa.name == "plain"})
+    assert building.build(library)
+    assert "libjpeg-dev): JPEGs are decoded whole" in capsys.readouterr().out
+    assert resize_entry("plain", library) is not None
+    with pytest.raises(CpuLibraryError, match="were built without libjpeg-turbo"):
+        jpeg_entry(library)
 
 
 def test_scratch_is_used_again_but_not_kept_beyond_its_limit() -> None:
