@@ -23,7 +23,7 @@ RUN if [ "${VARIANT}" = cpu ]; then \
 
 # Our CPU kernels, for every x86-64 there is.
 FROM packages AS kernels-cpu
-RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ libjpeg-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY kernels milkweed/kernels
 RUN PYTHONPATH=/src python -m milkweed.kernels.cpu.build && mv milkweed/kernels/_native /native
@@ -33,7 +33,7 @@ FROM packages AS kernels-cuda
 ARG ARCH=
 # Python's headers are for bases that have none.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ libpython3-dev \
+    && apt-get install --yes --no-install-recommends g++ libjpeg-dev libpython3-dev \
     && rm -rf /var/lib/apt/lists/*
 RUN pip install --require-hashes --requirement /locks/nvcc.txt
 WORKDIR /src

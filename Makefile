@@ -70,7 +70,7 @@ bench: .venv/.installed-bench
 # The CPU kernels, for all instruction sets: needs a C++ compiler, and nothing that is installed. Without them, as on a CPU that is
 # no x86-64, PyTorch or OpenVINO computes.
 cpu-kernels: $(CPU_KERNELS)
-$(CPU_KERNELS): $(wildcard kernels/cpu/csrc/*) kernels/images/resize.h kernels/cpu/instruction_sets.py
+$(CPU_KERNELS): $(wildcard kernels/cpu/csrc/* kernels/images/*.cpp kernels/images/*.h) kernels/cpu/instruction_sets.py
 	-@PYTHONPATH=.typings $(PYTHON) -m milkweed.kernels.cpu.build
 
 # And the CUDA kernels: needs nvcc, no GPU. ARCH="90a" builds for one kind of GPU in a fraction of the time.

@@ -141,7 +141,7 @@ def decode(
     ] = None,
     rounds: Annotated[int, number_option("Passes over the images; all ways take turns.")] = 5,
     limit: Annotated[int, number_option("Images that are timed at most, in order of their names.")] = 200,
-    sections: Annotated[str | None, text_option("LIST", "Some of one, batches, damage; not given: all.")] = None,
+    sections: Annotated[str | None, text_option("LIST", "Some of one, batches, damage, crop; not given: all.")] = None,
     plot: Plot = None,
     out: Out = None,
     json: Json = False,
@@ -149,8 +149,8 @@ def decode(
     """Compare ways from JPEG bytes to model input.
 
     One image after the other: ours, timm's, torchvision's, nvImageCodec's and OpenCV's ways, where they are
-    installed, and how far their pixels are from the reference's. Then our loaders on batches, and how much damaged
-    data is refused.
+    installed, and how far their pixels are from the reference's. Then our loaders on batches, how much damaged
+    data is refused, and what decoding only the crop saves.
 
     \b
     Example:

@@ -140,6 +140,17 @@ _DAMAGE = {
     "decode_cpu_ms": " decode ms",
     "check_cpu_ms": " check ms",
 }
+_CROP = {
+    "images": "images",
+    "count": " count",
+    "whole_cpu_ms": " whole ms",
+    "part_cpu_ms": " part ms",
+    "other_bits": " other bits",
+    "fast_cpu_ms": " fast ms",
+    "fast_levels_off": " levels off",
+    "damaged": " damaged",
+    "other_verdicts": " other verdicts",
+}
 """Columns of the section `damage` by the member of a row."""
 
 
@@ -157,6 +168,9 @@ def print_decode(document: Mapping[str, Any]) -> None:
     if damage := document.get("damage"):
         print("damaged coded data: images refused, and CPU ms of an undamaged one")
         print_table([*_DAMAGE.values()], ([row[name] for name in _DAMAGE] for row in damage))
+    if crop := document.get("crop"):
+        print("what is looked at against whole JPEGs: CPU ms an image, and images with other bits or verdicts")
+        print_table([*_CROP.values()], ([row[name] for name in _CROP] for row in crop))
     if document["skipped"]:
         print_table(("skipped", "why"), ((name, shorten(why, 60)) for name, why in document["skipped"].items()))
 

@@ -8,10 +8,13 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from ...loaders import CpuLoader, Loader, PillowLoader, PreprocessSpec, geometry
+from ...loaders.decode.cpu import rgb_pixels
 from ...loaders.errors import LoaderError
+from ...loaders.headers.info import ImageInfo
 from ...loaders.preprocess.normalise import Normaliser
 from ...loaders.preprocess.resize import resize_crop
 
@@ -56,14 +59,21 @@ def dali(resample: Any, num_threads: int = 1, device: Literal["cpu", "gpu"] = "c
     return DaliLoader(SPEC, num_threads=num_threads, options=chosen, device=device, device_id=index)
 
 
+class WholeLoader(CpuLoader):
+    """Our loader, but JPEGs are decoded whole, by simplejpeg."""
+
+    def decode(self, data: bytes, info: ImageInfo, orientation: int) -> tuple[NDArray[np.uint8], None]:
+        return rgb_pixels(data, info), None
+
+
 def methods() -> tuple[dict[str, Load], dict[str, str]]:
     """The ways whose libraries are here, and why the others are not."""
     return made(
         {
-            "simplejpeg + torch (ours)": lambda: _alone(CpuLoader(SPEC)),
-            REFERENCE: lambda: _alone(PillowLoader(SPEC)),
-            "DALI on the CPU (ours)": lambda: _alone(dali("exact")),
-            "DALI on the CPU, one pass (ours)": lambda: _alone(dali("fused")),
+            "simplejpeg + torch (ours)": lambda: alone(CpuLoader(SPEC)),
+            REFERENCE: lambda: alone(PillowLoader(SPEC)),
+            "DALI on the CPU (ours)": lambda: alone(dali("exact")),
+            "DALI on the CPU, one pass (ours)": lambda: alone(dali("fused")),
             "Pillow + torch": _pillow_torch,
             "timm create_transform": _timm,
             "torchvision decode_jpeg + v2": _torchvision,
@@ -73,7 +83,7 @@ def methods() -> tuple[dict[str, Load], dict[str, str]]:
     )
 
 
-def _alone(loader: Loader) -> Load:
+def alone(loader: Loader) -> Load:
     """A loader that is given one image at a time."""
 
     def load(body: bytes) -> torch.Tensor:

@@ -5,8 +5,9 @@ wall time.
 """
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -15,14 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...loaders import InputError, Loader, validate
+from ...loaders import CpuLoader, InputError, Loader, validate
 from ...loaders.decode.turbo import decode_jpeg, sound_jpeg
+from ..bodies import enlarged
 from ..machine import about, quiet_stderr, torch_threads
-from ..turns import Spent, in_turns
-from .methods import MAX_BATCH, REFERENCE, SPEC, Load, dali, made, methods, our_loaders
+from ..turns import Spent, in_turns, medians
+from .methods import MAX_BATCH, REFERENCE, SPEC, Load, WholeLoader, alone, dali, made, methods, our_loaders
 
 DEFAULT_OUT = Path("bench/results/decode.json")
 BATCHES, THREADS = (1, 8, MAX_BATCH), (1, 2)
+LARGE_IMAGES = 12  # photographs that the section `crop` enlarges to 12 megapixels
 BATCH_IMAGES = 64  # images of one pass of the section `batches`, at most: it has many cells
 _PACKAGES = (
     *("torchvision", "pillow", "simplejpeg", "opencv-python-headless", "nvidia-dali-cuda130"),
@@ -52,7 +55,7 @@ def run(
     bodies: Sequence[bytes],
     *,
     rounds: int = 5,
-    sections: Collection[str] = ("one", "batches", "damage"),
+    sections: Collection[str] = ("one", "batches", "damage", "crop"),
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Measure with every library that this machine has.
@@ -64,7 +67,7 @@ def run(
         progress: called with sections done and in all.
 
     Returns:
-        Machine, versions, settings, what was skipped, and of the sections `rows`, `batches`, `damage`.
+        Machine, versions, settings, what was skipped, and of the sections `rows`, `batches`, `damage`, `crop`.
     """
     before = os.getloadavg()
     report: Report = {
@@ -168,7 +171,47 @@ def damage(bodies: Sequence[bytes], rounds: int) -> Report:
     return {"damage": rows}
 
 
-SECTIONS: dict[str, Callable[[Sequence[bytes], int], Report]] = {"one": one, "batches": batches, "damage": damage}
+def crop(bodies: Sequence[bytes], rounds: int) -> Report:
+    """Our loader, which decodes what is looked at, against whole pictures: the images, and some as 12 megapixels.
+
+    A row for either: CPU milliseconds an image, medians of the rounds, also with `jpeg_scaling` "fast"; how many images
+    have other bits, and how many levels 0..255 the fast ones are off in the mean; of the images damaged as in KINDS,
+    how many have another verdict: another error or none, or other bits.
+    """
+    large = [enlarged(body, seed=number) for number, body in enumerate(bodies[:LARGE_IMAGES])]
+    fast = CpuLoader(replace(SPEC, jpeg_scaling="fast"))
+    ways: dict[str, Loader] = {"whole": WholeLoader(SPEC), "part": CpuLoader(SPEC), "fast": fast}
+    rows = []
+    for name, images in (("as given", bodies), ("12 megapixels", large)):
+        spent = in_turns({way: partial(_in_batches, ways[way], images, 1) for way in ways}, rounds)
+        bad = [body for kind in KINDS for body in damaged(images, kind)] if images is bodies else []
+        with quiet_stderr():
+            rows.append(
+                {
+                    "images": name,
+                    "count": len(images),
+                    **{f"{way}_cpu_ms": medians(spent[way], len(images))[1] for way in ways},
+                    "other_bits": sum(_differs(ways, body) for body in images),
+                    "fast_levels_off": _difference(alone(fast), alone(ways["whole"]), images)["mean_difference_levels"],
+                    "damaged": len(bad),
+                    "other_verdicts": sum(_differs(ways, body) for body in bad),
+                }
+            )
+    return {"crop": rows}
+
+
+SECTIONS: dict[str, Callable[[Sequence[bytes], int], Report]] = {
+    "one": one,
+    "batches": batches,
+    "damage": damage,
+    "crop": crop,
+}
+
+
+def _differs(ways: Mapping[str, Loader], body: bytes) -> bool:
+    whole, part = ways["whole"].load([body]), ways["part"].load([body])
+    same = [str(error) for error in whole.errors.values()] == [str(error) for error in part.errors.values()]
+    return not same or not np.array_equal(whole.pixels, part.pixels)
 
 
 def _refuses(read: Callable[[bytes], object], body: bytes) -> bool:

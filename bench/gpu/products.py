@@ -9,9 +9,8 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from ...kernels.blocked import Activation
+from ...kernels.blocked import Activation, activated
 from ...kernels.chain_ir import ChainOp, Dense, Gelu, Problem, evaluate
 from ...kernels.impls.dense import DenseImpl
 from ...kernels.quantized import MOST_FP8, TYPES, QuantizedDense, quantize, sums_of
@@ -72,10 +71,10 @@ def _in_8_bits(
     kind, tensors = "int8" if layer.weight.dtype == torch.int8 else "fp8", layer.packed()
     weight, scale, bias, inverse, zero = tensors
     behind = None if following is None else following.packed()
-    x8 = quantize(x, inverse, zero, weight.dtype)
+    x8, act = quantize(x, inverse, zero, weight.dtype), Activation.GELU if shape.gelu else Activation.NONE
 
     def behind_sums(y: Tensor) -> Tensor:
-        y = F.gelu(y) if shape.gelu else y
+        y = activated(y, act)
         return y if behind is None else quantize(y, behind[3], behind[4], weight.dtype)
 
     def truth(x: Tensor) -> Tensor:
@@ -85,16 +84,14 @@ def _in_8_bits(
         y = behind_sums(sums_of(x8, weight) * scale + bias)
         return y.to(problem.dtype) if behind is None else y
 
-    act = Activation.GELU if shape.gelu else Activation.NONE
-
     def by_kernel(_: Tensor, tile: int) -> Tensor:
         return quantized_product(x8, tensors, act, None, behind, problem.dtype, tile)
 
     candidate = partial(Candidate, work=_work(shape, problem, 1), truth=truth)
     for tile in range(len(TILES)):
         refusal = None if x.is_cpu else quantized_refusal(tile, problem.rows, problem.dtype, problem.device)
-        impl, call = f"triton_quantized:{tile}", partial(by_kernel, tile=tile)
-        yield candidate(f"{kind}, {impl}", True, refusal or call, impls=(impl,))
+        impl, call = f"triton_quantized:{tile}", refusal or partial(by_kernel, tile=tile)
+        yield candidate(f"{kind}, {impl}", True, call, impls=(impl,))
     yield candidate(f"{kind}, cuBLASLt", False, by_cublas)
     yield candidate(f"{kind}, cuBLASLt, torch.compile", False, compile_forward(by_cublas, x))
 

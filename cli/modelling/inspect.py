@@ -180,7 +180,8 @@ def _print(document: Mapping[str, Any], layers: bool) -> None:
             "bundle": f"{document['bundle']} (version {document['version']}, verified)",
             "arch": document["arch"],
             "classes": f"{document['num_classes']}, {SCORES[document['problem_type']]}",
-            "image": f"{preprocess['size']} px, {preprocess['interpolation']}, crop {preprocess['crop_pct']}",
+            "image": f"{preprocess['size']} px, {preprocess['interpolation']}, crop {preprocess['crop_pct']}, "
+            f"JPEG scaling {preprocess.get('jpeg_scaling', 'exact')}",
             "linear layers": f"{len(document['layers'])}, {_kinds(structured)}",
             **({"narrower": widths_summary(document["widths"])} if document["widths"] else {}),
             **({"tokens": TokenPlan.from_dict(document["tokens"]).summary} if document["tokens"] else {}),

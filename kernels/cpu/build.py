@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .instruction_sets import (
+    IMAGES,
     LIBRARY,
     OPTIONS,
     SETS,
@@ -57,7 +58,14 @@ def _compile(compiler: str, sources: str, library: Path) -> Path:
         commands.append([compiler, *options, "-c", str(SOURCES / "isa.cpp")])
     with ThreadPoolExecutor() as pool:
         list(pool.map(_run, ([*c, "-o", str(o)] for c, o in zip(commands, objects, strict=True))))
-    _run([compiler, "-shared", "-s", "-pthread", "-o", str(library), *map(str, objects)])
+    link = [compiler, "-shared", "-s", "-pthread", "-o", str(library), *map(str, objects)]
+    try:
+        decoder = str(library.with_name("jpeg.o"))
+        _run([compiler, *OPTIONS, "-c", str(IMAGES / "jpeg.cpp"), "-o", decoder])
+        _run([*link, decoder, "-l:libjpeg.a", "-Wl,--exclude-libs,ALL"])
+    except CpuLibraryError:
+        print("no headers and static library of libjpeg-turbo (libjpeg-dev): JPEGs are decoded whole", flush=True)
+        _run(link)
     return library
 
 

@@ -18,7 +18,7 @@ from ..installation import install_command
 CPUINFO = Path("/proc/cpuinfo")
 
 SOURCES = Path(__file__).parent / "csrc"
-RESIZE = Path(__file__).parents[1] / "images" / "resize.h"
+IMAGES = Path(__file__).parents[1] / "images"
 LIBRARY = Path(__file__).resolve().parents[1] / "_native" / "libmilkweed_cpu.so"
 
 # Vectors of 16 floats are an ABI of their own only between files.
@@ -99,7 +99,7 @@ SETS: dict[InstructionSet, tuple[frozenset[str], tuple[str, ...]]] = {
 def source_hash() -> str:
     """Return the hash of all that the library is made of."""
     digest = hashlib.sha256(repr((OPTIONS, sorted((isa.name, flags) for isa, (_, flags) in SETS.items()))).encode())
-    for path in (*sorted(SOURCES.iterdir()), RESIZE):
+    for path in (*sorted(SOURCES.iterdir()), IMAGES / "jpeg.cpp", IMAGES / "resize.h"):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 

@@ -128,6 +128,22 @@ def resize_entry(name: str = "", library: Path = LIBRARY) -> Any:
     return entry
 
 
+@functools.cache
+def jpeg_entry(library: Path = LIBRARY) -> Any:
+    """Return the library's JPEG decoder; `images/jpeg.cpp` has its arguments.
+
+    Raises:
+        CpuLibraryError: the library is missing, or of other sources, or was built without libjpeg-turbo.
+    """
+    try:
+        entry = _checked(library).milkweed_decode_jpeg
+    except AttributeError as error:
+        raise CpuLibraryError("the CPU kernels were built without libjpeg-turbo") from error
+    entry.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, *[ctypes.c_void_p] * 2, ctypes.c_size_t]
+    entry.restype = ctypes.c_bool
+    return entry
+
+
 def _checked(library: Path) -> Any:
     """The library of these sources: one of others may read the structures in another way."""
     if sources_of(library) != source_hash():

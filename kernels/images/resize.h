@@ -77,7 +77,8 @@ static void repeat_weights(const Axis& axis, int32_t* to) {
 }
 
 // Pixels (height, width, 3) to (down.count, 2 ceil(across.count / 2), 4), of whose four bytes the last is meaningless.
-// The scratch has room for the repeated weights, a row of the image and one byte, and each row that `down` reads.
+// Of the pixels no row or column is read but those that the axes name. The scratch has room for the repeated weights, a row of the
+// image and one byte, and each row that `down` reads.
 static void resize(const uint8_t* pixels, int width, const Axis& across, const Axis& down, char* scratch, uint8_t* out) {
   const int row_bytes = (across.count + 1) / 2 * 8;
   int32_t* weights = (int32_t*)scratch;
@@ -85,8 +86,9 @@ static void resize(const uint8_t* pixels, int width, const Axis& across, const A
   uint8_t* lines = row + 3L * width + 1;
   repeat_weights(across, weights);
   const int first = down.starts[0], last = down.starts[down.count - 1] + down.taps;
+  const int left = across.starts[0], right = across.starts[across.count - 1] + across.taps;
   for (int y = first; y < last; y++) {
-    memcpy(row, pixels + 3L * y * width, 3L * width);  // of its last pixel four bytes are read
+    memcpy(row + 3L * left, pixels + 3L * (y * (long)width + left), 3L * (right - left));  // four bytes of the last are read
     resize_row(row, across, weights, lines + (long)(y - first) * row_bytes);
   }
   for (int y = 0; y < down.count; y++)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..decode.cpu import rgb_pixels
+from ..decode.cpu import crop_pixels, rgb_pixels
 from ..errors import InputError
 from ..headers.validate import validate
 from ..preprocess.orientation import upright_crop, upright_levels
@@ -29,12 +29,12 @@ def read_levels(path: Path, spec: PreprocessSpec, whole: bool, sandbox: Sandbox)
     info = validate(data, sandbox.limits)
     if info.sandboxed:
         return sandbox.read(data, info, spec, whole)[0]
-    pixels = rgb_pixels(data, info)
     orientation = info.orientation if spec.orientation == "apply" else 1
     if whole:
-        levels = upright_levels(pixels, orientation)
+        levels = upright_levels(rgb_pixels(data, info), orientation)
     else:
-        levels = upright_crop(pixels, orientation, spec)
+        pixels, part = crop_pixels(data, info, orientation, spec)
+        levels = upright_crop(pixels, orientation, spec, part, (info.width, info.height))
     return np.ascontiguousarray(levels)
 
 

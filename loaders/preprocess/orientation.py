@@ -4,9 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ...kernels.images.resize import resize_refusal
+from ...kernels.images.resize import PicturePart, resize_refusal
 from .crop import TURNS, Crop, cut
-from .resize import resize_crop
+from .resize import part_of_crop, resize_crop
 from .spec import Geometry, PreprocessSpec, geometry
 
 
@@ -31,18 +31,40 @@ def stored_geometry(upright: Geometry, orientation: int) -> Geometry:
     return Geometry(width, height, left, top, upright.size, upright.columns_first != turn.transpose)
 
 
-def upright_crop(pixels: NDArray[np.uint8], orientation: int, spec: PreprocessSpec) -> NDArray[np.uint8]:
+def stored_part(width: int, height: int, orientation: int, spec: PreprocessSpec, scale: int = 1) -> PicturePart:
+    """Return the part that `upright_crop` reads of a stored picture of width x height px, decoded at 1/scale of it."""
+    target = _stored_target(width, height, orientation, spec)
+    return part_of_crop((width, height), target, spec.interpolation, scale)
+
+
+def upright_crop(
+    pixels: NDArray[np.uint8],
+    orientation: int,
+    spec: PreprocessSpec,
+    part: PicturePart | None = None,
+    size: tuple[int, int] | None = None,
+) -> NDArray[np.uint8]:
     """Resize, crop and turn upright a stored picture, RGB (height, width, 3); as (size, size, 3).
 
     The crop is turned, not the picture: turning 12 megapixels costs more than decoding them. Pillow resizes where the
     CPU kernels are not built: four times as long, to the same bits.
+
+    Args:
+        part: what the pixels are of the picture, `stored_part` at least; None: the whole picture.
+        size: (width, height) of the stored picture, px, where it was decoded at less. Pillow has the whole size.
     """
-    height, width = pixels.shape[:2]
-    upright = (height, width) if orientation >= 5 else (width, height)
+    part = part or PicturePart.whole(pixels.shape[1], pixels.shape[0])
+    width, height = size or part[:2]
     if resize_refusal() is not None:
+        upright = (height, width) if orientation >= 5 else (width, height)
         return np.asarray(cut(Image.fromarray(pixels), pillow_crop(spec, *upright, orientation)))
-    target = stored_geometry(geometry(spec, *upright), orientation)
-    return upright_levels(resize_crop(pixels, target, spec.interpolation), orientation)
+    target = _stored_target(width, height, orientation, spec)
+    return upright_levels(resize_crop(pixels, target, spec.interpolation, part, (width, height)), orientation)
+
+
+def _stored_target(width: int, height: int, orientation: int, spec: PreprocessSpec) -> Geometry:
+    upright = (height, width) if orientation >= 5 else (width, height)
+    return stored_geometry(geometry(spec, *upright), orientation)
 
 
 def pillow_crop(spec: PreprocessSpec, width: int, height: int, orientation: int) -> Crop:

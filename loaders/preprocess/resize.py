@@ -3,16 +3,29 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels.images.resize import CroppedAxis, resize
+from ...kernels.images.resize import CroppedAxis, PicturePart, part_read, resize
 from .spec import Geometry
 
 
-def resize_crop(pixels: NDArray[np.uint8], target: Geometry, interpolation: str) -> NDArray[np.uint8]:
+def part_of_crop(size: tuple[int, int], target: Geometry, interpolation: str, scale: int = 1) -> PicturePart:
+    """Return the part that `resize_crop` reads of a stored picture, of (width, height) px, decoded at 1/scale of it."""
+    return part_read(*_axes(size, target, scale), bilinear=interpolation == "bilinear")
+
+
+def resize_crop(
+    pixels: NDArray[np.uint8],
+    target: Geometry,
+    interpolation: str,
+    part: PicturePart | None = None,
+    size: tuple[int, int] | None = None,
+) -> NDArray[np.uint8]:
     """Resize and crop.
 
     Args:
         pixels: RGB (height, width, 3).
         target: levels are rounded between the two passes in the order that it says.
+        part: what the pixels are of the picture; None: the whole picture.
+        size: (width, height) of the picture, px, where it was decoded at a whole fraction of that, rounded up.
 
     Returns:
         uint8 (size, size, 3), any strides; black where the crop is larger than the resized image.
@@ -20,13 +33,14 @@ def resize_crop(pixels: NDArray[np.uint8], target: Geometry, interpolation: str)
     Raises:
         CpuLibraryError: the library of CPU kernels cannot be used here.
     """
+    part = part or PicturePart.whole(pixels.shape[1], pixels.shape[0])
+    size = size or part[:2]
     if target.columns_first:  # the kernel resizes rows first: so it gets the transposed picture
         turned = Geometry(target.resize_height, target.resize_width, target.top, target.left, target.size)
-        return resize_crop(pixels.transpose(1, 0, 2), turned, interpolation).transpose(1, 0, 2)
-    height, width = pixels.shape[:2]
-    across = _kept(width, target.resize_width, target.left, target.size)
-    down = _kept(height, target.resize_height, target.top, target.size)
-    crop = resize(pixels, across, down, bilinear=interpolation == "bilinear")
+        part = PicturePart(part.height, part.width, part.top, part.left, part.bottom, part.right)
+        return resize_crop(pixels.transpose(1, 0, 2), turned, interpolation, part, size[::-1]).transpose(1, 0, 2)
+    across, down = _axes(size, target, -(-size[0] // part.width))
+    crop = resize(pixels, across, down, bilinear=interpolation == "bilinear", part=part)
     if crop.shape[:2] == (target.size, target.size):
         return crop
     padded = np.zeros((target.size, target.size, 3), np.uint8)
@@ -35,7 +49,15 @@ def resize_crop(pixels: NDArray[np.uint8], target: Geometry, interpolation: str)
     return padded
 
 
-def _kept(length: int, resized: int, start: int, size: int) -> CroppedAxis:
-    """The part of an axis that lies in the crop."""
+def _axes(size: tuple[int, int], target: Geometry, scale: int) -> tuple[CroppedAxis, CroppedAxis]:
+    return (
+        _kept(size[0], target.resize_width, target.left, target.size, scale),
+        _kept(size[1], target.resize_height, target.top, target.size, scale),
+    )
+
+
+def _kept(length: int, resized: int, start: int, size: int, scale: int) -> CroppedAxis:
+    """The part of an axis that lies in the crop; its last pixel at 1/scale may be of fewer pixels than the others."""
     first = max(start, 0)
-    return CroppedAxis(length, resized, first, min(start + size, resized) - first)
+    extent = 0.0 if length % scale == 0 else length / scale
+    return CroppedAxis(-(-length // scale), resized, first, min(start + size, resized) - first, extent)

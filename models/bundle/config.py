@@ -44,6 +44,7 @@ _PREPROCESS_KEYS = {"size", "crop_pct", "interpolation", "mean", "std"}
 _PREPROCESS_CHOICES = {
     "orientation": ("apply", "ignore"),
     "crop_mode": ("center", "center_down", "squash", "squash_down"),
+    "jpeg_scaling": ("exact", "fast"),
 }
 """Members that may be missing, with their values; the first is what a bundle means that does not say."""
 
@@ -209,8 +210,7 @@ def check_preprocess(values: Mapping[str, Any]) -> None:
         f"preprocess: size {quoted(size)} must be between 1 and {MAX_SIZE_PX} px",
     )
     # Below 0.05 the shorter side would be resized to more than twenty times the crop.
-    cropped = _finite(crop_pct) and 0.05 <= crop_pct <= 1
-    _require(cropped, f"preprocess: crop_pct {quoted(crop_pct)} must be 0.05 to 1")
+    _require(_finite(crop_pct) and 0.05 <= crop_pct <= 1, f"preprocess: crop_pct {quoted(crop_pct)} must be 0.05 to 1")
     _require(
         values["interpolation"] in INTERPOLATIONS,
         f"preprocess: interpolation {quoted(values['interpolation'])} must be one of {', '.join(INTERPOLATIONS)}",

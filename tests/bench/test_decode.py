@@ -58,10 +58,16 @@ def test_it_works_without_any_optional_library(
     }
     assert install_command("dali") in report["skipped"]["batches: dali exact"]
     assert [(row["kind"], row["dali_refused"]) for row in report["damage"]] == [(kind, None) for kind in KINDS]
-    assert seen == [(done, 3) for done in range(1, 4)]
+    assert [(row["count"], row["other_bits"], row["damaged"], row["other_verdicts"]) for row in report["crop"]] == [
+        (2, 0, 2 * len(KINDS), 0),
+        (2, 0, 0, 0),
+    ]
+    assert seen == [(done, 4) for done in range(1, 5)]
     print_decode(report)
     printed = capsys.readouterr().out
-    assert all(printed.count(head) == 1 for head in ("mean off", "the whole process", "by the check", "\nskipped "))
+    assert all(
+        printed.count(head) == 1 for head in ("mean off", "the whole process", "by the check", "part ms", "\nskipped ")
+    )
     assert max(map(len, printed.splitlines())) <= 100
 
 

@@ -46,11 +46,13 @@ def test_import_takes_arguments_and_preprocessing(milkweed: Any, tmp_path: Path,
     torch.save(state, tmp_path / "w.pth")
     (tmp_path / "images.json").write_text('{"mean": [0.5, 0.5, 0.5], "crop_pct": 1.0}')
     arguments = ("--arch", ARCH, "--arch-args", json.dumps(TINY), "--preprocess", tmp_path / "images.json")
-    ran = milkweed("import", tmp_path / "w.pth", tmp_path / "out", *arguments, "--json")
+    ran = milkweed("import", tmp_path / "w.pth", tmp_path / "out", *arguments, "--jpeg-scaling", "fast", "--json")
     assert (ran.code, ran.err) == (0, "")
     model, config = load_bundle(tmp_path / "out")
     assert all(torch.equal(tensor, state[key]) for key, tensor in model.state_dict().items())
+    assert "JPEG scaling fast" in milkweed("inspect", tmp_path / "out").out
     assert config.preprocess == {
+        "jpeg_scaling": "fast",
         "size": 32,
         "crop_pct": 1.0,
         "interpolation": "bicubic",

@@ -31,11 +31,13 @@ import sys
 from pathlib import Path
 import numpy as np
 from milkweed.kernels.cpu.assemble import assemble
-from milkweed.kernels.cpu.instruction_sets import supported_sets
-from milkweed.kernels.cpu.library import ProgramRunner, resize_entry
+from milkweed.kernels.cpu.instruction_sets import CpuLibraryError, supported_sets
+from milkweed.kernels.cpu.library import ProgramRunner, jpeg_entry, resize_entry
 from milkweed.kernels.cpu.quantise import calibrated, quantised
+from milkweed.kernels.images import jpeg
 from milkweed.kernels.images import resize as resizing
-from milkweed.kernels.images.resize import CroppedAxis
+from milkweed.kernels.images.resize import CroppedAxis, PicturePart
+from simplejpeg import encode_jpeg
 
 library, names, plant = Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3] == "plant"
 sys.path.append(sys.argv[4])
@@ -54,6 +56,18 @@ for isa in (each for each in supported_sets() if each.name in names):
     for width, height, size in ((61, 43, 24), (5, 9, 31), (300, 2, 7)):
         spans = CroppedAxis(width, 2 * size, size // 2, size), CroppedAxis(height, size, 0, size)
         resizing.resize(np.full((height, width, 3), 255, np.uint8), *spans, bilinear=False)
+try:
+    entry = jpeg_entry(library)
+except CpuLibraryError:
+    print("no libjpeg-turbo", file=sys.stderr)
+else:
+    jpeg.jpeg_entry = lambda: entry
+    noise = np.random.default_rng(0).integers(0, 256, (99, 131, 3)).astype(np.uint8)
+    for sampling in ("444", "420", "411"):
+        body = encode_jpeg(noise, colorsubsampling=sampling)
+        for box in ((0, 0, 131, 99), (33, 17, 34, 18), (130, 98, 131, 99), (60, 0, 131, 98)):
+            assert jpeg.decode_part(body, PicturePart(131, 99, *box)) is not None
+            assert jpeg.decode_part(body[:-200], PicturePart(131, 99, *box)) is None
 print("done")
 """
 

@@ -11,7 +11,7 @@ from milkweed.kernels.cpu.build import build
 from milkweed.kernels.cpu.instruction_sets import supported_sets
 from milkweed.kernels.cpu.library import CpuLibraryError, resize_entry
 from milkweed.kernels.images import resize as resizing
-from milkweed.kernels.images.resize import CroppedAxis, axis, resize
+from milkweed.kernels.images.resize import CroppedAxis, axis, part_read, resize
 
 SIZES = ((500, 375), (1, 1), (2, 300), (300, 2), (37, 41), (640, 97))
 TO = ((256, 341), (7, 5), (224, 1), (1, 224), (401, 400))
@@ -55,6 +55,19 @@ def test_pixels_of_any_strides_are_taken_and_of_no_other_shape() -> None:
     for wrong in (pixels, pixels.transpose(1, 0, 2)[..., :2], pixels.transpose(1, 0, 2).astype(np.int32)):
         with pytest.raises(ValueError, match="is resized"):
             resize(wrong, *spans, bilinear=False)
+
+
+def test_only_what_the_axes_name_is_read_and_a_part_without_it_is_refused() -> None:
+    pixels, spans = levels(300, 200), (CroppedAxis(300, 90, 31, 20), CroppedAxis(200, 60, 17, 30))
+    expected, part = resize(pixels, *spans, bilinear=False), part_read(*spans, bilinear=False)
+    assert part.shape[0] < 120
+    assert part.shape[1] < 90
+    cut = pixels[part.top : part.bottom, part.left : part.right].copy()
+    assert np.array_equal(resize(cut, *spans, bilinear=False, part=part), expected)
+    for side, step in (("left", 1), ("top", 1), ("right", -1), ("bottom", -1)):
+        less = part._replace(**{side: getattr(part, side) + step})
+        with pytest.raises(ValueError, match="are resized"):
+            resize(pixels[less.top : less.bottom, less.left : less.right], *spans, bilinear=False, part=less)
 
 
 def test_weights_are_of_inputs_that_there_are_and_sum_to_one() -> None:

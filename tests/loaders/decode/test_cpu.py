@@ -53,6 +53,32 @@ def test_jpeg_equals_reference(options, picture, encoded, levels):
     compare(levels, encoded(picture(500, 375), "JPEG", **options), PreprocessSpec())
 
 
+@pytest.mark.parametrize("value", range(1, 9))
+@pytest.mark.parametrize("size", [(400, 300), (301, 257), (1025, 800), (400, 160), (160, 700)])
+def test_scaled_jpegs_are_near_the_exact_ones(size, value, picture, encoded, levels, monkeypatch):
+    exif = Image.Exif()
+    exif[0x0112] = value
+    exact, fast = (PreprocessSpec(size=32, jpeg_scaling=how) for how in ("exact", "fast"))
+    for options in ({}, {"progressive": True}, {"subsampling": 0}):
+        body = encoded(picture(*size).resize(size, Image.Resampling.BICUBIC), "JPEG", exif=exif, **options)
+        expected = compare(levels, body, exact)
+        found = levels(CpuLoader(fast), body, fast).astype(np.int16)
+        assert 0 < np.abs(found - expected).mean() < 3
+        assert np.array_equal(levels(PillowLoader(fast), body, fast), expected)
+        refused = [CpuLoader(spec).load([body[:-30]]).errors[0].message for spec in (exact, fast)]
+        assert refused[0] == refused[1]
+        with monkeypatch.context() as patch:
+            patch.setattr(cpu_loader_module, "part_refusal", lambda: "not built")
+            assert np.array_equal(levels(CpuLoader(fast), body, fast), found)
+    lossless = encoded(picture(*size), "PNG", exif=exif)
+    assert np.array_equal(compare(levels, lossless, fast), compare(levels, lossless, exact))
+
+
+def test_a_photograph_too_small_to_be_scaled_has_the_same_bits(picture, encoded, levels):
+    body, fast = encoded(picture(500, 375), "JPEG"), PreprocessSpec(jpeg_scaling="fast")
+    assert np.array_equal(compare(levels, body, fast), compare(levels, body, PreprocessSpec()))
+
+
 @pytest.mark.parametrize("format", ["PNG", "WEBP", "NPY"])  # the others: sandbox/test_formats.py
 def test_formats_equal_reference(format, picture, encoded, levels):
     compare(levels, encoded(picture(90, 70), format), SPEC)

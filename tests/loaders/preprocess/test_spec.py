@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milkweed.loaders import Geometry, PreprocessSpec, geometry
+from milkweed.loaders.preprocess.spec import jpeg_scale
 
 SIDES = st.integers(1, 16384)
 
@@ -57,6 +58,23 @@ def test_crop_larger_than_resized_is_padded_as_timm_does():
     assert geometry(PreprocessSpec(size=101, crop_pct=2.0), 10, 10) == Geometry(50, 50, -25, -25, 101)
 
 
+@pytest.mark.parametrize(
+    ("width", "height", "expected"),
+    [
+        (500, 375, 1),
+        (1024, 1365, 2),
+        (1365, 1023, 1),
+        (4032, 3024, 4),
+        (3024, 4032, 4),
+        (4096, 4096, 8),
+        (9000, 300, 1),
+    ],
+)
+def test_a_scaled_jpeg_keeps_twice_the_target(width, height, expected):
+    assert jpeg_scale(PreprocessSpec(jpeg_scaling="fast"), width, height) == expected
+    assert jpeg_scale(PreprocessSpec(), width, height) == 1
+
+
 def test_spec_survives_json():
     spec = PreprocessSpec(size=32, crop_pct=1.0, interpolation="bilinear", mean=(0.5,) * 3, std=(0.5,) * 3)
     assert PreprocessSpec.from_dict(spec.to_dict()) == spec
@@ -71,6 +89,7 @@ def test_spec_survives_json():
         ({"crop_pct": 0.0}, "crop_pct is 0.0"),
         ({"interpolation": "lanczos"}, "'lanczos'"),
         ({"orientation": "maybe"}, "'maybe'"),
+        ({"jpeg_scaling": "half"}, "'half': expected exact or fast"),
         ({"mean": [0.5, 0.5]}, "mean"),
         ({"std": [0.5, 0.0, 0.5]}, "std"),
         ({"mean": "abc"}, "mean is 'abc'"),

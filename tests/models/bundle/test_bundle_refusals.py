@@ -212,6 +212,7 @@ def test_no_value_of_a_config_is_anything_but_taken_or_refused(tiny_bundle: Path
                 ({"std": [0.5, 0.5, 0]}, "std [0.5, 0.5, 0] must be three numbers"),
                 ({"orientation": "sideways"}, "orientation 'sideways' must be apply or ignore"),
                 ({"crop_mode": "border"}, "crop_mode 'border' must be center or center_down or squash or squash_down"),
+                ({"jpeg_scaling": "half"}, "jpeg_scaling 'half' must be exact or fast"),
                 ({"more": 1}, "unknown member"),
             )
         ),
