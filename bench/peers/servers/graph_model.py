@@ -48,15 +48,16 @@ def pixels(
     std: Sequence[float],
     orientation: str = "apply",
     crop_mode: str = "center",
+    jpeg_scaling: str = "exact",
 ) -> np.ndarray:
     """The model's input, float32 (3, size, size): short side resized, centre cut out, normalised.
 
     Raises:
         OSError: no image that Pillow can decode.
-        ValueError: a `crop_mode` that is not computed here.
+        ValueError: a `crop_mode` or `jpeg_scaling` that is not computed here.
     """
-    if crop_mode != "center":
-        raise ValueError(f"crop_mode {crop_mode!r}: must be center")
+    if (crop_mode, jpeg_scaling) != ("center", "exact"):
+        raise ValueError(f"crop_mode {crop_mode!r}, jpeg_scaling {jpeg_scaling!r}: must be center and exact")
     image: Image.Image = Image.open(io.BytesIO(body))
     image = (ImageOps.exif_transpose(image) if orientation == "apply" else image).convert("RGB")
     short, least = math.floor(size / crop_pct), min(image.size)

@@ -86,8 +86,8 @@ MILKWEED_EXPORT void RESIZE(const uint8_t* pixels, int width, const Axis* across
 
 MILKWEED_EXPORT double ENTRY(const Program* p, const void* constants, void* arena, const float* images, int count,
                              float* logits, int threads) {
-  const Caller caller;
   double seconds = 0;
+  begin_call();
   const Memories memories{p->helpers, p->arena_bytes, p->helper_count};
   // Image by image: one image's rows fill a tile, and its activations stay in the caches.
   for (; count > 0; count--, images += p->image_floats, logits += p->classes) {
@@ -95,6 +95,7 @@ MILKWEED_EXPORT double ENTRY(const Program* p, const void* constants, void* aren
     seconds += run_together(threads, memories, (char*)arena, ISA::run_image, &image);
     memcpy(logits, (char*)arena + p->logits, 4L * p->classes);
   }
+  end_call();
   return seconds;
 }
 

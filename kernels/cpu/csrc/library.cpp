@@ -167,7 +167,7 @@ static void count_working(int more) {
   pthread_mutex_unlock(&mutex);
 }
 
-Caller::Caller() { count_working(1); }
-Caller::~Caller() { count_working(-1); }
+void begin_call() { count_working(1); }
+void end_call() { count_working(-1); }
 
 }  // namespace milkweed

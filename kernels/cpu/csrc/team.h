@@ -54,13 +54,11 @@ struct Memories {
   int32_t count;
 };
 
-// Counts the thread that has one as a thread that works.
-struct Caller {
-  Caller();
-  ~Caller();
-};
+// Counts the calling thread, or no longer counts it, as one that works.
+void begin_call();
+void end_call();
 
-// Calls `work` on this thread, a caller's, and on idle ones, at most `most` in all; returns the CPU seconds of the others.
+// Calls `work` on this thread, between the two, and on idle ones, at most `most` in all; returns the CPU seconds of the others.
 double run_together(int most, const Memories& memories, char* arena, Work work, void* context);
 
 }  // namespace milkweed

@@ -25,9 +25,8 @@ pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the kern
 
 def other(path: Path, sources: str) -> Path:
     """A library that says it was built of other sources."""
-    source = path.with_suffix(".cpp")
-    source.write_text((SOURCES / "library.cpp").read_text())
-    subprocess.run(["c++", "-shared", "-fPIC", f'-DSOURCES="{sources}"', str(source), "-o", str(path)], check=True)
+    command = ["c++", "-shared", "-fPIC", "-pthread", f'-DSOURCES="{sources}"', str(SOURCES / "library.cpp")]
+    subprocess.run([*command, "-o", str(path)], check=True)
     return path
 
 

@@ -121,12 +121,13 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), np.array_equal(run(ima
 def test_threads_that_the_system_does_not_allow_are_missing_and_counted() -> None:
     done = run_alone(
         """
+run = ProgramRunner(assemble(program, isa), threads=8)
+alone = run(images)
 pages = int(open("/proc/self/statm").read().split()[0])
 most = pages * resource.getpagesize() + (256 << 20)
 resource.setrlimit(resource.RLIMIT_AS, (most, most))  # room for the stacks of some threads
 there = start_threads(200)
-run = ProgramRunner(assemble(program, isa), threads=8)
-print(1 < there < 200, np.array_equal(run(images, 8), run(images)))
+print(1 < there < 200, np.array_equal(run(images, 8), alone))
 """
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "True True\n", "")
