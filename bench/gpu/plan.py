@@ -223,7 +223,7 @@ def _first(turn: int, *, dry: bool) -> Iterator[Step]:
 
 
 def _smoke() -> Iterator[Step]:
-    """Yield the smoke tests: a process for each native kernel, and for each of Triton's tiles, which it compiles.
+    """Yield the smoke tests: one process a native kernel, and one a tile of Triton's, which it compiles.
 
     The kernel in Gluon comes first: alone among them it can hang.
     """

@@ -48,7 +48,7 @@ PROFILER = (
     *("--section", "ComputeWorkloadAnalysis", "--section", "MemoryWorkloadAnalysis_Tables"),
 )
 COUNTERS = re.compile("tensor|gpu__time_duration|lts__t_bytes|l1tex__data_(bank|pipe)|dram__bytes|throughput")
-"""Which of ncu's metrics are kept: time, tensor cores, shared memory's banks, bytes of L2 and of memory."""
+"""It matches ncu's metrics that are kept: time, tensor cores, shared memory's banks, bytes of L2 and of memory."""
 
 IMAGES = ((2, 1), (2, 17), (2, 197), (32, 197))
 CELL_BATCHES = (2, 32)

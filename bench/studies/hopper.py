@@ -29,7 +29,7 @@ L2_RATE, L2_PORT = 8.0e12, 50.0
 
 LAUNCH, BLOCKS, DEPTH, TOKENS = 1.7, 4, 12, 197
 MERGE_US = 8.0
-"""Of one launch that merges tokens."""
+"""A launch that merges tokens takes so many microseconds."""
 
 DECODE_MS, CORES = (1.35, 1.9), 16
 """A core's milliseconds a photograph, and the cores beside such a card."""

@@ -3,7 +3,7 @@
     python -m milkweed.bench.studies.threads [--models ARCH ...] [--threads 2] [--out FILE]
 
 Candidates of a model take turns; figures are milliseconds an image. The last row of a model has four times as many
-threads as cores, which a server never has: members of a team then wait for a core, and not only for each other.
+threads as cores, as no server has: threads then wait for a core, and not only for each other.
 """
 
 import argparse

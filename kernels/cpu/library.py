@@ -17,7 +17,7 @@ from .instruction_sets import LIBRARY, CpuLibraryError, InstructionSet, loaded, 
 class _Program(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("steps", "stages", "buffers", "helpers")),
-        *((name, ctypes.c_int32) for name in ("count", "classes", "helper_count", "unused")),
+        *((name, ctypes.c_int32) for name in ("count", "classes", "helper_count")),
         *((name, ctypes.c_int64) for name in ("logits", "image_floats", "arena_bytes")),
     )
 
@@ -42,7 +42,7 @@ class ProgramRunner:
         tables = (assembled.steps, assembled.stages, assembled.buffers, self._helpers)
         self._program = _Program(
             *(array.ctypes.data for array in tables),
-            *(len(assembled.steps), assembled.classes, threads - 1, 0),
+            *(len(assembled.steps), assembled.classes, threads - 1),
             *(assembled.logits, 3 * assembled.size**2, arena_bytes),
         )
         self._own = threading.local()

@@ -48,7 +48,7 @@ class PicturePart(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of its RGB levels."""
+        """The shape of the part's RGB levels."""
         return self.bottom - self.top, self.right - self.left, 3
 
 

@@ -1,4 +1,4 @@
-"""Memory that a thread writes again and again: new pages for each picture took a fifth of the time of decoding it."""
+"""Memory that a thread writes again for the next picture: the system does not have to provide new pages."""
 
 import threading
 
@@ -10,7 +10,7 @@ MAX_KEPT_BYTES = 4 << 20
 
 
 class Scratch(threading.local):
-    """Bytes for one purpose, for each thread its own."""
+    """A buffer for one purpose; threads do not share it."""
 
     def __init__(self) -> None:
         self._kept = np.empty(0, np.uint8)

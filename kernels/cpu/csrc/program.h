@@ -63,8 +63,7 @@ struct Program {
   const Stage* stages;
   const Buffer* buffers;
   char* helpers;         // memory as an arena's for each thread that helps
-  int32_t count, classes;
-  int32_t helper_count, unused;
+  int32_t count, classes, helper_count;
   int64_t logits;        // offset in the arena
   int64_t image_floats;  // from one image to the next
   int64_t arena_bytes;

@@ -80,7 +80,7 @@ def test_callers_that_come_and_go_get_the_same_bits() -> None:
 
 
 def test_no_thread_helps_where_all_are_busy() -> None:
-    """Of two threads one computes for itself until the other's image got no help, as it does where nobody computes."""
+    """There may be two threads: while one computes its images, the other computes without help."""
     done = run_alone(
         """
 start_threads(2)
