@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from milkweed.models.architectures.vitae import VITAE_VARIANTS, ViTAE
+from milkweed.models.architectures.vitae.attention import attend
 from milkweed.models.architectures.vitae.reduction import PerformerAttention
 
 
@@ -64,3 +65,18 @@ def test_base_refuses_another_size() -> None:
         model = ViTAE(**VITAE_VARIANTS["vitae_basic_base"])
         with pytest.raises(ValueError, match=r"image \(192, 192\): this model takes 224x224 only"):
             model(torch.zeros(1, 3, 192, 192))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_that_learns_in_bfloat16_follows_its_definition(masked: bool) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 9, 8, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    mask = torch.randn(9, 9).bfloat16() if masked else None
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    scores = exact[0] @ exact[1].transpose(-2, -1) * 0.3 + (0 if mask is None else mask.double())
+    answer, expected = attend(q, k, v, 0.3, mask), scores.softmax(-1) @ exact[2]
+    assert answer.dtype == torch.bfloat16
+    grads = torch.autograd.grad(answer.float().square().sum(), (q, k, v))
+    expected_grads = torch.autograd.grad(expected.square().sum(), exact)
+    for got, wanted in zip((answer, *grads), (expected, *expected_grads), strict=True):
+        assert (got.double() - wanted).norm() < 0.02 * wanted.norm()

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from milkweed.models import create_model
 from milkweed.models.training import Start, StateFolder, TensorSource, Trainer, TrainingError, TrainingRecipe
 from milkweed.models.training.loop import LOOK_STEPS
+from milkweed.models.training.run import unfused_attention
 
 from ...support.waiting import HANG_SECONDS
 from . import training_case as case
@@ -180,6 +182,19 @@ def test_frozen_parameters_stay_and_bfloat16_learns() -> None:
     assert torch.equal(result.model.state_dict()["1.blkdiag1"], frozen)
     assert result.history[-1]["loss"] < result.history[0]["loss"] - 0.1
     assert {value.dtype for value in result.model.state_dict().values()} == {torch.float32, torch.int64}
+
+
+def test_unfused_attention_gives_the_same_gradients_and_is_fused_again_behind() -> None:
+    torch.manual_seed(0)
+    arguments = {"num_classes": 5, "embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 32, "patch_size": 8}
+    model, images = create_model("deit_tiny_patch16_224", **arguments).double(), torch.randn(2, 3, 32, 32).double()
+    parameters = list(model.parameters())
+    fused = torch.autograd.grad(model(images).square().sum(), parameters)
+    with unfused_attention(model):
+        assert not any(block.attn.fused_attn for block in model.blocks)
+        unfused = torch.autograd.grad(model(images).square().sum(), parameters)
+    assert all(block.attn.fused_attn for block in model.blocks)
+    torch.testing.assert_close(unfused, fused)
 
 
 def test_contradictory_arguments_are_refused() -> None:
