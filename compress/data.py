@@ -66,6 +66,7 @@ class Baseline:
 
     Args:
         samples: the files of the calibration images.
+        training: the files that a training may use: all of the folder but the held-out ones.
         calibration: images that calibrate, train and select.
         held_out: images that judge: nothing was fitted to them, or selected by them before it was measured.
 
@@ -77,8 +78,10 @@ class Baseline:
         read_single_label(job.source, "compress")
         self._source = job.source
         self.model, self.config = load_bundle(job.source)
-        samples = spaced(folder_samples(job.images, self.config), job.max_images)
-        self.samples = samples[::2]
+        files = folder_samples(job.images, self.config)
+        samples = spaced(files, job.max_images)
+        self.samples, judges = samples[::2], set(samples[1::2])
+        self.training = [sample for sample in files if sample not in judges]
         self.calibration = read_images(self.samples, self.config, "the calibration", progress)
         self.held_out = read_images(samples[1::2], self.config, "the held-out", progress)
         read = len(self.calibration) + len(self.held_out)
@@ -127,7 +130,7 @@ class Baseline:
         """All that decides the results of a search."""
         return {
             "model": self.config.version,
-            "images": digest(job.images, self.samples),
+            "images": digest(job.images, self.training),
             "batches": job.batches,
             "backends": job.backends,
             "keep_weights": job.keep_weights,  # they count for the bytes

@@ -1,4 +1,4 @@
-"""Trains a recipe's model to answer as the dense one does, on the images that calibrate alone."""
+"""Trains a recipe's model to answer as the dense one does, on all images that are not held out."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from math import ceil, floor, log2
 from torch import nn
 
 from ...inference.device import CPU, autocast_dtype
-from ...jobs.dataset import DataError
+from ...jobs.dataset import DataError, spaced
 from ...loaders.dataset.augmentation import Augmentation
 from ...loaders.dataset.training import TrainingImages
 from ...loaders.preprocess.spec import PreprocessSpec
@@ -67,7 +67,8 @@ def distil(evaluator: CandidateEvaluator, recipe: Recipe, progress: Progress) ->
         raise DataError(f"distillation: label_weight {plan.label_weight:g} needs images whose classes are known")
     spec = PreprocessSpec.from_dict(baseline.config.preprocess)
     augmentation = Augmentation(crop="pad") if spec.size <= 64 else Augmentation(crop="resized", min_scale=0.35)
-    source = TrainingImages(baseline.samples, spec, augmentation, batch_size=plan.batch_size)
+    samples = spaced(baseline.training, plan.steps * plan.batch_size)
+    source = TrainingImages(samples, spec, augmentation, batch_size=plan.batch_size)
     passes = ceil(plan.steps / source.steps)
     training = TrainingRecipe(
         epochs=passes,

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from milkweed.compress import apply, measure, quantize, search
+from milkweed.compress.data import Baseline
 from milkweed.compress.job import CompressJob
 from milkweed.compress.recipe import DistillationConfig
 from milkweed.compress.search import SearchResult
@@ -22,7 +23,7 @@ from milkweed.inference.options import InferenceOptions
 from milkweed.models import BundleConfig, load_bundle
 from milkweed.models.bundle.graph import load_graph
 from milkweed.models.onnx.session import OnnxSession
-from milkweed.models.progress import Progress
+from milkweed.models.progress import SILENT, Progress
 from milkweed.models.report import Frontier, read_report
 
 from .conftest import COUNT, divergence, held_out_images
@@ -82,6 +83,16 @@ def searched(vit: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) 
                 assert not out.exists()
                 continue
             return Searched(out, found, config, kills, notes, quantised)
+
+
+def test_all_images_but_those_that_judge_may_train(job: CompressJob) -> None:
+    baseline = Baseline(replace(job, max_images=40), SILENT)
+    files, judges = (
+        {sample.path.name for sample in baseline.training},
+        {f"{at * COUNT // 40:02d}.png" for at in range(1, 40, 2)},
+    )
+    assert (len(baseline.samples), len(baseline.held_out)) == (20, 20)
+    assert files == {f"{number:02d}.png" for number in range(COUNT)} - judges
 
 
 @pytest.mark.slow

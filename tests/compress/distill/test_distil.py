@@ -59,7 +59,7 @@ def evaluator(tmp_path: Path, one_thread: None) -> Lent:
     def make(dense: nn.Module, name: str = "weights") -> Any:
         calibration = SimpleNamespace(targets=None)
         config = SimpleNamespace(preprocess=PREPROCESS)
-        baseline = SimpleNamespace(model=dense, config=config, samples=samples, calibration=calibration)
+        baseline = SimpleNamespace(model=dense, config=config, training=samples, calibration=calibration)
         file = tmp_path / f"{name}.pt"
         recipes = SimpleNamespace(
             weights_file=lambda _: file, keep=lambda _, model: torch.save(model.state_dict(), file)
@@ -119,6 +119,14 @@ def test_what_lies_before_the_first_merge_stays(
     found, before = trained(lent, recipe), damaged(dense, recipe).state_dict()
     moved = {name for name in found if not torch.equal(found[name], before[name])}
     assert moved == {name for name, _ in dense.named_parameters() if name.startswith(behind)}
+
+
+def test_of_more_images_than_the_steps_take_some_are_used_once(evaluator: Lent) -> None:
+    few = replace(QUICK, steps=2, batch_size=8)  # 16 of 40 images
+    steps: list[tuple[int, int]] = []
+    plan = Recipe(TokenPlan(MERGING), distillation=few)
+    distil.distil(evaluator(dense_model(**VIT)), plan, Progress(lambda _, done, total: steps.append((done, total))))
+    assert steps == [(1, 2), (2, 2)]
 
 
 def test_all_blocks_of_a_narrower_model_are_trained(evaluator: Lent) -> None:
