@@ -40,6 +40,11 @@ Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with --output, csv or ndjson: images that it holds are skipped.")
 ]
 
+Shrink = Annotated[
+    bool,
+    typer.Option("--shrink", help="With --url: scale large photographs before they are sent; answers differ a little."),
+]
+
 TIMEOUT_SECONDS = 120.0
 """The most time for one request; the client waits for a server that is busy."""
 
@@ -53,6 +58,7 @@ def classify(
     model: ModelOption = None,
     top_k: TopK = None,
     device: DeviceOption = None,
+    shrink: Shrink = False,
     format: FormatOption = None,
     output: Output = None,
     resume: Resume = False,
@@ -68,8 +74,7 @@ def classify(
       milkweed classify dog.jpg ./holiday --top-k 3
       milkweed classify ./archive --url http://gpu:8000 --output a.csv --resume
     """
-    if url is not None and device is not None:
-        raise CommandError("--url has a server classify: --device does not go with it", WRONG_USAGE)
+    _check(url, device, shrink)
     kind = kind_of(format, output, json)
     names = named_images(images or [], from_file)
     answers = AnswerFile(kind, output, resume)
@@ -77,7 +82,7 @@ def classify(
     if answers.held:
         note(f"{output} holds {answers.count} answers: {len(left)} of {len(names)} images are left")
     if left:
-        opened = _bundle(model, top_k, device) if url is None else _server(url, model, top_k, len(left) > 1)
+        opened = _bundle(model, top_k, device) if url is None else _server(url, model, top_k, len(left) > 1, shrink)
         with opened as classifier, answers, progress("classify", "images") as update:
             _classify(left, classifier, answers, update)
     if answers.failed:
@@ -85,6 +90,14 @@ def classify(
         if answers.count > 1:
             what = f"{answers.failed} of {answers.count} images got no answer, the first: {what}"
         raise CommandError(what, FAILED)
+
+
+def _check(url: str | None, device: str | None, shrink: bool) -> None:
+    """Refuse options that do not go together."""
+    if url is not None and device is not None:
+        raise CommandError("--url has a server classify: --device does not go with it", WRONG_USAGE)
+    if shrink and url is None:
+        raise CommandError("--shrink is for what is sent: it goes with --url", WRONG_USAGE)
 
 
 def _classify(names: Sequence[str], classifier: Classifier, answers: AnswerFile, update: Update) -> None:
@@ -113,7 +126,7 @@ def _classify(names: Sequence[str], classifier: Classifier, answers: AnswerFile,
 
 
 @contextmanager
-def _server(url: str, model: str | None, top_k: int | None, several: bool) -> Iterator[Classifier]:
+def _server(url: str, model: str | None, top_k: int | None, several: bool, shrink: bool) -> Iterator[Classifier]:
     from ...client import BadAnswer, Client, MilkweedError, NoAnswer
     from ...client.requests import base_url
 
@@ -121,7 +134,7 @@ def _server(url: str, model: str | None, top_k: int | None, several: bool) -> It
         server = base_url(url)
     except ValueError as error:
         raise CommandError(f"--url {error}", WRONG_USAGE) from None
-    with Client(server, timeout=TIMEOUT_SECONDS) as client:
+    with Client(server, timeout=TIMEOUT_SECONDS, shrink=shrink) as client:
         try:
             # Nobody waits for a single one of many images.
             priority: Priority | None = "bulk" if several else None

@@ -15,6 +15,7 @@ from .answers import Answer, Model, read_answers, read_error, read_models
 from .errors import TOO_MUCH, DeadlineExceeded, ImageRefused, MilkweedError, NoAnswer, refuse_pickle
 from .images import EncodedImage, Image, encode, encoded, in_batches, is_one
 from .requests import MOST_TIMEOUT_MS, CallParams, ClassifyOptions, Priority, base_url, body_of, key_headers
+from .shrink import kept_side
 
 TIMEOUT_SECONDS = 60.0
 CONNECT_SECONDS = 10.0
@@ -41,6 +42,8 @@ class AsyncClient:
             A refusal that does (`Retry-After`) is followed as long as there is time.
         batch_size: the most images of one request, where there are several.
         concurrency: the most requests at once.
+        shrink: scale large photographs before they are sent, to twice what the largest of the server's models looks at,
+            which is asked once; answers differ a little.
         verify: as in httpx: False, or an SSLContext that knows other authorities or a client's certificate.
 
     Raises:
@@ -56,6 +59,7 @@ class AsyncClient:
         retries: int = 4,
         batch_size: int = 8,
         concurrency: int = 4,
+        shrink: bool = False,
         verify: bool | SSLContext = True,
     ) -> None:
         for name, value, least in (
@@ -68,6 +72,8 @@ class AsyncClient:
         self.url = base_url(url)
         self.timeout, self.retries = timeout, retries
         self.batch_size, self.concurrency = batch_size, concurrency
+        self._shrink = shrink
+        self._side: int | None = None
         self._connect = partial(
             httpx.AsyncClient,
             headers=key_headers(api_key),
@@ -126,7 +132,7 @@ class AsyncClient:
         params = self.params(**options)
         if not is_one(images):
             return [answer async for answer in self._stream(cast("Iterable[Image]", images), params)]
-        (answer,) = await self.classify_batch([await asyncio.to_thread(encode, images)], params)
+        (answer,) = await self.classify_batch([await asyncio.to_thread(encode, images, await self.side())], params)
         if answer.error is not None:
             raise answer.error
         return answer
@@ -151,6 +157,12 @@ class AsyncClient:
             return (await (await self._http()).get(self.url + "/readyz", timeout=CONNECT_SECONDS)).status_code == 200
         except (httpx.TransportError, httpx.InvalidURL):
             return False
+
+    async def side(self) -> int | None:
+        """Return the shorter side in pixels to which larger photographs are scaled; None without `shrink`."""
+        if self._shrink and self._side is None:
+            self._side = kept_side(await self.models())
+        return self._side
 
     def params(
         self,
@@ -190,7 +202,7 @@ class AsyncClient:
         return [*await self._post(images[:half], params), *await self._post(images[half:], params)]
 
     async def _stream(self, images: Iterable[Image], params: CallParams) -> AsyncIterator[Answer]:
-        batches = in_batches(encoded(images), self.batch_size, BATCH_BYTES)
+        batches = in_batches(encoded(images, await self.side()), self.batch_size, BATCH_BYTES)
         pending: deque[asyncio.Task[list[Answer]]] = deque()
         try:
             more = True

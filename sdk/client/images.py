@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 from .errors import MilkweedError, unreadable
+from .shrink import shrunk
 
 
 class Readable(Protocol):
@@ -65,16 +66,24 @@ def is_one(images: object) -> TypeGuard[Image]:
     return isinstance(images, kinds) or any(hasattr(images, name) for name in ("read", "__array_interface__"))
 
 
-def encode(image: Image) -> bytes:
+def encode(image: Image, side: int | None = None) -> bytes:
     """Return the encoded bytes of one image.
 
     A Pillow image is classified as its file would be: EXIF's orientation is applied, alpha is not.
+
+    Args:
+        side: the shorter side in pixels to which a larger photograph is scaled; None leaves all as they are.
 
     Raises:
         ImageRefused: `unreadable`, the file cannot be read.
         ValueError: no server takes such pixels, or the array holds several images.
         TypeError: the object is no image.
     """
+    data = _bytes_of(image)
+    return data if side is None else shrunk(data, side)
+
+
+def _bytes_of(image: Image) -> bytes:
     try:
         if isinstance(image, bytes | bytearray | memoryview):
             return bytes(image)
@@ -93,11 +102,11 @@ def encode(image: Image) -> bytes:
     )
 
 
-def encoded(images: Iterable[Image]) -> Iterator[EncodedImage]:
-    """Encode each image; one that cannot be read gives its error."""
+def encoded(images: Iterable[Image], side: int | None = None) -> Iterator[EncodedImage]:
+    """Encode each image, as `encode` does; one that cannot be read gives its error."""
     for image in images:
         try:
-            yield encode(image)
+            yield encode(image, side)
         except MilkweedError as error:
             yield error
 

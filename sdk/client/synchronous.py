@@ -55,6 +55,7 @@ class Client:
         retries: int = 4,
         batch_size: int = 8,
         concurrency: int = 4,
+        shrink: bool = False,
         verify: bool | SSLContext = True,
     ) -> None:
         self._client = AsyncClient(
@@ -64,6 +65,7 @@ class Client:
             retries=retries,
             batch_size=batch_size,
             concurrency=concurrency,
+            shrink=shrink,
             verify=verify,
         )
         self._closed = False
@@ -106,7 +108,7 @@ class Client:
         params = self._client.params(**options)
         if not is_one(images):
             return list(self._stream(cast("Iterable[Image]", images), params))
-        (answer,) = self._run(self._client.classify_batch([encode(images)], params))
+        (answer,) = self._run(self._client.classify_batch([encode(images, self._run(self._client.side()))], params))
         if answer.error is not None:
             raise answer.error
         return answer
@@ -128,9 +130,9 @@ class Client:
 
     def _stream(self, images: Iterable[Image], params: CallParams) -> Iterator[Answer]:
         pending: deque[Future[list[Answer]]] = deque()
-        pid = os.getpid()
+        pid, side = os.getpid(), self._run(self._client.side())
         try:
-            for batch in in_batches(encoded(images), self._client.batch_size, BATCH_BYTES):
+            for batch in in_batches(encoded(images, side), self._client.batch_size, BATCH_BYTES):
                 pending.append(self._begin(self._client.classify_batch(batch, params)))
                 check_process(pid, "this stream")
                 while pending and (pending[0].done() or len(pending) >= self._client.concurrency):

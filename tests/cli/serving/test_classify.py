@@ -251,6 +251,7 @@ def test_classify_refuses_what_cannot_be_done(refused: Refused, bundle: Path, ph
         assert "not written by this command" in refused(*ask, "--output", tmp_path / name, "--resume")
         assert (tmp_path / name).read_text() == content
         (tmp_path / name).unlink()
+    assert refused(*ask, "--shrink", code=2) == "--shrink is for what is sent: it goes with --url"
     both = "--resume goes with --output FILE, as csv or ndjson"
     assert refused(*ask, "--resume", code=2) == both
     assert refused(*ask, "--resume", "--output", tmp_path / "x.json", code=2) == both
