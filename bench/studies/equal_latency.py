@@ -7,14 +7,16 @@ A pair is a dense width and the width of a model whose MLPs, qkv and proj are Mo
 in int8 by our CPU kernels on one thread, in turns; then each is trained on the folder TRAIN as `milkweed train` does,
 the Monarch model with one learning rate and with `--structured-lr`, and measured on all images of HELD_OUT. Images have
 32 px and patches 4, as for CIFAR-10. The bundles lie in WORK, with the state of what was interrupted: the same command
-goes on.
+goes on. A row that FILE has already, perhaps of another machine, keeps its accuracy and is timed anew.
 """
 
 import argparse
+import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,22 @@ def trained(job: TrainJob, progress: Progress) -> Mapping[str, Any]:
     return {**figures, "hours": round(seconds / 3600, 2), "structured_layers": len(config.structure)}
 
 
+def recorded(options: argparse.Namespace) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the rows of `options.out`, by name and seed.
+
+    Raises:
+        SystemExit: its models had other epochs or blocks.
+    """
+    if options.out is None or not options.out.exists():
+        return {}
+    table = json.loads(options.out.read_text())
+    if (table["epochs"], table["depth"]) != (options.epochs, options.depth):
+        raise SystemExit(
+            f"{options.out}: has rows of {table['epochs']} epochs and {table['depth']} blocks: give another file"
+        )
+    return {(row["name"], row["seed"]): row for row in table["rows"]}
+
+
 def interval(top1: float, images: int) -> tuple[float, float]:
     """Return the 95 % interval of a share in percent by the normal approximation."""
     share = top1 / 100
@@ -162,8 +180,8 @@ def pairs_of(text: str) -> list[tuple[int, int]]:
     return pairs
 
 
-def main() -> None:
-    """Time and train the models, and print the row of a model when it is measured."""
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("train", type=Path)
     parser.add_argument("held_out", type=Path)
@@ -174,24 +192,30 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
-    options, load = parser.parse_args(), os.getloadavg()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Time and train the models, and print the row of a model when it is measured."""
+    options, load = arguments(), os.getloadavg()
     options.work.mkdir(parents=True, exist_ok=True)
-    variants, rows = variants_of(options.pairs), list[dict[str, Any]]()
+    variants, rows = variants_of(options.pairs), recorded(options)
     ms = latencies(variants, options.depth)
-    for seed in options.seeds:
-        for variant in variants:
-            figures = trained(job_of(variant, seed, options), Progress(note=print, row=print))
-            low, high = interval(figures["top1"], figures["images"])
-            row = {"name": variant.name, "seed": seed, "ms": ms[variant.name], "low": low, "high": high, **figures}
-            rows.append(row)
-            print(
-                f"{variant.name}, seed {seed}: {row['ms']:.3f} ms, top-1 {row['top1']:.2f} % "
-                f"({low:.2f} to {high:.2f}), {row['hours']} h",
-                flush=True,
-            )
-            if options.out is not None:
-                head = about("equal_latency", load)
-                save(options.out, {**head, "epochs": options.epochs, "depth": options.depth, "rows": rows})
+    for seed, variant in product(options.seeds, variants):
+        figures = rows.get((variant.name, seed)) or trained(
+            job_of(variant, seed, options), Progress(note=print, row=print)
+        )
+        low, high = interval(figures["top1"], figures["images"])
+        row = {**figures, "name": variant.name, "seed": seed, "ms": ms[variant.name], "low": low, "high": high}
+        rows[variant.name, seed] = row
+        print(
+            f"{variant.name}, seed {seed}: {row['ms']:.3f} ms, top-1 {row['top1']:.2f} % "
+            f"({low:.2f} to {high:.2f}), {row['hours']} h",
+            flush=True,
+        )
+        if options.out is not None:
+            head = about("equal_latency", load)
+            save(options.out, {**head, "epochs": options.epochs, "depth": options.depth, "rows": [*rows.values()]})
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from milkweed.bench.machine import save
 from milkweed.bench.studies.equal_latency import (
     Variant,
     interval,
     job_of,
     latencies,
     pairs_of,
+    recorded,
     trained,
     variants_of,
 )
@@ -64,3 +66,15 @@ def test_intervals_and_pairs() -> None:
     ):
         with pytest.raises(ArgumentTypeError, match=said):
             pairs_of(text)
+
+
+def test_rows_of_another_machine_stay(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    options = Namespace(out=file, epochs=2, depth=1)
+    assert recorded(options) == {}
+    row = {"name": "dense64", "seed": 3, "top1": 61.0}
+    save(file, {"epochs": 2, "depth": 1, "rows": [row]})
+    assert recorded(options) == {("dense64", 3): row}
+    options.epochs = 3
+    with pytest.raises(SystemExit, match="rows of 2 epochs and 1 blocks"):
+        recorded(options)
