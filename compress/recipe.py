@@ -137,6 +137,7 @@ class DistillationConfig:
         features: weight of the blocks' outputs beside the answers.
         mixup, cutmix: as in `TrainingRecipe`.
         label_weight: weight of the labels beside the dense model's answers, 0 to 1.
+        blend_fraction: share of the steps in which structured layers take over from the dense ones; 0 is at once.
 
     Raises:
         RecipeError: a value outside its limits.
@@ -149,14 +150,15 @@ class DistillationConfig:
     mixup: float = 0.2
     cutmix: float = 0.0
     label_weight: float = 0.0
+    blend_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size"):
             if type(value := getattr(self, name)) is not int or value < 1:
                 raise RecipeError(f"distillation: {name} {quoted(value)} must be a whole number from 1 on")
-        for name in ("lr", "features", "mixup", "cutmix", "label_weight"):
+        for name in ("lr", "features", "mixup", "cutmix", "label_weight", "blend_fraction"):
             value = getattr(self, name)
-            if not (_is_number(value) and value >= 0) or (name == "label_weight" and value > 1):
+            if not (_is_number(value) and value >= 0) or (name in ("label_weight", "blend_fraction") and value > 1):
                 raise RecipeError(f"distillation: {name} {quoted(value)} must be a number from 0 on")
         if self.lr == 0:
             raise RecipeError("distillation: lr 0 would change nothing")

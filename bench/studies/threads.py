@@ -3,7 +3,8 @@
     python -m milkweed.bench.studies.threads [--models ARCH ...] [--threads 2] [--out FILE]
 
 Candidates of a model take turns; figures are milliseconds an image. The last row of a model has four times as many
-threads as cores, as no server has: threads then wait for a core, and not only for each other.
+threads as cores, as no server has: threads then wait for a core, and not only for each other. Behind a plain ViT's rows
+stands what 2, 8 and 16 cores would take, modelled from one thread's time and a barrier's.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from ..machine import about, save
 from .cpu_kernels import CALIBRATION_IMAGES, MODELS, SIZE, fast_dtype, noise, variant
 
 OVERSUBSCRIBED = 4
+ROWS, QUERIES = 16, 32
+"""Rows, and queries of a head, that stay on one thread: the kernels' units (AVX-512)."""
 
 
 def forwards_of(
@@ -46,6 +50,37 @@ def forwards_of(
         yield f"milkweed, {count} threads", program_forward(model, LanePlan(1, count, 1), size, activations)
 
 
+def barrier_ms() -> float:
+    """Return what two threads wait for each other, from a model of five tokens, too few to be shared out."""
+    size, depth = 32, 24
+    model = variant("vit_tiny_patch16_224", img_size=size, embed_dim=64, num_heads=1, depth=depth)
+    activations = calibrate(model, size, [noise(size)[:CALIBRATION_IMAGES]])
+    with ExitStack() as opened:
+        forwards = {}
+        for lanes in (1, 2):
+            forwards[str(lanes)] = program_forward(model, LanePlan(1, lanes, 1), size, activations)
+            opened.callback(forwards[str(lanes)].close)
+        ms = {name: times[1] for name, times in time_in_turns(forwards, [1]).items()}
+    return max(0.0, ms["2"] - ms["1"]) / (2 * depth)
+
+
+def modelled(model: Any, ms: float, threads: int, barrier: float) -> float:
+    """Return the milliseconds of a plain ViT's image on as many cores as threads.
+
+    A layer is two steps, an attention and the rows between two of them. Each takes as long as the largest share that a
+    thread has of it, and then a barrier, which costs as much more as it has members. Memory is taken to keep up.
+
+    Args:
+        ms: milliseconds on one thread, which the steps share by their multiply-accumulates.
+        barrier: milliseconds of one with two members.
+    """
+    tokens, width, heads = model.pos_embed.shape[1], model.embed_dim, model.blocks[0].attn.num_heads
+    attention = 2 * tokens / (2 * tokens + 12 * width)
+    units = {1 - attention: ceil(tokens / ROWS), attention: heads * ceil(tokens / QUERIES)}
+    spent = sum(share * ceil(count / threads) / count for share, count in units.items()) * ms
+    return spent + 2 * len(model.blocks) * barrier * threads / 2
+
+
 def rows(arch: str, threads: int, **arguments: Any) -> Iterator[dict[str, Any]]:
     """Yield milliseconds of one image in every form, and the speedup over the same on one thread."""
     with tempfile.TemporaryDirectory() as work, ExitStack() as opened:
@@ -60,6 +95,14 @@ def rows(arch: str, threads: int, **arguments: Any) -> Iterator[dict[str, Any]]:
         yield {"arch": arch, "form": name, "ms": spent, "times_one_thread": alone / spent}
 
 
+def modelled_row(arch: str, ms: float, barrier: float) -> dict[str, Any]:
+    """Return what a plain ViT is modelled to take, given its milliseconds on one thread."""
+    model = variant(arch)
+    row = {str(threads): modelled(model, ms, threads, barrier) for threads in (2, 8, 16)}
+    print(f"{arch:<24} modelled on {', '.join(f'{n} cores {spent:.2f} ms' for n, spent in row.items())}", flush=True)
+    return {"arch": arch, "modelled_ms": row}
+
+
 def main() -> None:
     """Run the study."""
     description = argparse.RawDescriptionHelpFormatter
@@ -69,9 +112,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FILE")
     options = parser.parse_args()
     before = os.getloadavg()
-    made = [row for arch in options.models for row in rows(arch, options.threads)]
+    barrier, made, models = barrier_ms(), list[dict[str, Any]](), list[dict[str, Any]]()
+    print(f"a barrier of two threads: {1e3 * barrier:.2f} us", flush=True)
+    for arch in options.models:
+        made += rows(arch, options.threads)
+        (alone,) = (row["ms"] for row in made if row["arch"] == arch and row["form"] == "milkweed, 1 threads")
+        if "vitae" not in arch:
+            models.append(modelled_row(arch, alone, barrier))
     if options.out:
-        save(options.out, {**about("threads", before, ["openvino"]), "rows": made})
+        head = about("threads", before, ["openvino"])
+        save(options.out, {**head, "barrier_ms": barrier, "rows": made, "modelled": models})
 
 
 if __name__ == "__main__":

@@ -17,8 +17,10 @@ from ...models.architectures.vitae.merging import MergingCell
 from ...models.architectures.vitae.reduction import PerformerAttention
 from ...models.progress import Progress
 from ...models.training import Trainer, TrainingRecipe
+from ..data import Baseline
 from ..measure import CandidateEvaluator
 from ..recipe import DistillationConfig, Recipe
+from .blend import blend, unblend
 from .blocks import block_names
 from .objectives import FeatureDistillation
 
@@ -65,10 +67,7 @@ def distil(evaluator: CandidateEvaluator, recipe: Recipe, progress: Progress) ->
     assert plan is not None
     if plan.label_weight > 0 and baseline.calibration.targets is None:
         raise DataError(f"distillation: label_weight {plan.label_weight:g} needs images whose classes are known")
-    spec = PreprocessSpec.from_dict(baseline.config.preprocess)
-    augmentation = Augmentation(crop="pad") if spec.size <= 64 else Augmentation(crop="resized", min_scale=0.35)
-    samples = spaced(baseline.training, plan.steps * plan.batch_size)
-    source = TrainingImages(samples, spec, augmentation, batch_size=plan.batch_size)
+    source = _images(baseline, plan)
     passes = ceil(plan.steps / source.steps)
     training = TrainingRecipe(
         epochs=passes,
@@ -88,8 +87,19 @@ def distil(evaluator: CandidateEvaluator, recipe: Recipe, progress: Progress) ->
     )
     state, phase = file.with_suffix(".state"), f"training {recipe.plain}"
     _train_what_changed(model, recipe)
+    if blended := round(plan.blend_fraction * passes * source.steps):
+        blend(model, baseline.model, blended)
     result = Trainer(model, objective, source, training, state=state, progress=progress, phase=phase).train()
+    unblend(result.model)
     evaluator.recipes.keep(recipe.floating, result.model)
+
+
+def _images(baseline: Baseline, plan: DistillationConfig) -> TrainingImages:
+    """Evenly spaced images where there are more than the steps take."""
+    spec = PreprocessSpec.from_dict(baseline.config.preprocess)
+    augmentation = Augmentation(crop="pad") if spec.size <= 64 else Augmentation(crop="resized", min_scale=0.35)
+    samples = spaced(baseline.training, plan.steps * plan.batch_size)
+    return TrainingImages(samples, spec, augmentation, batch_size=plan.batch_size)
 
 
 def _train_what_changed(model: nn.Module, recipe: Recipe) -> None:

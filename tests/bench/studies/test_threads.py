@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from milkweed.bench.studies.cpu_kernels import noise, variant
-from milkweed.bench.studies.threads import forwards_of, rows
+from milkweed.bench.studies.threads import barrier_ms, forwards_of, modelled, rows
 from milkweed.models.programs.session import kernels_refusal
 
 from .test_cpu_kernels import ARCH, ARGS, error
@@ -37,3 +37,12 @@ def test_a_form_is_timed_beside_itself_on_one_thread(capsys: pytest.CaptureFixtu
     for row in made:
         assert row["times_one_thread"] == one[row["form"].partition(",")[0]] / row["ms"]
     assert len(capsys.readouterr().out.splitlines()) == len(made) == 5
+
+
+def test_a_step_takes_as_long_as_its_largest_share() -> None:
+    model = variant("deit_tiny_patch16_224")  # 197 tokens are 13 times 16 rows, 3 heads 21 times 32 queries
+    attention = 2 * 197 / (2 * 197 + 12 * 192)
+    assert modelled(model, 10.0, 1, 0.0) == pytest.approx(10.0)
+    assert modelled(model, 10.0, 2, 0.0) == pytest.approx(10 * ((1 - attention) * 7 / 13 + attention * 11 / 21))
+    assert modelled(model, 10.0, 16, 0.5) == pytest.approx(10 * ((1 - attention) / 13 + attention * 2 / 21) + 24 * 4.0)
+    assert barrier_ms() >= 0

@@ -20,8 +20,10 @@ from milkweed.loaders.dataset.training import Sample
 from milkweed.models import create_model
 from milkweed.models.architectures.token_blocks import apply_token_plan
 from milkweed.models.divergence import answers, diverge
+from milkweed.models.layers.select import layer_specs_for, select_linears
 from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.progress import Progress
+from milkweed.models.projection.replacement import project_layer
 
 from ...models.tiny import TINY_VITAE
 
@@ -46,6 +48,14 @@ def damaged(dense: nn.Module, recipe: Recipe) -> nn.Module:
     for name, parameter in model.named_parameters():
         if "blocks.3.mlp" in name:
             parameter.mul_(0.5)
+    return model
+
+
+def monarch_mlps(dense: nn.Module) -> nn.Module:
+    """The model with projected MLPs."""
+    model = copy.deepcopy(dense)
+    for name, spec in layer_specs_for(model, select_linears(model, ("mlp",)), "monarch", nblocks=4).items():
+        project_layer(model, name, spec)
     return model
 
 
@@ -137,9 +147,14 @@ def test_all_blocks_of_a_narrower_model_are_trained(evaluator: Lent) -> None:
     assert not torch.equal(found["blocks.0.mlp.fc1.weight"], before["blocks.0.mlp.fc1.weight"])
 
 
-def test_a_killed_training_goes_on_to_the_same_weights(evaluator: Lent) -> None:
+@pytest.mark.parametrize("structured", [False, True], ids=["merging", "structured, blended"])
+def test_a_killed_training_goes_on_to_the_same_weights(evaluator: Lent, structured: bool) -> None:
     dense, recipe = dense_model(**VIT), Recipe(TokenPlan(MERGING, class_last=True), distillation=QUICK)
     whole, killed = evaluator(dense, "whole"), evaluator(dense, "killed")
+    if structured:
+        recipe = Recipe(structure=Structure(), distillation=replace(QUICK, blend_fraction=0.8))
+        for each in (whole, killed):
+            each.model = lambda _: monarch_mlps(dense)
     distil.distil(whole, recipe, Progress())
 
     def kill(_: str, done: int, total: int) -> None:
@@ -153,7 +168,7 @@ def test_a_killed_training_goes_on_to_the_same_weights(evaluator: Lent) -> None:
     distil.distil(killed, recipe, Progress(lambda _, done, __: steps.append(done)))
     assert steps[0] > 10
     one, other = trained(whole, recipe), trained(killed, recipe)
-    assert one.keys() == other.keys()
+    assert one.keys() == other.keys() == whole.model(recipe).state_dict().keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
