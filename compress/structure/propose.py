@@ -13,7 +13,7 @@ from torch import nn
 from ...models.layers.layer_spec import LayerSpec
 from ...models.layers.select import ROLES, in_a_block, linear_layer, replaceable_linears, select_linears
 from ..measure import CandidateEvaluator
-from ..recipe import OF_STRUCTURES, QuantizationConfig, Recipe, Structure
+from ..recipe import OF_STRUCTURES, DistillationConfig, QuantizationConfig, Recipe, Structure
 from ..selection import TargetError
 from ..tokens import MOST_KL, screened_kl
 from .latency import LayerTimes, Shape, shapes_of
@@ -78,7 +78,18 @@ def structured(evaluator: CandidateEvaluator, best: Recipe) -> list[Recipe]:
         return []
     merged = min(evaluator.measured.items(), key=lambda item: min(item[1].ms.values()))[0].recipe.tokens
     plans = dict.fromkeys([best.tokens, merged])
-    return [replace(best, structure=structure, tokens=plan, distillation=OF_STRUCTURES) for plan in plans]
+    distillation = of_structures(len(baseline.training))
+    return [replace(best, structure=structure, tokens=plan, distillation=distillation) for plan in plans]
+
+
+def of_structures(images: int) -> DistillationConfig:
+    """Return how structured layers are trained: gradually, where no step needs an image again.
+
+    DeiT-Tiny for CIFAR-10 with Monarch MLPs after 500 steps of 64 images, each seen once: 71.6 % right, at once 69.7.
+    With 250 photographs of ImageNet, seen 20 times, gradually was no better: KL 2.40, at once 2.34.
+    """
+    enough = images >= OF_STRUCTURES.steps * OF_STRUCTURES.batch_size
+    return replace(OF_STRUCTURES, blend_fraction=0.33) if enough else OF_STRUCTURES
 
 
 def smaller_by_structure(evaluator: CandidateEvaluator, best: Recipe, over: int) -> Recipe:
@@ -96,7 +107,9 @@ def smaller_by_structure(evaluator: CandidateEvaluator, best: Recipe, over: int)
     int8 = QuantizationConfig(per_channel=True) if evaluator.ours and best.quantization else best.quantization
     roles = tuple(role for role, pattern in ROLES.items() if any(map(pattern.fullmatch, names)))
     structure = Structure(layers=roles, budget=round(budget, 3))
-    return replace(best, structure=structure, quantization=int8, distillation=OF_STRUCTURES)
+    return replace(
+        best, structure=structure, quantization=int8, distillation=of_structures(len(evaluator.baseline.training))
+    )
 
 
 def _blocks_linears(model: nn.Module) -> list[str]:

@@ -3,6 +3,8 @@
 import ctypes
 import functools
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,30 @@ def start_threads(threads: int, library: Path = LIBRARY) -> int:
         CpuLibraryError: the library is missing, or of other sources.
     """
     return int(_checked(library).milkweed_team(threads))
+
+
+@contextmanager
+def busy_thread() -> Iterator[None]:
+    """Count the calling thread as busy for the block, with something that no program computes.
+
+    So a team of an image is no larger than there are cores left. Without the library there are no teams, nor is there
+    anything to count.
+    """
+    count = _working_counter()
+    count(1)
+    try:
+        yield
+    finally:
+        count(-1)
+
+
+@functools.cache
+def _working_counter() -> Callable[[int], object]:
+    try:
+        counter: Callable[[int], object] = _checked(LIBRARY).milkweed_count_working
+    except CpuLibraryError:
+        return lambda more: None
+    return counter
 
 
 def fastest_set(library: Path = LIBRARY) -> InstructionSet:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ...kernels.cpu.library import busy_thread
 from ..base import SOUND, LoadResult
 from ..errors import InputError, without_frames
 from ..headers.info import ImageInfo
@@ -94,7 +95,7 @@ class BatchLoader(ABC):
         def run(index: int) -> tuple[InputError | None, Stopwatch]:
             watch = Stopwatch()
             try:
-                with decoding_errors("image"):
+                with busy_thread(), decoding_errors("image"):
                     item, info = self._cropped(items[index], infos[index], watch)
                     self.load_one(item, info, pixels[index], watch)
             except InputError as error:

@@ -161,13 +161,14 @@ double run_together(int most, const Memories& memories, char* arena, Work work, 
   return seconds;
 }
 
-static void count_working(int more) {
+// Counts threads that work on something else, such as a decoder: so many fewer help with images.
+MILKWEED_EXPORT void milkweed_count_working(int more) {
   pthread_mutex_lock(&mutex);
   working += more;
   pthread_mutex_unlock(&mutex);
 }
 
-void begin_call() { count_working(1); }
-void end_call() { count_working(-1); }
+void begin_call() { milkweed_count_working(1); }
+void end_call() { milkweed_count_working(-1); }
 
 }  // namespace milkweed

@@ -51,12 +51,13 @@ def proposed(
     methods: tuple[str, ...] = (),
     ours: bool = True,
     target: float | None = None,
+    images: int = 100,
 ) -> tuple[list[Recipe], list[str]]:
     """What is proposed for a model of which these were measured, and what is noted."""
     notes: list[str] = []
     evaluator: Any = SimpleNamespace(
         job=SimpleNamespace(methods=methods, batches=(8, 1), tries=lambda method: True),
-        baseline=SimpleNamespace(model=model),
+        baseline=SimpleNamespace(model=model, training=[None] * images),
         progress=Progress(note=notes.append),
         times=Times(),
         ours=ours,
@@ -95,6 +96,14 @@ def test_what_pays_is_named_and_proposed(vit: nn.Module, kl: dict[Structure, flo
     assert {(recipe.quantization, recipe.distillation) for recipe in recipes} == {(BEST.quantization, OF_STRUCTURES)}
     shapes = [(structure.layers, structure.nblocks, structure.budget) for structure in kl]
     assert shapes == [(("*.mlp.fc1",), 4, None), (("*.mlp.fc2",), 1, None)]  # each as it saves most
+
+
+@pytest.mark.parametrize(("images", "fraction"), [(4799, 0.0), (4800, 0.33)])
+def test_layers_are_replaced_gradually_where_no_image_is_needed_twice(
+    vit: nn.Module, images: int, fraction: float
+) -> None:
+    recipes, _ = proposed(vit, {BEST: measured(10, 0.0), MERGED: measured(8, 0.1)}, images=images)
+    assert {recipe.distillation for recipe in recipes} == {replace(OF_STRUCTURES, blend_fraction=fraction)}
 
 
 @pytest.mark.parametrize(("target", "saved"), [(1.01, 0.075), (1.1, 1 - 1 / 1.1), (1.25, 0.135), (4.0, 0.135)])

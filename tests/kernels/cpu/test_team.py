@@ -104,6 +104,24 @@ print(run.helped_seconds() > 0)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\nTrue\n", "")
 
 
+def test_no_thread_helps_where_others_decode() -> None:
+    done = run_alone(
+        """
+start_threads(2)
+run = ProgramRunner(assemble(program, isa), threads=2)
+helped = []
+def compute():
+    run(images, 2)
+    helped.append(run.helped_seconds() > 0)
+with busy_thread():
+    compute()
+compute()
+print(helped)
+"""
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[False, True]\n", "")
+
+
 def test_a_fork_computes_alone_and_gets_the_same_bits() -> None:
     done = run_alone(
         """
@@ -138,7 +156,7 @@ import os, resource, sys, threading
 import numpy as np
 from milkweed.kernels.cpu.assemble import assemble
 from milkweed.kernels.cpu.instruction_sets import supported_sets
-from milkweed.kernels.cpu.library import ProgramRunner, start_threads
+from milkweed.kernels.cpu.library import ProgramRunner, busy_thread, start_threads
 sys.path.append(sys.argv[1])
 from tests.kernels.cpu.test_programs import PROGRAMS, images_of
 program, isa = PROGRAMS["odd"](), supported_sets()[0]
