@@ -280,6 +280,7 @@ def right_in_every_mode(kernel: Kernel) -> bool:
 
 
 @pytest.mark.parametrize("name", in_full_runs(PLANTED, ONLY_IN_FULL))
+@pytest.mark.slow_beyond(1)
 def test_a_planted_bug_is_caught(emulated: Build, name: str) -> None:
     defines = ("MILKWEED_ONE_TILE=1",)
     header = "conv/grouped_conv.cuh" if name in IN_GROUPED_CONV else "conv/conv_branch.cuh"

@@ -239,6 +239,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("planted", PLANTED)
+@pytest.mark.slow_beyond(1)
 def test_planted_bugs_are_caught(emulated: Build, planted: str) -> None:
     text, replacement = PLANTED[planted]
     header = "mlp/monarch_mlp_ring.cuh" if "stage" in text.partition("sync: ")[2] else "mlp/monarch_mlp.cuh"

@@ -207,11 +207,13 @@ def right_in_every_mode(performer: Performer) -> bool:
 
 
 @pytest.mark.parametrize("stages", [0, pytest.param(1, marks=FULL), 2])
+@pytest.mark.slow_beyond(1)
 def test_the_small_tile_is_right(emulated: Build, stages: int) -> None:
     assert right_in_every_mode(Performer(emulated("performer", defines=(f"MW_STAGES={stages}",))))
 
 
 @pytest.mark.parametrize("name", in_full_runs(PLANTED, PLANTED.keys() - QUICK))
+@pytest.mark.slow_beyond(1)
 def test_a_planted_mistake_shows_in_some_mode(emulated: Build, name: str) -> None:
     header, text, stages = PLANTED[name]
     library = emulated("performer", mutations={header: (text, "")}, defines=(f"MW_STAGES={stages}",))

@@ -101,6 +101,7 @@ def test_a_library_without_libjpeg_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     assert part_refusal.__wrapped__() == "the CPU kernels were built without libjpeg-turbo"
 
 
+@pytest.mark.slow
 def test_without_libjpegs_headers_the_other_kernels_are_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -109,6 +109,7 @@ def waits_first(ptx: str, *, pdl: bool) -> None:
 
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("number", range(4))
+@pytest.mark.slow_beyond(4)
 def test_mlp_compiles_for_gpus_that_are_not_there(gpu: int, number: int) -> None:
     check(mlp("ViT-B", gpu, WIDE)[number], gpu)
 

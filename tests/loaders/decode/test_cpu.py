@@ -55,6 +55,7 @@ def test_jpeg_equals_reference(options, picture, encoded, levels):
 
 @pytest.mark.parametrize("value", range(1, 9))
 @pytest.mark.parametrize("size", [(400, 300), (301, 257), (1025, 800), (400, 160), (160, 700)])
+@pytest.mark.slow_beyond(10)
 def test_scaled_jpegs_are_near_the_exact_ones(size, value, picture, encoded, levels, monkeypatch):
     exif = Image.Exif()
     exif[0x0112] = value

@@ -42,6 +42,7 @@ def check(rows: dict[str, Any]) -> None:
     assert not faults
 
 
+@pytest.mark.slow
 def test_what_runs_for_vit_b_is_as_it_should_be() -> None:
     version, rows = judged(INNER, LAST, SERIALISED, INT8, FP8, ROUNDED)
     check(rows)
