@@ -1,7 +1,7 @@
 """Dense and wider Monarch vision transformers of equal latency, trained alike: which answers better?
 
     python -m milkweed.bench.studies.equal_latency TRAIN HELD_OUT WORK [--pairs 192:256] [--epochs 15] [--seeds 0]
-        [--device cpu] [--out FILE]
+        [--device cpu] [--out FILE] [--plot FILE.svg]
 
 A pair is a dense width and the width of a model whose MLPs, qkv and proj are Monarch layers of 4 blocks. All are timed
 in int8 by our CPU kernels on one thread, in turns; then each is trained on the folder TRAIN as `milkweed train` does,
@@ -16,6 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,9 @@ from ...models import create_model, load_bundle
 from ...models.layers.select import layer_specs_for, replace_linears, select_linears
 from ...models.programs.int8 import calibrate
 from ...models.progress import Progress
+from ...models.report.drawing import PICTURE, SERIES, figure, save_picture
 from ...models.training import TrainingRecipe
+from ..labels import label_ends
 from ..machine import about, save
 
 ARCH, SIZE, PATCH, HEAD_DIM, CLASSES = "vit_tiny_patch16_224", 32, 4, 64, 10
@@ -165,6 +168,22 @@ def interval(top1: float, images: int) -> tuple[float, float]:
     return 100 * (share - half), 100 * (share + half)
 
 
+def picture(rows: Sequence[Mapping[str, Any]], epochs: int) -> Any:
+    """Draw accuracy with its interval against milliseconds an image."""
+    drawn = figure(PICTURE, 320)
+    axis = drawn.subplots()
+    for row in rows:
+        monarch = row["name"].startswith("monarch")
+        colour, away = SERIES[monarch], [[row["top1"] - row["low"]], [row["high"] - row["top1"]]]
+        axis.errorbar(row["ms"], row["top1"], yerr=away, fmt="s" if monarch else "o", color=colour, capsize=3)
+    axis.margins(0.35, 0.2)
+    axis.set_xlabel("ms an image, in eights: int8, our CPU kernels, one thread")
+    axis.set_ylabel("top-1, %")
+    axis.set_title(f"{epochs} epochs; 95 % intervals of the held-out images")
+    label_ends(axis, [(row["ms"], row["top1"], row["name"], SERIES[row["name"].startswith("monarch")]) for row in rows])
+    return drawn
+
+
 def pairs_of(text: str) -> list[tuple[int, int]]:
     """Read `192:256,384:560`.
 
@@ -192,6 +211,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--plot", type=Path)
     return parser.parse_args()
 
 
@@ -216,6 +236,8 @@ def main() -> None:
         if options.out is not None:
             head = about("equal_latency", load)
             save(options.out, {**head, "epochs": options.epochs, "depth": options.depth, "rows": [*rows.values()]})
+    if options.plot is not None:
+        save_picture(partial(picture, [*rows.values()], options.epochs), options.plot)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The study of equal latency: which models it compares, how they are trained, and what it says of a figure."""
 
 from argparse import ArgumentTypeError, Namespace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from milkweed.bench.studies.equal_latency import (
     job_of,
     latencies,
     pairs_of,
+    picture,
     recorded,
     trained,
     variants_of,
@@ -19,6 +21,7 @@ from milkweed.bench.studies.equal_latency import (
 from milkweed.models import save_bundle
 from milkweed.models.layers.select import layer_specs_of
 from milkweed.models.progress import SILENT
+from milkweed.models.report.drawing import save_picture
 
 from ...models.tiny import config_of
 
@@ -78,3 +81,13 @@ def test_rows_of_another_machine_stay(tmp_path: Path) -> None:
     options.epochs = 3
     with pytest.raises(SystemExit, match="rows of 2 epochs and 1 blocks"):
         recorded(options)
+
+
+def test_the_picture_has_every_row(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `train` is not installed")
+    rows = [
+        {"name": name, "ms": ms, "top1": top1, "low": top1 - 1, "high": top1 + 1}
+        for name, ms, top1 in (("dense64", 1.0, 60.0), ("monarch128", 1.01, 60.5), ("monarch128lr", 1.02, 61.0))
+    ]
+    text = save_picture(partial(picture, rows, 4), tmp_path / "a.svg").read_text()
+    assert [text.count(f">{row['name']}<") for row in rows] == [1, 1, 1]
