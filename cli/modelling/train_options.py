@@ -105,6 +105,7 @@ class TrainOptions:
         str | None, text_option("SPEC", "RandAugment as timm spells it, such as rand-m9-mstd0.5.")
     ] = None
     color_jitter: Annotated[float, decimal_option("Strength of colour changes, 0 to 1.")] = 0.0
+    blur: Annotated[float, decimal_option("Probability of a Gaussian blur, 0 to 1.")] = 0.0
     erase: Annotated[float, decimal_option("Probability of random erasing, 0 to 1.")] = 0.0
     ema: Annotated[float, decimal_option("Decay of the moving average of the weights, such as 0.999; 0 = off.")] = 0.0
     amp: Annotated[str, text_option("none|bfloat16|float16", "Number type of autocast (mixed precision).")] = "none"

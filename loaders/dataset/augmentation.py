@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor
 
 from ...kernels.installation import install_command
@@ -35,6 +35,7 @@ class Augmentation:
         flip: mirror half of the images left-right.
         randaugment: timm's spelling, such as `rand-m9-mstd0.5`; None is off.
         color_jitter: largest relative change of brightness, contrast and saturation; 0 is off.
+        blur: probability of a Gaussian blur with a radius of up to 2 px, as in SimCLR (arXiv 2002.05709).
         erase: probability that a box is filled with noise (random erasing, arXiv 1708.04896).
     """
 
@@ -43,6 +44,7 @@ class Augmentation:
     flip: bool = True
     randaugment: str | None = None
     color_jitter: float = 0.0
+    blur: float = 0.0
     erase: float = 0.0
 
     def __post_init__(self) -> None:
@@ -50,10 +52,9 @@ class Augmentation:
             raise ValueError(f"crop {self.crop!r} must be one of {', '.join(CROPS)}")
         if not 0 < self.min_scale <= 1:
             raise ValueError(f"min_scale {self.min_scale} must be above 0 and at most 1")
-        if not 0 <= self.erase <= 1:
-            raise ValueError(f"erase {self.erase} must be 0 to 1")
-        if not 0 <= self.color_jitter <= 1:
-            raise ValueError(f"color_jitter {self.color_jitter} must be 0 to 1")
+        for name in ("color_jitter", "blur", "erase"):
+            if not 0 <= (value := getattr(self, name)) <= 1:
+                raise ValueError(f"{name} {value} must be 0 to 1")
 
 
 class Augmenter:
@@ -164,6 +165,8 @@ def _colour_changes(augmentation: Augmentation, spec: PreprocessSpec) -> Callabl
         changes.append(transform)
     if augmentation.color_jitter > 0:
         changes.append(partial(_jittered, most=augmentation.color_jitter))
+    if augmentation.blur > 0:
+        changes.append(partial(_blurred, probability=augmentation.blur))
     if not changes:
         return None
 
@@ -187,6 +190,11 @@ def _jittered(image: Image.Image, most: float) -> Image.Image:
     for change in changes:
         image = change(image).enhance(random.uniform(1 - most, 1 + most))
     return image
+
+
+def _blurred(image: Image.Image, probability: float) -> Image.Image:
+    blurs, radius = random.random() < probability, random.uniform(0.1, 2.0)
+    return image.filter(ImageFilter.GaussianBlur(radius)) if blurs else image
 
 
 def _erasing(augmentation: Augmentation) -> Callable[[Tensor], Tensor] | None:

@@ -184,6 +184,11 @@ def test_erasing_and_colours_change_what_they_should(samples: list[Sample]) -> N
     changed = (erased != plain).any(1).float().mean((1, 2))
     assert float(changed.min()) >= 0.02
     assert float(changed.max()) <= 0.4  # timm's boxes are 2 to a third of the area
+    blur = Augmentation(crop="none", flip=False, blur=0.5)
+    ((blurred, _),) = TrainingImages(samples, SPEC, blur, batch_size=20).batches(0, 0)
+    softened = (blurred != plain).flatten(1).any(1)
+    assert 4 <= int(softened.sum()) <= 16
+    assert (blurred.diff(dim=3).abs().mean((1, 2, 3)) < plain.diff(dim=3).abs().mean((1, 2, 3)))[softened].all()
     jitter = Augmentation(crop="none", flip=False, color_jitter=0.4)
     ((jittered, _),) = TrainingImages(samples, SPEC, jitter, batch_size=20).batches(0, 0)
     assert (jittered != plain).flatten(1).any(1).all()
