@@ -96,34 +96,37 @@ class LocalModel:
 
     @overload
     def classify(  # type: ignore[overload-overlap]  # text is a path, not several
-        self, images: Image, top_k: int | None = None
+        self, images: Image, top_k: int | None = None, threshold: float = 0.0
     ) -> Answer: ...
 
     @overload
-    def classify(self, images: Iterable[Image], top_k: int | None = None) -> list[Answer]: ...
+    def classify(self, images: Iterable[Image], top_k: int | None = None, threshold: float = 0.0) -> list[Answer]: ...
 
-    def classify(self, images: Image | Iterable[Image], top_k: int | None = None) -> Answer | list[Answer]:
+    def classify(
+        self, images: Image | Iterable[Image], top_k: int | None = None, threshold: float = 0.0
+    ) -> Answer | list[Answer]:
         """Classes of one image, or of each of several.
 
         Args:
             images: as a `Client` takes them; `stream` holds fewer at once.
             top_k: classes an answer, 1 to `num_classes`; 5 if None, or all where there are fewer.
+            threshold: least score of an answer's classes, 0 to 1; there may then be none.
 
         Returns:
             An answer, or a list of them in order, in which an image that got none has its `error`.
 
         Raises:
             MilkweedError: the one image got no answer.
-            ValueError: `top_k`, or what is given as an image, cannot be.
+            ValueError: `top_k`, `threshold`, or what is given as an image, cannot be.
         """
         if not is_one(images):
-            return list(self.stream(cast("Iterable[Image]", images), top_k))
-        (answer,) = self.stream([encode(images)], top_k)
+            return list(self.stream(cast("Iterable[Image]", images), top_k, threshold))
+        (answer,) = self.stream([encode(images)], top_k, threshold)
         if answer.error is not None:
             raise answer.error
         return answer
 
-    def stream(self, images: Iterable[Image], top_k: int | None = None) -> Iterator[Answer]:
+    def stream(self, images: Iterable[Image], top_k: int | None = None, threshold: float = 0.0) -> Iterator[Answer]:
         """The answers to any number of images, in order, as they come.
 
         The next batch is read and decoded while one is computed; no more is held.
@@ -131,7 +134,9 @@ class LocalModel:
         top_k = self._top_k if top_k is None else top_k
         if not 1 <= top_k <= self.num_classes:
             raise ValueError(f"top_k is {top_k}: expected 1..{self.num_classes}")
-        return self._stream(images, top_k)
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"threshold is {threshold}: expected 0 to 1")
+        return (_at_least(threshold, answer) for answer in self._stream(images, top_k))
 
     def _stream(self, images: Iterable[Image], top_k: int) -> Iterator[Answer]:
         batches, pid = in_batches(encoded(images), self._pipeline.default_batch_size, BATCH_BYTES), os.getpid()
@@ -187,6 +192,12 @@ class LocalModel:
         else:
             error = make_error(outcome.code, outcome.message)
         return Answer(predictions, error, self.name, self.version, stages=stages)
+
+
+def _at_least(threshold: float, answer: Answer) -> Answer:
+    """Leave out the classes of a lower score."""
+    best = tuple(row for row in answer.predictions if row.score >= threshold)
+    return answer if len(best) == len(answer.predictions) else replace(answer, predictions=best)
 
 
 def _stages(result: BatchResult) -> dict[str, float]:

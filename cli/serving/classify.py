@@ -10,7 +10,7 @@ import typer
 
 from ..bundle_args import DEMO, bundle_path
 from ..errors import FAILED, WRONG_USAGE, CommandError
-from ..options import DeviceOption, Json, number_option, text_option
+from ..options import DeviceOption, Json, decimal_option, number_option, text_option
 from ..output import note
 from ..progress import Update, progress
 from .classify_inputs import images_of, named_images
@@ -18,7 +18,7 @@ from .classify_output import KINDS, AnswerFile, kind_of
 
 if TYPE_CHECKING:
     from ...client import Answer
-    from ...client.requests import Priority
+    from ...client.requests import ClassifyOptions
 
 ImageArguments = Annotated[
     list[str] | None,
@@ -34,6 +34,7 @@ ModelOption = Annotated[
     ),
 ]
 TopK = Annotated[int | None, number_option("Classes an answer. [5]")]
+Threshold = Annotated[float, decimal_option("Least score of an answer's classes, 0 to 1.")]
 FormatOption = Annotated[str | None, text_option("|".join(KINDS), "Of the answers; by the name of --output, or text.")]
 Output = Annotated[Path | None, text_option("FILE", "Where the answers go; stdout if not given.")]
 Resume = Annotated[
@@ -57,6 +58,7 @@ def classify(
     url: Url = None,
     model: ModelOption = None,
     top_k: TopK = None,
+    threshold: Threshold = 0.0,
     device: DeviceOption = None,
     shrink: Shrink = False,
     format: FormatOption = None,
@@ -74,7 +76,7 @@ def classify(
       milkweed classify dog.jpg ./holiday --top-k 3
       milkweed classify ./archive --url http://gpu:8000 --output a.csv --resume
     """
-    _check(url, device, shrink)
+    asked = _asked(top_k, threshold, url, device, shrink)
     kind = kind_of(format, output, json)
     names = named_images(images or [], from_file)
     answers = AnswerFile(kind, output, resume)
@@ -82,7 +84,7 @@ def classify(
     if answers.held:
         note(f"{output} holds {answers.count} answers: {len(left)} of {len(names)} images are left")
     if left:
-        opened = _bundle(model, top_k, device) if url is None else _server(url, model, top_k, len(left) > 1, shrink)
+        opened = _bundle(model, device, asked) if url is None else _server(url, model, asked, len(left) > 1, shrink)
         with opened as classifier, answers, progress("classify", "images") as update:
             _classify(left, classifier, answers, update)
     if answers.failed:
@@ -92,12 +94,15 @@ def classify(
         raise CommandError(what, FAILED)
 
 
-def _check(url: str | None, device: str | None, shrink: bool) -> None:
-    """Refuse options that do not go together."""
+def _asked(top_k: int | None, threshold: float, url: str | None, device: str | None, shrink: bool) -> "ClassifyOptions":
+    """Return what is asked of each image; refuse options that do not go together, and a threshold that cannot be."""
+    if threshold > 1:
+        raise CommandError(f"--threshold {threshold:g}: must be 0 to 1", WRONG_USAGE)
     if url is not None and device is not None:
         raise CommandError("--url has a server classify: --device does not go with it", WRONG_USAGE)
     if shrink and url is None:
         raise CommandError("--shrink is for what is sent: it goes with --url", WRONG_USAGE)
+    return {"top_k": top_k, "threshold": threshold or None}  # older servers know no threshold
 
 
 def _classify(names: Sequence[str], classifier: Classifier, answers: AnswerFile, update: Update) -> None:
@@ -126,7 +131,7 @@ def _classify(names: Sequence[str], classifier: Classifier, answers: AnswerFile,
 
 
 @contextmanager
-def _server(url: str, model: str | None, top_k: int | None, several: bool, shrink: bool) -> Iterator[Classifier]:
+def _server(url: str, model: str | None, asked: "ClassifyOptions", several: bool, shrink: bool) -> Iterator[Classifier]:
     from ...client import BadAnswer, Client, MilkweedError, NoAnswer
     from ...client.requests import base_url
 
@@ -137,19 +142,20 @@ def _server(url: str, model: str | None, top_k: int | None, several: bool, shrin
     with Client(server, timeout=TIMEOUT_SECONDS, shrink=shrink) as client:
         try:
             # Nobody waits for a single one of many images.
-            priority: Priority | None = "bulk" if several else None
-            yield lambda images: client.stream(images, model=model, top_k=top_k, priority=priority)
+            options: ClassifyOptions = {**asked, "model": model, "priority": "bulk" if several else None}
+            yield lambda images: client.stream(images, **options)
         except MilkweedError as error:
             what = error.message if isinstance(error, NoAnswer | BadAnswer) else str(error)
             raise CommandError(f"--url {url}: {what}") from error
 
 
 @contextmanager
-def _bundle(path: str | None, top_k: int | None, device: str | None) -> Iterator[Classifier]:
+def _bundle(path: str | None, device: str | None, asked: "ClassifyOptions") -> Iterator[Classifier]:
     """Open a bundle as a server does; images go through the same pipeline as over HTTP."""
     from ...local import open_local
 
+    top_k, threshold = asked["top_k"], asked["threshold"] or 0.0
     with open_local(bundle_path(path or DEMO), device) as model:
         if top_k is not None and top_k > model.num_classes:
             raise CommandError(f"--top-k {top_k}: the model has {model.num_classes} classes", WRONG_USAGE)
-        yield lambda images: model.stream(images, top_k)
+        yield lambda images: model.stream(images, top_k, threshold)

@@ -237,6 +237,8 @@ def _rows(image: str, result: dict[str, Any]) -> Iterator[tuple[object, ...]]:
     if "error" in result:
         yield (image, *[""] * 5, result["error"]["code"], result["error"]["message"])
         return
+    if not result["predictions"]:
+        yield (image, *[""] * 7)
     for rank, prediction in enumerate(result["predictions"], 1):
         yield (image, rank, prediction["index"], prediction["id"], prediction["label"], prediction["score"], "", "")
 
@@ -252,6 +254,8 @@ def _text(image: str, result: dict[str, Any]) -> str:
     lines = [printable(image)]
     if "error" in result:
         lines.append(f"  {result['error']['code']}: {one_line(result['error']['message'])}")
+    elif not result["predictions"]:
+        lines.append("  no class above the threshold")
     for prediction in result.get("predictions", ()):
         name = "" if prediction["id"] == str(prediction["index"]) else f" ({prediction['id']})"
         lines.append(f"  {prediction['score']:7.4f}  {printable(prediction['label'] + name)}")

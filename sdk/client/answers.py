@@ -33,8 +33,8 @@ class Answer:
     """The predictions for one image, or the error that it got instead.
 
     Args:
-        predictions: best first; none where there is an error.
-        error: why there are no predictions; None where there are.
+        predictions: best first; none where there is an error, or no score is as high as the threshold.
+        error: why the image has no answer; None where it has one.
         model, version: the model that answered; empty where none did.
         request_id: the id of the request that the image was part of.
         stages: the time of each stage of that request on the server, ms by name, in order (`Server-Timing`).

@@ -120,6 +120,7 @@ class AsyncClient:
             images: one image, or several; `stream` holds fewer at once.
             model: the name of one of the server's models, or an alias; None is its first one.
             top_k: the number of classes in an answer; None is the server's own number.
+            threshold: the least score of an answer's classes, of which there may then be none.
             timeout: seconds a request may take with all its tries.
             priority: `bulk` lets interactive requests go first.
 
@@ -169,11 +170,12 @@ class AsyncClient:
         *,
         model: str | None = None,
         top_k: int | None = None,
+        threshold: float | None = None,
         timeout: float | None = None,
         priority: Priority | None = None,
     ) -> CallParams:
         """Check the arguments of a call and return them as one object."""
-        return CallParams(model, top_k, priority, self.timeout if timeout is None else timeout)
+        return CallParams(model, top_k, priority, self.timeout if timeout is None else timeout, threshold)
 
     async def classify_batch(self, images: Sequence[EncodedImage], params: CallParams) -> list[Answer]:
         """Classify the images of one request; a request that is too large is sent in halves.

@@ -21,6 +21,7 @@ class ClassifyOptions(TypedDict, total=False):
 
     model: str | None
     top_k: int | None
+    threshold: float | None
     timeout: float | None
     priority: Priority | None
 
@@ -33,16 +34,19 @@ class CallParams:
     top_k: int | None
     priority: Priority | None
     timeout_seconds: float
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise ValueError(f"threshold is {self.threshold}: expected 0 to 1")
         if not self.timeout_seconds > 0:
             raise ValueError(f"timeout is {self.timeout_seconds}: expected more than 0 seconds")
 
     @property
     def query(self) -> dict[str, str]:
         """The parameters that go into the query of the URL."""
-        parameters = {"model": self.model, "top_k": None if self.top_k is None else str(self.top_k)}
-        return {name: value for name, value in parameters.items() if value is not None}
+        parameters = {"model": self.model, "top_k": self.top_k, "threshold": self.threshold}
+        return {name: str(value) for name, value in parameters.items() if value is not None}
 
     @property
     def headers(self) -> dict[str, str]:

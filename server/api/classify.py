@@ -50,7 +50,7 @@ class Classify:
                 if payload.asked or not early:
                     asked = self._params(joined(query, payload.asked), context)
                     change(asked)
-                return Query(await self._images(asked, payload, lease), partial(_write, asked.model, context))
+                return Query(await self._images(asked, payload, lease), partial(_write, asked, context))
 
             answer = await service.handler.answer(params, caller, read, stream)
             if answer is not None:
@@ -103,11 +103,12 @@ class Classify:
             dispatcher.count(params.model, stream.counts)
 
 
-def _write(model: ServedModel, context: RequestContext, outcomes: list[Outcome]) -> HttpAnswer:
+def _write(params: ClassifyParams, context: RequestContext, outcomes: list[Outcome]) -> HttpAnswer:
     """Write predictions and errors in order; where no image succeeded, the first one's status counts."""
-    several = len(outcomes) > 1
+    several, model = len(outcomes) > 1, params.model
     results = b", ".join(
-        model.result_json(outcome, f"image {index}: " if several else "") for index, outcome in enumerate(outcomes)
+        model.result_json(outcome, f"image {index}: " if several else "", params.threshold)
+        for index, outcome in enumerate(outcomes)
     )
     body = b'%b%b", "results": [%b]}' % (model.head_json, context.request_id, results)
     first = outcomes[0]

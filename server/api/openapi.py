@@ -61,6 +61,8 @@ _ANSWER = {
     ],
 }
 
+_SHARE = {"type": "number", "minimum": 0, "maximum": 1}
+
 _DESCRIPTION = """Classes of one image or several, best first.
 
 | body | |
@@ -70,7 +72,7 @@ _DESCRIPTION = """Classes of one image or several, best first.
 | `multipart/form-data` | every file part is an image, in order: `curl -F image=@dog.jpg -F top_k=3 URL` |
 | `application/json` | `{"images": ["<base64>", ...], "top_k": 3}` |
 
-`model` and `top_k` count in the URL, as fields of a form and as members of the JSON; all else is refused.
+`model`, `top_k` and `threshold` count in the URL, as fields of a form and as members of the JSON; all else is refused.
 
 An image that fails is an error in its own place and touches no other. The status is 200 while any image
 succeeded, else the first one's. JPEG, PNG, WebP and NPY are accepted, wherever an image may be, and BMP, TIFF, PPM,
@@ -135,6 +137,7 @@ def _parameters(settings: Settings) -> list[dict[str, Any]]:
     rows = (
         ("query", "model", "which of the served models, or an alias; default: the first", text),
         ("query", "top_k", "classes of an answer, at most the model's number of classes", top_k),
+        ("query", "threshold", "least score of an answer's classes, of which there may then be none", _SHARE),
         ("header", "X-Request-ID", "comes back; made where it is missing or odd", text),
         ("header", "X-Request-Timeout-Ms", "milliseconds after which the answer is of no use", timeout),
         ("header", "X-Priority", "bulk lets interactive requests go first", priority),
@@ -149,7 +152,12 @@ def _parameters(settings: Settings) -> list[dict[str, Any]]:
 def _bodies(settings: Settings) -> dict[str, Any]:
     binary = {"type": "string", "format": "binary"}
     files = {"type": "array", "items": binary, "minItems": 1, "maxItems": settings.max_images_per_request}
-    form = {"image": files, "model": {"type": "string"}, "top_k": {"type": "integer", "minimum": 1}}
+    form = {
+        "image": files,
+        "model": {"type": "string"},
+        "top_k": {"type": "integer", "minimum": 1},
+        "threshold": _SHARE,
+    }
     return {
         "image/*": {"schema": binary},
         "application/octet-stream": {"schema": binary},

@@ -66,6 +66,7 @@ class ClassifyJson(BaseModel):
     )
     model: str | None = None
     top_k: int | None = None
+    threshold: float | None = Field(default=None, ge=0, le=1)
 
 
 class Health(BaseModel):

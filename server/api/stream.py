@@ -9,7 +9,6 @@ from ...inference.results import SCORE_COST, TopClasses
 from ..errors import ClientDisconnected, ServiceError
 from ..http.disconnect import cancel_on_disconnect
 from ..http.parser_threads import ParserThreads
-from ..repository.served_model import ServedModel
 from ..scheduler.request import Outcome, outcome_label
 from ..service.caller import Caller
 from ..service.params import ClassifyParams
@@ -71,9 +70,9 @@ class Stream:
         await self._write([(index, error) for index in sorted(self._open)])
 
     async def _write(self, done: list[tuple[int, Outcome]]) -> None:
-        model, top_k = self._params.model, self._params.top_k
-        cost = SCORE_COST * top_k * sum(isinstance(outcome, TopClasses) for _, outcome in done)
-        lines = await self._parsers.run(lambda: b"".join(_line(model, index, outcome) for index, outcome in done), cost)
+        params = self._params
+        cost = SCORE_COST * params.top_k * sum(isinstance(outcome, TopClasses) for _, outcome in done)
+        lines = await self._parsers.run(lambda: b"".join(_line(params, *place) for place in done), cost)
         for index, outcome in done:  # only now: a deadline in between gives each of them an error
             self._open.discard(index)
             self.counts[outcome_label(outcome)] += 1
@@ -86,7 +85,7 @@ class Stream:
         await self._send({"type": "http.response.body", "body": body})
 
 
-def _line(model: ServedModel, index: int, outcome: Outcome) -> bytes:
+def _line(params: ClassifyParams, index: int, outcome: Outcome) -> bytes:
     """Write {"image": 3, "predictions": [...]}, or "error" instead of predictions."""
-    result = model.result_json(outcome, "")
+    result = params.model.result_json(outcome, "", params.threshold)
     return b'{"image": %d, %b\n' % (index, result[1:])

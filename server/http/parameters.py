@@ -5,7 +5,7 @@ from urllib.parse import parse_qsl
 
 from ..errors import ServiceError, no_such
 
-PARAMETERS = ("model", "top_k")
+PARAMETERS = ("model", "top_k", "threshold")
 
 
 def read_query(query: bytes) -> dict[str, str]:

@@ -68,30 +68,34 @@ def _output_tensor(
         texts = ["" if isinstance(outcome, TopClasses) else outcome.message for outcome in outcomes]
         return OutputTensor(name, "BYTES", (count,), texts, output.binary)
     if output.classes:
-        texts = [text for outcome in outcomes for text in _ranking(model, outcome, output.classes)]
+        texts = [text for outcome in outcomes for text in _ranking(model, outcome, output.classes, options.threshold)]
         return OutputTensor(name, "BYTES", (count, output.classes), texts, output.binary)
     if name == "probabilities":
         rows = np.concatenate([_probabilities(outcome, model.num_classes) for outcome in outcomes])
         return OutputTensor(name, "FP32", (count, model.num_classes), rows, output.binary)
     dtype: Literal["int32", "float32"] = "float32" if name == "score" else "int32"
-    values = np.concatenate([_best(outcome, dtype, options.top_k) for outcome in outcomes])
+    values = np.concatenate([_best(outcome, dtype, options) for outcome in outcomes])
     label_texts = model.label_texts if name == "label" else None
     return OutputTensor(name, OUTPUTS[name], (count, options.top_k), values, output.binary, label_texts)
 
 
-def _best(outcome: Outcome, dtype: Literal["int32", "float32"], top_k: int) -> npt.NDArray[Any]:
+def _best(outcome: Outcome, dtype: Literal["int32", "float32"], options: Options) -> npt.NDArray[Any]:
     """The places in the labels, or the scores, of the best classes of an image."""
+    none = math.nan if dtype == "float32" else -1
     if not isinstance(outcome, TopClasses):
-        return np.full(top_k, math.nan if dtype == "float32" else -1, dtype)
-    return np.frombuffer(getattr(outcome, dtype), dtype)[:top_k]
+        return np.full(options.top_k, none, dtype)
+    best = np.frombuffer(getattr(outcome, dtype), dtype)[: options.top_k]
+    if not options.threshold:
+        return best
+    return np.where(np.array(outcome.score[: options.top_k]) >= options.threshold, best, np.array(none, dtype))
 
 
-def _ranking(model: ServedModel, outcome: Outcome, classes: int) -> list[str]:
+def _ranking(model: ServedModel, outcome: Outcome, classes: int, threshold: float) -> list[str]:
     """Write `score:index:label` for the best classes, as Triton's classification extension has it."""
     if not isinstance(outcome, TopClasses):
         return [""] * classes
     best = zip(outcome.score[:classes], outcome.index[:classes], strict=True)
-    return [f"{score!r}:{index}:{model.labels[index].label}" for score, index in best]
+    return [f"{score!r}:{index}:{model.labels[index].label}" if score >= threshold else "" for score, index in best]
 
 
 def _probabilities(outcome: Outcome, num_classes: int) -> npt.NDArray[np.float32]:

@@ -16,7 +16,7 @@ USUAL_OUTPUTS = ("label", "index", "score")
 CLASSIFIED = ("score", "probabilities")
 """Outputs for which Triton's classification extension can be requested: both rank the classes."""
 
-PARAMETERS = ("top_k", "partial", "timeout", "binary_data_output")
+PARAMETERS = ("top_k", "threshold", "partial", "timeout", "binary_data_output")
 IGNORED = ("priority", "sequence_id", "sequence_start", "sequence_end")
 """Parameters that Triton's clients can send with every request; they mean nothing to a classifier."""
 
@@ -45,12 +45,15 @@ class Options:
 
     Args:
         top_k: classes in label, index and score.
+        threshold: least score of the classes in label, index, score and classifications; in place of others stands
+            what stands for a failed image.
         engine_top_k: classes that the engine must give so that all outputs can be made.
         partial: bad images do not fail the request.
         timeout_seconds: time that the whole may take; None where the request names none.
     """
 
     top_k: int
+    threshold: float
     engine_top_k: int
     partial: bool
     timeout_seconds: float | None
@@ -69,6 +72,7 @@ def read_options(request: InferRequest, model: ServedModel, settings: Settings) 
     outputs = _outputs(request.outputs, read_flag(parameters, "binary_data_output"), partial, num_classes)
     return Options(
         top_k=top_k,
+        threshold=_share(parameters, "threshold"),
         engine_top_k=max(_classes(output, top_k, num_classes) for output in outputs),
         partial=partial,
         timeout_seconds=_timeout(parameters, settings),
@@ -86,6 +90,14 @@ def read_whole(parameters: Mapping[str, Any], name: str, least: int, most: int) 
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ServiceError("bad_request", f"{name} is {str(value)[:40]!r}: expected a whole number {least}..{most}")
     return value
+
+
+def _share(parameters: Mapping[str, Any], name: str) -> float:
+    """Read a number from 0 to 1; an absent one is 0."""
+    value = parameters.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ServiceError("bad_request", f"{name} is {str(value)[:40]!r}: expected a number 0..1")
+    return float(value)
 
 
 def read_flag(parameters: Mapping[str, Any], name: str) -> bool:

@@ -98,13 +98,15 @@ class ServedModel:
         """The version as messages name it: with its number in the repository where it has one."""
         return f"{self.number} ({self.version})" if self.number else self.version
 
-    def result_json(self, outcome: ImageResult | ServiceError, where: str) -> bytes:
-        """One entry of `results`; `where` begins an error's message where a request has several images."""
+    def result_json(self, outcome: ImageResult | ServiceError, where: str, threshold: float) -> bytes:
+        """One entry of `results`, without classes whose score is below the threshold; `where` begins an error's message
+        where a request has several images."""
         if not isinstance(outcome, TopClasses):
             error = {"code": outcome.code, "message": where + outcome.message}
             return json.dumps({"error": error}, ensure_ascii=False).encode()
         scores = zip(outcome.index, outcome.score, strict=True)
-        return b'{"predictions": [' + b", ".join(b"%b%a}" % (self.label_json[i], score) for i, score in scores) + b"]}"
+        rows = [b"%b%a}" % (self.label_json[i], score) for i, score in scores if score >= threshold]
+        return b'{"predictions": [%b]}' % b", ".join(rows)
 
     @property
     def device(self) -> str:

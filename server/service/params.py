@@ -1,7 +1,8 @@
 """What a classify request asks for beside its images: which model, how many classes, by when."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config.settings import Settings
 from ..errors import ServiceError
@@ -16,13 +17,15 @@ MAX_SCORES = 100_000
 @dataclass(frozen=True, slots=True)
 class ClassifyParams:
     """The model that answers, classes an answer, seconds the whole may take, and whether others go first.
-    `timeout_named`: the client named the time; else it is our default."""
+    `timeout_named`: the client named the time; else it is our default. `threshold`: the least score of an answer's
+    classes."""
 
     model: ServedModel
     top_k: int
     timeout_seconds: float
     priority: Priority = "interactive"
     timeout_named: bool = False
+    threshold: float = 0.0
 
 
 def read_params(
@@ -32,7 +35,8 @@ def read_params(
     be, naming it, its value and the limit; `unknown_model`."""
     version = headers.get(b"x-model-version")
     model = models.find(asked.get("model"), None if version is None else version.decode("latin-1").strip())
-    return params_for(model, headers, settings, asked.get("top_k"))
+    params, threshold = params_for(model, headers, settings, asked.get("top_k")), asked.get("threshold")
+    return params if threshold is None else replace(params, threshold=_share("threshold", threshold))
 
 
 def params_for(
@@ -65,6 +69,16 @@ def _priority(headers: dict[bytes, bytes]) -> Priority:
         if text == priority:
             return priority
     raise ServiceError("bad_request", f"X-Priority is {text[:40]!r}: expected {' or '.join(PRIORITIES)}")
+
+
+def _share(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1 or "_" in text or text != text.strip():
+        raise ServiceError("bad_request", f"{name} is {text[:40]!r}: expected a number 0..1")
+    return value
 
 
 def _whole_number(name: str, text: str, least: int, most: int) -> int:

@@ -78,6 +78,24 @@ def test_csv_is_a_row_a_class(milkweed: Milkweed, bundle: Path, photos: Path, wa
     assert len(rows) == 7 * 2 + 1
 
 
+def test_an_image_may_have_no_class_above_the_threshold(
+    milkweed: Milkweed, bundle: Path, photos: Path, tmp_path: Path, want: dict[str, Any]
+) -> None:
+    name, (best, other) = str(photos / "0.png"), want[str(photos / "0.png")]["predictions"]
+    ask = ("classify", "--model", bundle, name, "--top-k", 2)
+    between = (best["score"] + other["score"]) / 2
+    (kept,) = json.loads(milkweed(*ask, "--threshold", between, "--json").ok().out)["results"]
+    assert kept["predictions"] == [best]
+    none = (*ask, "--threshold", 1)
+    assert milkweed(*none).ok().out == f"{name}\n  no class above the threshold\n"
+    out = tmp_path / "none.csv"
+    milkweed(*none, "--output", out).ok()
+    assert out.read_text().splitlines()[1:] == [f"{name},,,,,,,"]
+    again = milkweed(*none, photos / "1.png", "--output", out, "--resume").ok()
+    assert "0 answers" not in again.err
+    assert [line.rstrip(",") for line in out.read_text().splitlines()[1:]] == [name, str(photos / "1.png")]
+
+
 @pytest.mark.parametrize("name", ["a.ndjson", "a.jsonl", "a.csv", "a.json", "a.txt"])
 def test_a_file_has_what_stdout_would(
     milkweed: Milkweed, bundle: Path, photos: Path, tmp_path: Path, name: str
@@ -251,6 +269,7 @@ def test_classify_refuses_what_cannot_be_done(refused: Refused, bundle: Path, ph
         assert "not written by this command" in refused(*ask, "--output", tmp_path / name, "--resume")
         assert (tmp_path / name).read_text() == content
         (tmp_path / name).unlink()
+    assert refused(*ask, "--threshold", 1.5, code=2) == "--threshold 1.5: must be 0 to 1"
     assert refused(*ask, "--shrink", code=2) == "--shrink is for what is sent: it goes with --url"
     both = "--resume goes with --output FILE, as csv or ndjson"
     assert refused(*ask, "--resume", code=2) == both

@@ -24,12 +24,12 @@ Call = Callable[..., Any]
 
 def test_one_image_goes_raw_and_comes_back_typed(call: Call) -> None:
     with fake_server(saying(answers([b"dog"]))) as fake:
-        options: dict[str, Any] = {"model": "made", "top_k": 1, "priority": "bulk", "timeout": 200}
+        options: dict[str, Any] = {"model": "made", "top_k": 1, "threshold": 0.25, "priority": "bulk", "timeout": 200}
         got = call(url(fake) + "/classify", "classify", b"dog", client={"api_key": "k1"}, **options)
     assert got == answer("dog")
     assert fake.bodies == [b"dog"]
     head = fake.heads[0]
-    assert head.startswith(b"POST /classify?model=made&top_k=1 HTTP/1.1\r\n")
+    assert head.startswith(b"POST /classify?model=made&top_k=1&threshold=0.25 HTTP/1.1\r\n")
     assert b"\r\nAuthorization: Bearer k1\r\n" in head
     assert b"\r\nX-Priority: bulk\r\n" in head
     assert 100_000 < told_ms(head) <= 200_000

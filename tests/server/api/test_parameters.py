@@ -43,6 +43,10 @@ async def test_model_and_top_k_count_alike(app: Running, place: str) -> None:
         ({"top_k": 0}, 400, "bad_request", ("top_k is '0'", "1..7")),
         ({"top_k": ""}, 400, "bad_request", ("top_k is ''",)),
         ({"top_k": 1.5}, 400, "bad_request", ("top_k is '1.5'",)),
+        ({"threshold": 1.01}, 400, "bad_request", ("threshold is '1.01'", "a number 0..1")),
+        ({"threshold": "nan"}, 400, "bad_request", ("threshold is ", "nan", "a number 0..1")),
+        ({"threshold": "0_1"}, 400, "bad_request", ("threshold is ", "0_1")),
+        ({"threshold": ""}, 400, "bad_request", ("threshold is ",)),
         ({"topk": 1}, 400, "bad_request", ("'topk'", "model, top_k", "did you mean top_k?")),
         ({"X-Request-Timeout-Ms": 1}, 400, "bad_request", ("'X-Request-Timeout-Ms'", "model, top_k")),
     ],
@@ -53,6 +57,19 @@ async def test_what_cannot_be_is_refused_by_name(
     async with one_reason(app, code):
         check_error(await app.client.post(**sent(place, **parameters)), status, code, *words)
     assert app.model.sizes == []
+
+
+@pytest.mark.parametrize("place", ["url", "form", "json"])
+async def test_classes_below_the_threshold_are_left_out(app: Running, place: str) -> None:
+    rows = (await app.client.post(**sent(place))).json()["results"][0]["predictions"]
+    least = rows[1]["score"]
+    kept = [row for row in rows if row["score"] >= least]
+    assert 2 <= len(kept) < len(rows)
+    for threshold, expected in ((least, kept), (0, rows), (1, [])):
+        answer = await app.client.post(**sent(place, threshold=threshold))
+        lines = await app.client.post(**sent(place, threshold=threshold), headers={"accept": "application/x-ndjson"})
+        assert answer.json()["results"] == [{"predictions": expected}]
+        assert json.loads(lines.text.splitlines()[0]) == {"image": 0, "predictions": expected}
 
 
 @pytest.mark.parametrize("place", ["form", "json"])

@@ -183,6 +183,20 @@ async def test_partial_answers_keep_good_rows_and_name_the_errors_of_bad_ones(ap
     assert b"NaN" not in answer.content
 
 
+async def test_in_place_of_classes_below_the_threshold_is_what_stands_for_none(app: Running) -> None:
+    names = ["label", "index", "score"]
+    outputs = [*({"name": name} for name in names), {"name": "probabilities", "parameters": {"classification": 5}}]
+    whole = oip.arrays(await oip.infer(app, encoded(), outputs=outputs))
+    least = float(np.float32(whole["score"][0, 1]))
+    found = oip.arrays(await oip.infer(app, encoded(), outputs=outputs, threshold=least - 1e-6))
+    kept = whole["score"][0] >= least
+    assert 2 <= kept.sum() < 5
+    for name, none in zip([*names, "probabilities"], ("", -1, None, ""), strict=True):
+        assert found[name][0][kept].tolist() == whole[name][0][kept].tolist()
+        others = found[name][0][~kept]
+        assert np.isnan(others).all() if none is None else set(others.tolist()) == {none}
+
+
 async def test_requested_error_of_good_images_is_empty(app: Running) -> None:
     answer = await oip.infer(app, encoded(), outputs=[{"name": "error"}])
     assert oip.arrays(answer)["error"].tolist() == [""]

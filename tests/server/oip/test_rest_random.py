@@ -37,7 +37,7 @@ DOCUMENTS = st.fixed_dictionaries(
             ),
             max_size=3,
         ),
-        "parameters": st.dictionaries(st.sampled_from(["top_k", "partial", "timeout"]), ANYTHING),
+        "parameters": st.dictionaries(st.sampled_from(["top_k", "threshold", "partial", "timeout"]), ANYTHING),
     },
 )
 

@@ -69,6 +69,8 @@ def document(tensor: dict[str, Any] = GOOD, **changes: Any) -> dict[str, Any]:
         (document(PIXELS, parameters={"encoding": "base64"}), "bad_request", ("has no parameters",)),
         ({**document(), "parameters": {"top_k": 8}}, "bad_request", ("top_k is '8'", "1..7")),
         ({**document(), "parameters": {"top_k": True}}, "bad_request", ("top_k",)),
+        ({**document(), "parameters": {"threshold": 1.5}}, "bad_request", ("threshold is '1.5'", "a number 0..1")),
+        ({**document(), "parameters": {"threshold": True}}, "bad_request", ("threshold",)),
         ({**document(), "parameters": {"partial": 1}}, "bad_request", ("partial",)),
         ({**document(), "parameters": {"timeout": -1}}, "bad_request", ("timeout",)),
         ({**document(), "parameters": {"timeout": 1 << 63}}, "bad_request", (f"0..{(1 << 63) - 1}",)),
