@@ -51,7 +51,7 @@ def forwards_of(
 
 
 def barrier_ms() -> float:
-    """Return what two threads wait for each other, from a model of five tokens, too few to be shared out."""
+    """Return what a barrier costs the last of two threads to arrive: of five tokens one thread has all of the work."""
     size, depth = 32, 24
     model = variant("vit_tiny_patch16_224", img_size=size, embed_dim=64, num_heads=1, depth=depth)
     activations = calibrate(model, size, [noise(size)[:CALIBRATION_IMAGES]])
@@ -68,11 +68,12 @@ def modelled(model: Any, ms: float, threads: int, barrier: float) -> float:
     """Return the milliseconds of a plain ViT's image on as many cores as threads.
 
     A layer is two steps, an attention and the rows between two of them. Each takes as long as the largest share that a
-    thread has of it, and then a barrier, which costs as much more as it has members. Memory is taken to keep up.
+    thread has of it, and then a barrier, which costs as much more as it has members. Memory is taken to keep up, and all
+    cores to be as fast: a lower bound.
 
     Args:
         ms: milliseconds on one thread, which the steps share by their multiply-accumulates.
-        barrier: milliseconds of one with two members.
+        barrier: milliseconds of one with two members, as `barrier_ms`.
     """
     tokens, width, heads = model.pos_embed.shape[1], model.embed_dim, model.blocks[0].attn.num_heads
     attention = 2 * tokens / (2 * tokens + 12 * width)
