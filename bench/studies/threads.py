@@ -51,7 +51,7 @@ def forwards_of(
 
 
 def barrier_ms() -> float:
-    """Return what a barrier costs the last of two threads to arrive: of five tokens one thread has all of the work."""
+    """Return what a barrier costs the last of two threads to arrive: with five tokens one of them has all the work."""
     size, depth = 32, 24
     model = variant("vit_tiny_patch16_224", img_size=size, embed_dim=64, num_heads=1, depth=depth)
     activations = calibrate(model, size, [noise(size)[:CALIBRATION_IMAGES]])
