@@ -1,7 +1,7 @@
 """Dense and wider Monarch vision transformers of equal latency, trained alike: which answers better?
 
     python -m milkweed.bench.studies.equal_latency TRAIN HELD_OUT WORK [--pairs 192:256] [--epochs 15] [--seeds 0]
-        [--device cpu] [--out FILE] [--plot FILE.svg]
+        [--device cpu] [--out FILE] [--plot FILE.png]
 
 A pair is a dense width and the width of a model whose MLPs, qkv and proj are Monarch layers of 4 blocks. All are timed
 in int8 by our CPU kernels on one thread, in turns; then each is trained on the folder TRAIN as `milkweed train` does,

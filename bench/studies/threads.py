@@ -68,8 +68,8 @@ def modelled(model: Any, ms: float, threads: int, barrier: float) -> float:
     """Return the milliseconds of a plain ViT's image on as many cores as threads.
 
     A layer is two steps, an attention and the rows between two of them. Each takes as long as the largest share that a
-    thread has of it, and then a barrier, which costs as much more as it has members. A lower bound: memory keeps
-    up, and all cores are as fast.
+    thread has of it, and then a barrier, which costs as much more as it has members. Memory is taken to keep up, and
+    cores to be equally fast.
 
     Args:
         ms: milliseconds on one thread, which the steps share by their multiply-accumulates.
