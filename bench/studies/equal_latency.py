@@ -177,7 +177,7 @@ def picture(rows: Sequence[Mapping[str, Any]], epochs: int) -> Any:
         colour, away = SERIES[monarch], [[row["top1"] - row["low"]], [row["high"] - row["top1"]]]
         axis.errorbar(row["ms"], row["top1"], yerr=away, fmt="s" if monarch else "o", color=colour, capsize=3)
     axis.margins(0.35, 0.2)
-    axis.set_xlabel("ms an image, in eights: int8, our CPU kernels, one thread")
+    axis.set_xlabel("latency, ms/image at batch 8: int8, our CPU kernels, one thread")
     axis.set_ylabel("top-1, %")
     axis.set_title(f"{epochs} epochs; 95 % intervals of the held-out images")
     label_ends(axis, [(row["ms"], row["top1"], row["name"], SERIES[row["name"].startswith("monarch")]) for row in rows])

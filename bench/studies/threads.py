@@ -3,8 +3,8 @@
     python -m milkweed.bench.studies.threads [--models ARCH ...] [--threads 2] [--out FILE]
 
 Candidates of a model take turns; figures are milliseconds an image. The last row of a model has four times as many
-threads as cores, as no server has: threads then wait for a core, and not only for each other. Behind a plain ViT's rows
-stands what 2, 8 and 16 cores would take, modelled from one thread's time and a barrier's.
+threads as cores, as no server has: threads then wait for cores too. Behind a plain ViT's rows stands what 2, 8 and 16
+cores would take, modelled from one thread's time and a barrier's.
 """
 
 import argparse

@@ -224,8 +224,7 @@ class TrainingRun:
 def unfused_attention(model: nn.Module) -> Iterator[None]:
     """Compute timm's attention layers by two products and a softmax for the block.
 
-    On a CPU the gradient of PyTorch's fused attention takes two to five times as long in bfloat16 (up to 197 tokens,
-    heads of 32 and 64).
+    On a CPU the gradient of PyTorch's fused attention takes several times as long in bfloat16.
     """
     fused: list[Any] = [module for module in model.modules() if getattr(module, "fused_attn", False)]
     for module in fused:

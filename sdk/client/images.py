@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 from .errors import MilkweedError, unreadable
-from .shrink import shrunk
+from .shrink import ORIENTATION, shrunk
 
 
 class Readable(Protocol):
@@ -55,7 +55,6 @@ EncodedImage = bytes | MilkweedError
 _NPY_BYTES = 16 << 20
 """Larger pixel data is encoded as PNG: servers take images of 20 MiB."""
 
-_ORIENTATION = 0x0112  # of EXIF
 _AS_THEY_ARE = frozenset(("1", "L", "LA", "P", "RGB", "RGBA", "I;16"))
 _CONVERTED = frozenset(("CMYK", "YCbCr", "PA", "RGBX", "LAB", "HSV", "La", "RGBa"))
 
@@ -138,7 +137,7 @@ def _picture(image: Any) -> bytes:
         image = image.convert("RGB")
     elif image.mode not in _AS_THEY_ARE:
         raise ValueError(f"a Pillow image of mode {image.mode} has no 8-bit levels: convert it to RGB")
-    orientation = image.getexif().get(_ORIENTATION, 1)
+    orientation = image.getexif().get(ORIENTATION, 1)
     width, height = image.size
     if image.mode == "RGB" and orientation == 1 and 3 * width * height <= _NPY_BYTES:
         text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({height}, {width}, 3), }}"
@@ -148,7 +147,7 @@ def _picture(image: Any) -> bytes:
     from PIL.Image import Exif
 
     exif, out = Exif(), io.BytesIO()
-    exif[_ORIENTATION] = orientation
+    exif[ORIENTATION] = orientation
     image.save(out, "PNG", compress_level=1, exif=exif, icc_profile=None)
     return out.getvalue()
 

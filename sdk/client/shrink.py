@@ -13,6 +13,9 @@ SPARE = 2
 LEAST = 1.5
 """A photograph that is less than this many times larger still is sent as it is."""
 
+ORIENTATION = 0x0112
+"""The EXIF tag of how a picture is turned."""
+
 QUALITY = 95
 """libjpeg's quality of what is sent."""
 
@@ -44,11 +47,11 @@ def shrunk(data: bytes, side: int) -> bytes:
             if factor < LEAST or image.mode not in ("L", "RGB") or getattr(image, "n_frames", 1) > 1:
                 return data
             exif, out = Image.Exif(), io.BytesIO()
-            exif[0x0112] = image.getexif().get(0x0112, 1)
-            # Whole, and with all of its colours: scaled decoding and 4:2:0 moved answers three times as far.
+            exif[ORIENTATION] = image.getexif().get(ORIENTATION, 1)
+            # Whole, and with all of its colours: scaled decoding and 4:2:0 move answers further.
             width, height = (round(pixels / factor) for pixels in image.size)
             small = image.resize((width, height), Image.Resampling.BICUBIC)
             small.save(out, "JPEG", quality=QUALITY, subsampling=0, exif=exif)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+    except Exception:  # Pillow raises anything for a broken file, struct.error for broken EXIF among them
         return data
     return min(data, out.getvalue(), key=len)

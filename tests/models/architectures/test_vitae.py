@@ -78,5 +78,5 @@ def test_attention_that_learns_in_bfloat16_follows_its_definition(masked: bool) 
     assert answer.dtype == torch.bfloat16
     grads = torch.autograd.grad(answer.float().square().sum(), (q, k, v))
     expected_grads = torch.autograd.grad(expected.square().sum(), exact)
-    for got, wanted in zip((answer, *grads), (expected, *expected_grads), strict=True):
-        assert (got.double() - wanted).norm() < 0.02 * wanted.norm()
+    for value, exact_value in zip((answer, *grads), (expected, *expected_grads), strict=True):
+        assert (value.double() - exact_value).norm() < 0.02 * exact_value.norm()

@@ -60,10 +60,23 @@ def test_a_models_input_moves_little(photo: Image.Image) -> None:
         lambda photo: saved(photo, "PNG")[:5000],
         lambda photo: saved(photo, "WEBP", save_all=True, append_images=[photo.rotate(90)]),
         lambda photo: saved(Image.new("RGB", (900, 600)), "WEBP", lossless=True),  # smaller than any JPEG
+        lambda photo: saved(photo, "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff"),
         lambda photo: b"no image",
         lambda photo: b"",
     ],
-    ids=["small", "CMYK", "alpha", "BMP", "torn JPEG", "torn PNG", "moving", "tiny file", "text", "empty"],
+    ids=[
+        "small",
+        "CMYK",
+        "alpha",
+        "BMP",
+        "torn JPEG",
+        "torn PNG",
+        "moving",
+        "tiny file",
+        "broken EXIF",
+        "text",
+        "empty",
+    ],
 )
 def test_what_is_no_large_photograph_is_sent_as_it_is(photo: Image.Image, make: Callable[..., bytes]) -> None:
     data = make(photo)
