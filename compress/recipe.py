@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from math import inf, isfinite
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -158,10 +158,8 @@ class DistillationConfig:
                 raise RecipeError(f"distillation: {name} {quoted(value)} must be a whole number from 1 on")
         for name in ("lr", "features", "mixup", "cutmix", "label_weight", "blend_fraction"):
             value = getattr(self, name)
-            most = 1 if name in ("label_weight", "blend_fraction") else inf
-            if not (_is_number(value) and 0 <= value <= most):
-                limits = "from 0 on" if most == inf else f"from 0 to {most}"
-                raise RecipeError(f"distillation: {name} {quoted(value)} must be a number {limits}")
+            if not (_is_number(value) and value >= 0) or (name in ("label_weight", "blend_fraction") and value > 1):
+                raise RecipeError(f"distillation: {name} {quoted(value)} must be a number from 0 on, shares up to 1")
         if self.lr == 0:
             raise RecipeError("distillation: lr 0 would change nothing")
 
