@@ -128,8 +128,14 @@ def test_parts_can_be_left_out() -> None:
         ({"distillation": {"lr": 0}}, "distillation: lr 0 would change nothing"),
         ({"distillation": {"lr": "fast"}}, "distillation: lr 'fast' must be a number from 0 on"),
         ({"distillation": {"mixup": -1}}, "distillation: mixup .*-1.* must be a number from 0 on"),
-        ({"distillation": {"label_weight": 2}}, "distillation: label_weight .*2.* must be a number from 0 on, shares up to 1"),
-        ({"distillation": {"blend_fraction": 2}}, "distillation: blend_fraction .*2.* must be a number from 0 on, shares up to 1"),
+        (
+            {"distillation": {"label_weight": 2}},
+            "distillation: label_weight .*2.* must be a number from 0 on, shares up to 1",
+        ),
+        (
+            {"distillation": {"blend_fraction": 2}},
+            "distillation: blend_fraction .*2.* must be a number from 0 on, shares up to 1",
+        ),
     ],
 )
 def test_nonsense_is_named_in_one_line(values: Any, message: str) -> None:
