@@ -218,7 +218,8 @@ def _timm() -> None:
 def _seed_generators(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
-    torch.manual_seed(seed >> 1)
+    # not torch.manual_seed, which seeds every device too and formats a traceback for those that have not begun
+    torch.default_generator.manual_seed(seed >> 1)
 
 
 @contextmanager
