@@ -71,6 +71,11 @@ def bundle_line(folder: Path, config: "BundleConfig") -> str:
     return f"{folder} (version {config.version}, {megabytes(config.bytes_on_disk)})"
 
 
+def sure_field(config: "BundleConfig") -> dict[str, Any]:
+    """The line on the bundle's threshold of confidence, where it holds one."""
+    return {} if config.confidence is None else {"sure": str(config.confidence)}
+
+
 def skipped_images(skipped: Mapping[Path, Any]) -> list[dict[str, str]]:
     """List the images that got an error, as plain data."""
     return [{"image": str(path), "code": error.code, "message": error.message} for path, error in skipped.items()]

@@ -15,6 +15,7 @@ from ..inference.device import CPU
 from ..inference.forward import Forward, plan_lanes
 from ..models import BundleError
 from ..models.accounting import macs
+from ..models.confidence import ConfidenceThreshold
 from ..models.errors import ExportError
 from ..models.programs.stored import StoredProgram, ours_refusal
 from ..models.progress import Progress
@@ -88,6 +89,7 @@ class CandidateEvaluator:
                     ms={int(batch): ms for batch, ms in record["ms"].items()},
                     bytes=record["bytes"],
                     how=str(candidate.runtime),
+                    confidence=ConfidenceThreshold.from_dict(sure) if (sure := record.get("confidence")) else None,
                 )
 
     def measurements(self, recipe: Recipe) -> list[MeasuredCandidate]:
@@ -153,10 +155,12 @@ class CandidateEvaluator:
             ms |= self._beside_base(timed, opened)
             values: dict[SearchCandidate, dict[str, Any]] = {}
             for candidate, (forward, program) in made.items():
-                change = self.evaluate_quality(log_probabilities(forward, self.baseline.held_out.batches))
+                answers = log_probabilities(forward, self.baseline.held_out.batches)
+                change, sure = self.evaluate_quality(answers), self.evaluate_quality.confidence(answers)
                 try:
                     size = self._bytes(candidate, program)
                     values[candidate] = {"ms": ms[candidate], "quality": change.to_dict(), "bytes": size}
+                    values[candidate]["confidence"] = sure and sure.to_dict()
                 except BundleError as error:
                     values[candidate] = {"refused": str(error)}
         return values

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..inference.forward import Forward
+from ..models.confidence import ConfidenceThreshold, Reference, find_threshold
 from ..models.report.frontier import ConfidenceInterval, Quality
 
 RESAMPLES, SEED = 4000, 0
@@ -63,6 +64,13 @@ class QualityEvaluator:
         mean_kl, agreement, *top1 = bootstrap(torch.stack(list(rows.values())))
         of_dense = None if right is None else float(100 * right.mean())
         return Quality(len(dense), mean_kl, agreement, top1[0] if top1 else None, of_dense, self.expected_change(top))
+
+    def confidence(self, answers: Tensor) -> ConfidenceThreshold | None:
+        """Find from which score on answers are sure: by labels, or else by the dense model's; see `find_threshold`."""
+        reference: Reference = "dense" if self._targets is None else "labels"
+        score, top = answers.double().exp().max(-1)
+        right = top == (self._best if self._targets is None else self._targets)
+        return find_threshold(score.numpy(), right.numpy(), reference)
 
     def expected_change(self, top: Tensor) -> ConfidenceInterval:
         """Return by how many points top-1 is expected to change where a model's best classes are `top`, (images,)."""

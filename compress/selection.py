@@ -6,6 +6,7 @@ from itertools import takewhile
 from math import inf
 from typing import Any
 
+from ..models.confidence import ConfidenceThreshold
 from ..models.report.frontier import Quality, pareto_frontier
 
 
@@ -23,6 +24,7 @@ class MeasuredCandidate:
         ms: milliseconds an image by batch size, in the backend and precision that it is fastest in.
         bytes: of its bundle, or a little more.
         how: backend and precision.
+        confidence: from which score on its answers are sure; None where that cannot be told.
     """
 
     name: str
@@ -30,6 +32,7 @@ class MeasuredCandidate:
     ms: dict[int, float]
     bytes: int
     how: str
+    confidence: ConfidenceThreshold | None = None
 
 
 @dataclass(frozen=True)

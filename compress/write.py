@@ -14,6 +14,7 @@ from ..models import BundleConfig
 from ..models.accounting import layer_accounts
 from ..models.bundle.provenance import library_versions, made_from
 from ..models.bundle.strict_json import readable_json
+from ..models.confidence import ConfidenceThreshold
 from ..models.progress import SILENT, Progress
 from ..models.report import (
     DataUse,
@@ -57,7 +58,8 @@ def _write(search: Search, result: SearchResult) -> BundleConfig:
     job, evaluator, recipe = search.job, search.evaluator, result.chosen.recipe
     arguments = {"recipe": recipe.to_dict(), "target": vars(job.target), "batches": list(job.batches)}
     plain, added = evaluator.recipes.config(recipe), RECORD_BYTES
-    changes = {"structure": plain.structure, "tokens": plain.tokens, "widths": plain.widths}
+    sure = _confidence(search, result)
+    changes = {"structure": plain.structure, "tokens": plain.tokens, "widths": plain.widths, "confidence": sure}
     for _ in range(3):  # the sizes that are recorded are a part of the size
         metrics = {SEARCH: record(result, job, added)}
         config = made_from(search.baseline.config, "compress", arguments, result.seconds, metrics=metrics, **changes)
@@ -67,6 +69,14 @@ def _write(search: Search, result: SearchResult) -> BundleConfig:
         return write_report(run_report(search, result, saved, arguments))
 
     return evaluator.recipes.save(result.chosen, job.out, config, overwrite=job.overwrite, extras=extras)
+
+
+def _confidence(search: Search, result: SearchResult) -> ConfidenceThreshold | None:
+    """From which score on the result is sure; as the dense model is where only that is known by labels."""
+    of_dense, measured = search.baseline.config.confidence, result.models[result.chosen].confidence
+    if measured is None or (measured.reference == "dense" and of_dense is not None and of_dense.reference == "labels"):
+        return of_dense
+    return measured
 
 
 def record(result: SearchResult, job: CompressJob, added: int) -> dict[str, Any]:

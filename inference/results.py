@@ -53,6 +53,16 @@ class TopClasses:
     float32: bytes
 
     @property
+    def confidence(self) -> float:
+        """The probability of the best class, as `score` has it."""
+        return shortest(np.frombuffer(self.float32, np.float32, 1))[0]
+
+    @property
+    def best(self) -> int:
+        """The place of the best class."""
+        return int(memoryview(self.int32).cast("i")[0])
+
+    @property
     def index(self) -> tuple[int, ...]:
         """The places, made at each call."""
         return tuple(memoryview(self.int32).cast("i"))

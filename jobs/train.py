@@ -27,6 +27,7 @@ from ..models.training import (
     TrainResult,
     accuracy,
     as_dense,
+    confidence_threshold,
 )
 from .progress import note_skipped
 from .starting_model import starting_model
@@ -79,6 +80,7 @@ def train(
     )
     skipped = {**source.skipped, **prepared.skipped}
     seconds = {"reading": reading, "training": result.seconds}
+    config = replace(config, confidence=confidence_threshold(result.model.to(job.device).eval(), prepared))
     outcome = _saved(job, TrainOutcome(config, result, data, before, skipped, seconds), command, input_version)
     StateFolder(job.state).remove()
     note_skipped(progress, skipped)

@@ -182,16 +182,17 @@ class LocalModel:
 
     def _answer(self, outcome: ImageResult, stages: dict[str, float]) -> Answer:
         predictions: tuple[Prediction, ...] = ()
-        error = None
+        error = sure = None
         if isinstance(outcome, TopClasses):
-            labels = self._config.labels
+            labels, known = self._config.labels, self._config.confidence
+            sure = None if known is None else outcome.confidence >= known.threshold
             predictions = tuple(
                 Prediction(index, labels[index].id, labels[index].label, score)
                 for index, score in zip(outcome.index, outcome.score, strict=True)
             )
         else:
             error = make_error(outcome.code, outcome.message)
-        return Answer(predictions, error, self.name, self.version, stages=stages)
+        return Answer(predictions, error, self.name, self.version, stages=stages, sure=sure)
 
 
 def _at_least(threshold: float, answer: Answer) -> Answer:

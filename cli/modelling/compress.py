@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from ..bundle_args import check_free
 from ..errors import WRONG_USAGE, CommandError
 from ..options import check_plot, split_list, takes
-from ..output import bundle_line, command_line, note, print_fields, print_json
+from ..output import bundle_line, command_line, note, print_fields, print_json, sure_field
 from ..progress import epoch_line, job_progress
 from .compress_options import CompressOptions
 from .report import print_frontier
@@ -159,6 +159,7 @@ def _print(out: Path, config: "BundleConfig", frontier: "Frontier", result: "Sea
             "bundle": bundle_line(out, config),
             "judged on": f"{frontier.images} held-out images"
             + ("" if top1 is None else f"; top-1 of the dense model {top1:.1f} %"),
+            **sure_field(config),
             "took": duration(result.seconds),
             **({"kept": f"{result.work}: another target goes on from there"} if result.work.exists() else {}),
             "report": out / "report.html",

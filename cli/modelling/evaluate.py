@@ -61,6 +61,7 @@ def evaluate(
             model.pipeline,
             spaced(dataset.samples, limit) if limit else dataset.samples,
             max_image_bytes=settings.max_image_bytes,
+            threshold=None if model.config.confidence is None else model.config.confidence.threshold,
             batch_size=batch_size,
             progress=progress,
         )
@@ -87,6 +88,8 @@ def _figures(result: "Evaluation") -> dict[str, Any]:
         "top5": _rounded(result.top5, 4),
         "correct1": result.correct1,
         "correct5": result.correct5,
+        "sure": result.sure,
+        "sure1": result.sure1,
         "unreadable": len(result.skipped),
         "images_per_second": round(result.images_per_second, 2),
         "seconds": round(result.seconds, 3),
@@ -119,11 +122,20 @@ def _print(bundle: Path, model: "ServedModel", dataset: "DataSet", result: "Eval
             "images": f"{result.images}{unreadable}",
             "top-1": f"{result.top1:.2f} % ({result.correct1})",
             "top-5": top5,
+            **({} if result.sure is None else {"sure": _sure(result)}),
             "images/s": f"{result.images_per_second:.1f} (decode {result.decode_seconds:.1f} s, "
             f"forward {result.forward_seconds:.1f} s)",
             "on": ", ".join(_means(model).values()),
         }
     )
+
+
+def _sure(result: "Evaluation") -> str:
+    """Say of how many images the model is sure, and how often it is right about them and about the others."""
+    sure, sure1 = result.sure or 0, result.sure1 or 0
+    parts = ((sure1, sure), (result.correct1 - sure1, result.images - sure))
+    right = ["none" if not images else f"{right / images:.2%} right" for right, images in parts]
+    return f"{sure / result.images:.2%} of the images ({right[0]}), not of the others ({right[1]})"
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

@@ -146,6 +146,7 @@ def _described_model(config: "BundleConfig") -> dict[str, Any]:
         "num_classes": config.num_classes,
         "problem_type": config.problem_type,
         "preprocess": dict(config.preprocess),
+        "confidence": config.confidence and config.confidence.to_dict(),
         "structure": {name: layer.to_dict() for name, layer in config.structure.items()},
         "widths": dict(config.widths),
         "tokens": config.tokens.to_dict(),
@@ -170,18 +171,18 @@ def _resident_bytes(bundle: Path, model: "nn.Module", config: "BundleConfig") ->
 def _print(document: Mapping[str, Any], layers: bool) -> None:
     """Print what the model is and costs, and the structured layers only if the report does not show them."""
     from ...models.architectures.widths import widths_summary
+    from ...models.confidence import ConfidenceThreshold
     from ...models.layers.token_plan import TokenPlan
 
     structured = [layer for layer in document["layers"] if layer["kind"] != "dense"]
     parameters, macs, size = document["parameters"], document["macs"], document["bytes"]
-    preprocess = document["preprocess"]
     print_fields(
         {
             "bundle": f"{document['bundle']} (version {document['version']}, verified)",
             "arch": document["arch"],
             "classes": f"{document['num_classes']}, {SCORES[document['problem_type']]}",
-            "image": f"{preprocess['size']} px, {preprocess['interpolation']}, crop {preprocess['crop_pct']}, "
-            f"JPEG scaling {preprocess.get('jpeg_scaling', 'exact')}",
+            "image": _image(document["preprocess"]),
+            **({"sure": ConfidenceThreshold.from_dict(document["confidence"])} if document["confidence"] else {}),
             "linear layers": f"{len(document['layers'])}, {_kinds(structured)}",
             **({"narrower": widths_summary(document["widths"])} if document["widths"] else {}),
             **({"tokens": TokenPlan.from_dict(document["tokens"]).summary} if document["tokens"] else {}),
@@ -211,6 +212,11 @@ def _print_history(document: Mapping[str, Any]) -> None:
         if flat or not document[title]:
             print(f"\n{title}")
             print_fields(flat or {"  none on record": ""})
+
+
+def _image(preprocess: Mapping[str, Any]) -> str:
+    size, scaling = f"{preprocess['size']} px", preprocess.get("jpeg_scaling", "exact")
+    return f"{size}, {preprocess['interpolation']}, crop {preprocess['crop_pct']}, JPEG scaling {scaling}"
 
 
 def _commands(steps: object) -> dict[str, object]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..bundle_args import check_free
 from ..errors import WRONG_USAGE, CommandError
 from ..options import filled, json_object, split_list, takes
-from ..output import bundle_line, command_line, print_fields, print_json, skipped_images
+from ..output import bundle_line, command_line, print_fields, print_json, skipped_images, sure_field
 from ..progress import job_progress
 from .train_options import TrainOptions
 
@@ -152,6 +152,7 @@ def _print(job: "TrainJob", outcome: "TrainOutcome") -> None:
             "bundle": bundle_line(job.out, outcome.config),
             "images": f"{training.images} to train on, {held_out.images} held out{unreadable}",
             "top-1": f"{figures['top1']:.2f} % of the held-out images",
+            **sure_field(outcome.config),
             "epoch": figures["epoch"],
             "report": job.out / "report.html",
             "seconds": ", ".join(f"{name} {value:.0f}" for name, value in outcome.seconds_by_step.items()),

@@ -230,7 +230,8 @@ def _result(answer: "Answer") -> dict[str, Any]:
     """Return an answer in the shape of the server's JSON."""
     if answer.error is not None:
         return {"error": {"code": answer.error.code, "message": answer.error.message}}
-    return {"predictions": [asdict(prediction) for prediction in answer.predictions]}
+    sure = {} if answer.sure is None else {"sure": answer.sure}
+    return {"predictions": [asdict(prediction) for prediction in answer.predictions], **sure}
 
 
 def _rows(image: str, result: dict[str, Any]) -> Iterator[tuple[object, ...]]:
@@ -251,7 +252,7 @@ def _csv(rows: Any) -> str:
 
 
 def _text(image: str, result: dict[str, Any]) -> str:
-    lines = [printable(image)]
+    lines = [printable(image) + (" (not sure)" if result.get("sure") is False else "")]
     if "error" in result:
         lines.append(f"  {result['error']['code']}: {one_line(result['error']['message'])}")
     elif not result["predictions"]:

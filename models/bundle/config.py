@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from ..architectures.arch_args import MAX_CLASSES
+from ..confidence import ConfidenceThreshold
 from ..errors import BundleError, quoted
 from ..layers.layer_spec import LayerSpec
 from ..layers.token_plan import ALL_TOKENS, TokenPlan
@@ -39,7 +40,7 @@ MAX_METRICS_BYTES = 1 << 20
 REMARKS = {"provenance", "metrics", "golden", "quantisation"}
 """Members, also of graph and program, on which no answer depends."""
 
-_OPTIONAL = {"golden", "graph", "problem_type", "program", "storage", "tokens", "widths"}
+_OPTIONAL = {"confidence", "golden", "graph", "problem_type", "program", "storage", "tokens", "widths"}
 _PREPROCESS_KEYS = {"size", "crop_pct", "interpolation", "mean", "std"}
 _PREPROCESS_CHOICES = {
     "orientation": ("apply", "ignore"),
@@ -64,6 +65,7 @@ class BundleConfig:
         storage: precision of a layer's weights in the file (`storage.py`), by name, where it is not float32.
         problem_type: one of PROBLEM_TYPES.
         preprocess: size in pixels, crop_pct, interpolation, mean, std (of RGB in 0..1).
+        confidence: from which score on an answer is sure; None where that is not known.
         provenance: source file and its sha256, the commands since, library versions.
         metrics: what was measured, and on what.
         golden: the answers of the torch model to its golden images (`golden.py`); empty in bundles of earlier versions
@@ -83,6 +85,7 @@ class BundleConfig:
     storage: Mapping[str, str] = field(default_factory=dict)
     problem_type: str = PROBLEM_TYPES[0]
     preprocess: Mapping[str, Any]
+    confidence: ConfidenceThreshold | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
@@ -124,6 +127,7 @@ class BundleConfig:
             **({"storage": dict(self.storage)} if self.storage else {}),
             **({"problem_type": self.problem_type} if self.multi_label else {}),
             "preprocess": dict(self.preprocess),
+            **({"confidence": self.confidence.to_dict()} if self.confidence is not None else {}),
             "provenance": dict(self.provenance),
             "metrics": dict(self.metrics),
             "files": dict(self.files),
@@ -159,10 +163,8 @@ class BundleConfig:
         for name in sorted((known & set(document)) - {"arch", "format", "problem_type"}):
             _require(isinstance(document[name], dict), f"{name} {quoted(document[name], 40)} must be an object")
         classes = document["arch_args"].get("num_classes", 1000)
-        _require(
-            type(classes) is int and 1 <= classes <= MAX_CLASSES,
-            f"arch_args: num_classes {quoted(classes)} must be between 1 and {MAX_CLASSES}",
-        )
+        in_range = type(classes) is int and 1 <= classes <= MAX_CLASSES
+        _require(in_range, f"arch_args: num_classes {quoted(classes)} must be between 1 and {MAX_CLASSES}")
         task = document.get("problem_type", PROBLEM_TYPES[0])
         _require(task in PROBLEM_TYPES, f"problem_type {quoted(task)} must be {' or '.join(PROBLEM_TYPES)}")
         _check_metrics(document["metrics"])
@@ -172,21 +174,18 @@ class BundleConfig:
         _check_widths(document.get("widths", {}))
         if document.get("golden"):
             check_record(document["golden"], classes)
+        files = document["files"]
         graph = GraphRecord.from_dict(document["graph"], classes) if "graph" in document else None
-        _require(
-            (graph is None) == (GRAPH not in document["files"]), f"files: {GRAPH} and member graph belong together"
-        )
+        _require((graph is None) == (GRAPH not in files), f"files: {GRAPH} and member graph belong together")
         program = ProgramRecord.from_dict(document["program"], classes) if "program" in document else None
-        _require(
-            (program is not None and program.precision == "int8") == (ACTIVATIONS in document["files"]),
-            f"files: {ACTIVATIONS} and a program of int8 belong together",
-        )
-        _require(program is not None or OPERATORS not in document["files"], f"files: {OPERATORS} needs a program")
-        _require(
-            program is None or "model.safetensors" in document["files"], "program: needs weights (model.safetensors)"
-        )
+        int8 = program is not None and program.precision == "int8"
+        _require(int8 == (ACTIVATIONS in files), f"files: {ACTIVATIONS} and a program of int8 belong together")
+        _require(program is not None or OPERATORS not in files, f"files: {OPERATORS} needs a program")
+        _require(program is None or "model.safetensors" in files, "program: needs weights (model.safetensors)")
         structure, tokens = _layer_specs(document["structure"]), _token_plan(document.get("tokens", {}))
-        return cls(**{**document, "structure": structure, "tokens": tokens, "graph": graph, "program": program})
+        sure = ConfidenceThreshold.from_dict(document["confidence"]) if "confidence" in document else None
+        parsed = {"structure": structure, "tokens": tokens, "confidence": sure, "graph": graph, "program": program}
+        return cls(**{**document, **parsed})
 
 
 def _without_remarks(document: dict[str, Any]) -> dict[str, Any]:
@@ -230,7 +229,7 @@ def check_preprocess(values: Mapping[str, Any]) -> None:
 
 
 def _layer_specs(values: Mapping[str, Any]) -> dict[str, LayerSpec]:
-    _require(len(values) <= MAX_LAYERS, f"structure: {len(values)} layers, the limit is {MAX_LAYERS}")
+    _check_count("structure", values)
     specs = {}
     for name, layer in values.items():
         try:
@@ -248,20 +247,21 @@ def _token_plan(values: Mapping[str, Any]) -> TokenPlan:
 
 
 def _check_storage(storage: Mapping[str, Any]) -> None:
-    _require(len(storage) <= MAX_LAYERS, f"storage: {len(storage)} layers, the limit is {MAX_LAYERS}")
+    _check_count("storage", storage)
     for name, precision in storage.items():
-        _require(
-            isinstance(precision, str) and precision in PRECISIONS,
-            f"storage: layer {quoted(name)}: {quoted(precision)} must be one of {', '.join(PRECISIONS)}",
-        )
+        known = isinstance(precision, str) and precision in PRECISIONS
+        _require(known, f"storage: layer {quoted(name)}: {quoted(precision)} must be one of {', '.join(PRECISIONS)}")
 
 
 def _check_widths(widths: Mapping[str, Any]) -> None:
-    _require(len(widths) <= MAX_LAYERS, f"widths: {len(widths)} modules, the limit is {MAX_LAYERS}")
+    _check_count("widths", widths)
     for name, width in widths.items():
-        _require(
-            type(width) is int and width >= 1, f"widths: {quoted(name)}: {quoted(width)} must be a whole number above 0"
-        )
+        whole = type(width) is int and width >= 1
+        _require(whole, f"widths: {quoted(name)}: {quoted(width)} must be a whole number above 0")
+
+
+def _check_count(member: str, layers: Mapping[str, Any]) -> None:
+    _require(len(layers) <= MAX_LAYERS, f"{member}: {len(layers)} layers, the limit is {MAX_LAYERS}")
 
 
 def _check_format(number: Any) -> None:

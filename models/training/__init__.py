@@ -10,6 +10,7 @@ from .objective import Classification as Classification
 from .objective import Distillation as Distillation
 from .objective import Objective as Objective
 from .objective import accuracy as accuracy
+from .objective import confidence_threshold as confidence_threshold
 from .objective import cross_entropy as cross_entropy
 from .objective import distillation_loss as distillation_loss
 from .optimizer import learning_rate as learning_rate

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..confidence import ConfidenceThreshold, find_threshold
 from .mixing import Mixed, mix
 from .recipe import TrainingRecipe
 from .source import TrainingBatch
@@ -84,6 +85,26 @@ def distillation_loss(logits: Tensor, teacher_logits: Tensor, temperature: float
     student = F.log_softmax(logits.float() / temperature, dim=-1)
     teacher = F.log_softmax(teacher_logits.float() / temperature, dim=-1)
     return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2
+
+
+@torch.inference_mode()
+def confidence_threshold(model: nn.Module, batches: Iterable[TrainingBatch]) -> ConfidenceThreshold | None:
+    """From which score on a model's answers are sure, by batches of images and their classes; see `find_threshold`.
+
+    Args:
+        model: a model in eval mode.
+
+    Raises:
+        ValueError: no images, or images without classes.
+    """
+    device, scores, right = next(model.parameters()).device, list[Tensor](), list[Tensor]()
+    for pixels, targets in batches:
+        if targets is None:
+            raise ValueError("images without classes: a threshold of confidence needs a class for each")
+        score, best = model(pixels.to(device)).float().softmax(-1).cpu().max(-1)
+        scores.append(score)
+        right.append(best == targets)
+    return find_threshold(torch.cat(scores).double().numpy(), torch.cat(right).numpy(), "labels")
 
 
 @torch.inference_mode()

@@ -34,6 +34,8 @@ class Answer:
 
     Args:
         predictions: best first; none where there is an error, or no score is as high as the threshold.
+        sure: whether the best score reaches the threshold of confidence that the model's bundle holds; None where it
+            holds none.
         error: why the image has no answer; None where it has one.
         model, version: the model that answered; empty where none did.
         request_id: the id of the request that the image was part of.
@@ -46,6 +48,7 @@ class Answer:
     version: str = ""
     request_id: str = ""
     stages: Mapping[str, float] = field(default_factory=dict)
+    sure: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,7 @@ def _answer(result: Any, about: Mapping[str, Any], where: str) -> Answer:
             Prediction(int(row["index"]), str(row["id"]), str(row["label"]), float(row["score"]))
             for row in result["predictions"]
         ),
+        sure=result.get("sure"),
         **about,
     )
 

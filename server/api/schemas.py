@@ -35,6 +35,9 @@ class Predictions(BaseModel):
     """The classes of one image, best first."""
 
     predictions: list[Prediction]
+    sure: bool | None = Field(
+        default=None, description="whether the best score reaches the model's `confidence`; left out where it has none"
+    )
 
 
 class ImageError(BaseModel):
@@ -203,6 +206,9 @@ class Model(BaseModel):
     )
     labels: list[str] | None = Field(description="of the classes, in order; null where they are more than 100")
     preprocess: dict[str, Any]
+    confidence: dict[str, Any] | None = Field(
+        description="the score from which on an answer is sure, and what that tells apart on held-out images, or null"
+    )
     monarch_layers: int
     storage: dict[str, int] = Field(
         description="layers whose weights the bundle's file holds in fewer bits than float32, by type",

@@ -106,7 +106,13 @@ class ServedModel:
             return json.dumps({"error": error}, ensure_ascii=False).encode()
         scores = zip(outcome.index, outcome.score, strict=True)
         rows = [b"%b%a}" % (self.label_json[i], score) for i, score in scores if score >= threshold]
-        return b'{"predictions": [%b]}' % b", ".join(rows)
+        return b'{"predictions": [%b]%b}' % (b", ".join(rows), self._sure_json(outcome))
+
+    def _sure_json(self, outcome: TopClasses) -> bytes:
+        """Whether an answer is sure, where the bundle says from which score on it is."""
+        if self.config.confidence is None:
+            return b""
+        return b', "sure": true' if outcome.confidence >= self.config.confidence.threshold else b', "sure": false'
 
     @property
     def device(self) -> str:
@@ -207,6 +213,7 @@ class ServedModel:
             "problem_type": config.problem_type,
             "labels": [label.label for label in config.labels] if config.num_classes <= MOST_LABELS else None,
             "preprocess": dict(config.preprocess),
+            "confidence": config.confidence and config.confidence.to_dict(),
             "monarch_layers": len(config.structure),
             "storage": dict(Counter(config.storage.values())),
             "graph": self.graph,

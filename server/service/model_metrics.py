@@ -1,9 +1,9 @@
 """Enters models and batches into the metrics, and batches into the cost models."""
 
 from ...inference.pipeline import decoded_by
-from ...inference.results import BatchResult
+from ...inference.results import BatchResult, TopClasses
 from ..config.settings import Settings
-from ..repository.served_model import ServedModel
+from ..repository.served_model import MOST_LABELS, ServedModel
 from ..scheduler.cost_model import CostModel
 from ..scheduler.request import Batch
 from ..telemetry.metrics import Metrics
@@ -12,7 +12,9 @@ from ..telemetry.metrics import Metrics
 def record_model(metrics: Metrics, settings: Settings, model: ServedModel) -> None:
     """Begin the series of a model that begins to serve."""
     version = model.version
-    metrics.model(model.name)
+    bound = metrics.model(model.name)
+    few = model.labels if model.num_classes <= MOST_LABELS else ()
+    bound.predictions = {i: metrics.predictions.labels(model.name, label.label) for i, label in enumerate(few)}
     metrics.request_timeout.labels(model.name).set(settings.of(model.name).timeout_ms / 1e3)
     metrics.load_failures.labels(model.name)  # from 0, so that the first is seen as one
     for form, value in model.parameter_bytes.items():
@@ -33,10 +35,15 @@ def record_batch(metrics: Metrics, model: ServedModel, engine: str, batch: Batch
     """Count one batch: on the thread of the engine that ran it. `engine`: name of that engine."""
     for decoder, format in decoded_by([item.info for item in batch.items], result.decoders):
         metrics.decode_backend.labels(decoder, format).inc()
+    bound = metrics.model(model.name)
+    for outcome in result.outcomes:
+        if isinstance(outcome, TopClasses):
+            bound.confidence.observe(outcome.confidence)
+            if (counter := bound.predictions.get(outcome.best)) is not None:
+                counter.inc()
     forward = result.forward
     if forward is None:
         return
-    bound = metrics.model(model.name)
     full = forward.images >= model.max_batch_size
     bound.batch_size.observe(forward.images)
     bound.batches["full" if full else batch.reason].inc()

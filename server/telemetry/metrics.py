@@ -35,6 +35,7 @@ SECONDS_BUCKETS = (
     *(0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0),
 )
 BYTES_BUCKETS = tuple(float(4**power) for power in range(5, 14))  # 1 KiB ... 64 MiB
+CONFIDENCE_BUCKETS = (*(tenth / 10 for tenth in range(1, 10)), 0.95, 0.99, 1.0)
 BATCH_BUCKETS = tuple(float(2**power) for power in range(9))  # 1 ... 256
 
 
@@ -47,6 +48,9 @@ class ModelMetrics:
         self.batch_size = metrics.batch_size.labels(model)
         self.batches = {reason: metrics.batches.labels(model, reason) for reason in BATCH_REASONS}
         self.padding = metrics.padding.labels(model)
+        self.confidence = metrics.confidence.labels(model)
+        self.predictions: dict[int, Counter] = {}
+        """By the place of the class; empty where there are too many to count."""
 
 
 class Metrics:
@@ -134,6 +138,12 @@ class Metrics:
             "batch_padding_images_total", "Empty places computed to fill fixed batch shapes.", ("model",)
         )
         self.images = self._counter("images_total", "Images by how they ended.", ("model", "outcome"))
+        self.confidence = self._histogram(
+            "prediction_confidence", "Score of the best class of answered images.", ("model",), CONFIDENCE_BUCKETS
+        )
+        self.predictions = self._counter(
+            "predictions_total", "Answered images by their best class, of models with few.", ("model", "class")
+        )
         self.decode_backend = self._counter(
             "decode_backend_images_total", "Decoded images by decoder and format.", ("backend", "format")
         )

@@ -74,3 +74,18 @@ def test_answers_that_are_no_numbers_or_too_few_are_refused() -> None:
         QualityEvaluator(DENSE)(FOUND * math.nan)
     with pytest.raises(ValueError, match=r"\(3, 3\).*\(4, 3\)"):
         QualityEvaluator(DENSE)(FOUND[:3])
+
+
+def test_answers_are_sure_by_labels_or_else_by_the_dense_model() -> None:
+    generator = torch.Generator().manual_seed(0)
+    dense, found = (torch.randn(300, 4, generator=generator).mul(2).log_softmax(1) for _ in range(2))
+    found = (0.6 * dense + 0.4 * found).log_softmax(1)
+    targets = torch.randint(4, (300,), generator=generator)
+    for known, right in ((targets, targets), (None, dense.argmax(1))):
+        threshold = QualityEvaluator(dense, known).confidence(found)
+        assert threshold is not None
+        assert threshold.reference == ("dense" if known is None else "labels")
+        sure = found.double().exp().amax(1) >= threshold.threshold
+        assert float(sure[found.argmax(1) == right].double().mean()) == pytest.approx(threshold.right, abs=1e-4)
+        assert float(sure[found.argmax(1) != right].double().mean()) == pytest.approx(threshold.wrong, abs=1e-4)
+    assert QualityEvaluator(dense).confidence(dense) is None  # nothing of it is wrong

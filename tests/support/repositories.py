@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from milkweed.models.architectures.registry import create_model
 from milkweed.models.bundle.bundle import save_bundle
 from milkweed.models.bundle.config import BundleConfig
 from milkweed.models.bundle.labels import default_labels
+from milkweed.models.confidence import ConfidenceThreshold
 from milkweed.server.admin.app import create_admin_app
 from milkweed.server.config.settings import Settings
 from milkweed.server.process.service_app import create_app
@@ -43,6 +45,14 @@ def break_golden(bundle: Path) -> None:
     config = json.loads((bundle / "config.json").read_text())
     config["golden"]["probability"][0][0] /= 3
     (bundle / "config.json").write_text(json.dumps(config))
+
+
+def with_confidence(bundle: Path, copy: Path, threshold: float) -> None:
+    """Copy a bundle, whose answers are sure from this score on."""
+    shutil.copytree(bundle, copy)
+    config = json.loads((copy / "config.json").read_text())
+    known = ConfidenceThreshold(threshold=threshold, right=0.9, wrong=0.2, images=100, reference="labels")
+    (copy / "config.json").write_text(json.dumps({**config, "confidence": known.to_dict()}))
 
 
 class App:

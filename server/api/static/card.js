@@ -119,13 +119,15 @@ function failureParts({ isPassing, message, detail }, askAgain) {
   return [make("p.failure", message), make("p.hint", detail ?? "The page failed."), ...(isPassing ? [button] : [])];
 }
 
-function answerParts({ predictions, ...times }) {
+function answerParts({ predictions, sure, ...times }) {
+  const doubt = "The best score is below the model's threshold of confidence.";
   const rows = predictions.map(({ label, score }) => {
     const bar = make("i", [], { style: { backgroundSize: `max(2px, ${score * 100}%)` } });
     const words = labelInWords(label);
     return make("li", [make("span.clip", words, { title: words }), make("span", inPercent(score)), bar]);
   });
-  return [make("ol.classes", rows), ...(times.totalMs === null ? [] : stageParts(times))];
+  const hint = sure ? [] : [make("p.hint.unsure", "not sure", { title: doubt })];
+  return [make("ol.classes", rows), ...hint, ...(times.totalMs === null ? [] : stageParts(times))];
 }
 
 /** The shares of the stages as a bar, and the longest of them in words. */

@@ -12,7 +12,7 @@ const DURATION = /([\w-]+)[^,]*?;\s*dur="?([\d.]+)/g; // of Server-Timing
  * @param model one of `models.js`.
  * @param signal ends it.
  * @param onWait called with a sentence before the photo is sent again.
- * @returns {predictions, stages: [{name, ms}, ...], totalMs, roundTripMs}; totalMs is null where no time is told.
+ * @returns {predictions, sure, stages: [{name, ms}, ...], totalMs, roundTripMs}; totalMs is null where no time is told.
  */
 export async function classify(photo, model, { signal, onWait }) {
   for (let attempt = 1; ; attempt++) {
@@ -44,6 +44,7 @@ async function classifyOnce(photo, model, signal) {
   const total = stages.find(({ name }) => name === "total");
   return {
     predictions: body.results[0].predictions,
+    sure: body.results[0].sure ?? true, // not every model says so
     stages: stages.filter((stage) => stage !== total),
     totalMs: total?.ms ?? null,
     roundTripMs,

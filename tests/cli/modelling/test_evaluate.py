@@ -16,6 +16,7 @@ from milkweed.loaders.errors import InputError
 from milkweed.models import Label, load_bundle
 
 from ...support.command import Milkweed, Refused
+from ...support.repositories import with_confidence
 
 TINY = 1 << 20
 
@@ -62,6 +63,25 @@ def test_evaluate_counts_known_answers(milkweed: Milkweed, bundle: Path, data: P
     text = milkweed("evaluate", bundle, data, "--batch-size", 3).ok().out
     assert "top-1     41.67 % (5)" in text
     assert "top-5     75.00 % (9)" in text
+
+
+def test_evaluate_says_of_how_many_images_the_model_is_sure(
+    milkweed: Milkweed, pipeline: Pipeline, bundle: Path, data: Path, labels: Any, tmp_path: Path
+) -> None:
+    samples = labelled_images(data, labels).samples
+    outcomes = pipeline.classify([sample.path.read_bytes() for sample in samples], 5)
+    scores = [outcome.score[0] for outcome in outcomes if isinstance(outcome, TopClasses)]
+    threshold = sorted(scores)[4]
+    sure = [place for place, score in enumerate(scores) if score >= threshold]
+    right = [outcomes[place].index[0] == samples[place].target for place in sure]
+    with_confidence(bundle, tmp_path / "sure", threshold)
+    document = milkweed("evaluate", tmp_path / "sure", data, "--json").ok(quiet=True).document
+    assert (document["sure"], document["sure1"]) == (len(sure), sum(right))
+    assert 0 < len(sure) < 12
+    share, others = sum(right) / len(sure), (5 - sum(right)) / (12 - len(sure))
+    text = milkweed("evaluate", tmp_path / "sure", data).ok().out
+    assert f"{len(sure) / 12:.2%} of the images ({share:.2%} right), not of the others ({others:.2%} right)" in text
+    assert milkweed("evaluate", bundle, data, "--json").document["sure"] is None
 
 
 def test_evaluate_agrees_with_classify_at_any_batch_size(pipeline: Pipeline, data: Path, labels: Any) -> None:

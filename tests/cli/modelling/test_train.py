@@ -56,6 +56,7 @@ def test_train_writes_a_bundle_that_knows_colours(train: Callable[..., Any], tmp
     assert config.version == document["version"]
     assert {layer.kind for layer in config.structure.values()} == {"monarch"}
     assert len(config.structure) == 2
+    assert config.confidence is None  # of nine images too few are wrong
     held_out = config.metrics["training"]["held_out"]
     assert held_out["images"] == 9
     assert held_out["top1"] == document["history"][-1]["top1"] >= 80

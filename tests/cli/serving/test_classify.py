@@ -15,6 +15,7 @@ from milkweed.cli.serving.classify_output import AnswerFile
 from milkweed.client import Answer, Prediction
 
 from ...support.command import Milkweed, Refused
+from ...support.repositories import with_confidence
 
 
 @pytest.fixture
@@ -94,6 +95,22 @@ def test_an_image_may_have_no_class_above_the_threshold(
     again = milkweed(*none, photos / "1.png", "--output", out, "--resume").ok()
     assert "0 answers" not in again.err
     assert [line.rstrip(",") for line in out.read_text().splitlines()[1:]] == [name, str(photos / "1.png")]
+
+
+def test_answers_below_the_threshold_of_confidence_are_not_sure(
+    milkweed: Milkweed, bundle: Path, photos: Path, tmp_path: Path, want: dict[str, Any]
+) -> None:
+    best = {name: result["predictions"][0]["score"] for name, result in want.items() if "predictions" in result}
+    threshold = sorted(best.values())[3]
+    unsure = {name for name, score in best.items() if score < threshold}
+    assert len(unsure) == 3
+    with_confidence(bundle, tmp_path / "known", threshold)
+    ask = ("classify", "--model", tmp_path / "known", photos)
+    results = {result["image"]: result for result in milkweed(*ask, "--threshold", 1, "--json").document["results"]}
+    assert {name for name, result in results.items() if result.get("sure") is False} == unsure
+    assert {name for name, result in results.items() if result.get("sure") is True} == best.keys() - unsure
+    text = milkweed(*ask).out.splitlines()
+    assert {line.removesuffix(" (not sure)") for line in text if line.endswith(" (not sure)")} == unsure
 
 
 @pytest.mark.parametrize("name", ["a.ndjson", "a.jsonl", "a.csv", "a.json", "a.txt"])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from milkweed.models.confidence import find_threshold
 from milkweed.models.layers.blockdiag import BlockdiagLinear
 from milkweed.models.layers.lowrank import LowRankLinear
 from milkweed.models.layers.monarch import MonarchLinear
@@ -15,6 +16,7 @@ from milkweed.models.training import (
     Ema,
     TrainingRecipe,
     accuracy,
+    confidence_threshold,
     cross_entropy,
     learning_rate,
     mix,
@@ -156,3 +158,19 @@ class _Answers(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.scale
+
+
+def test_the_threshold_of_confidence_is_that_of_the_models_own_answers() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(200, 3, generator=generator) * 2
+    targets = torch.where(torch.rand(200, generator=generator) < 0.7, logits.argmax(1), (logits.argmax(1) + 1) % 3)
+    model = torch.nn.Linear(3, 3)
+    torch.nn.init.eye_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    batches = list(zip(logits.split(64), targets.split(64), strict=True))
+    scores = logits.softmax(1).amax(1).double().numpy()
+    expected = find_threshold(scores, (logits.argmax(1) == targets).numpy(), "labels")
+    assert expected is not None
+    assert confidence_threshold(model, batches) == expected
+    with pytest.raises(ValueError, match="images without classes"):
+        confidence_threshold(model, [(logits, None)])

@@ -2,11 +2,16 @@
 
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import numpy as np
 from PIL import Image
+
+from milkweed.client.answers import read_answers
+from milkweed.models.confidence import ConfidenceThreshold
+from milkweed.server.api.schemas import ClassifyAnswer
 
 from ...support.bodies import as_json, files, npy
 from ...support.server_parts import (
@@ -167,3 +172,32 @@ async def test_models_listing_tells_bytes_and_decisions(running: Start) -> None:
     assert first["loader"].startswith("pillow: ")
     assert first["kernels"] == "dense: no structured layer"
     assert first["kernel_plans"] is None  # nothing of it on a CPU
+
+
+async def test_answers_say_whether_they_are_sure_where_the_bundle_does(running: Start) -> None:
+    several = [encoded(seed=seed) for seed in range(6)]
+    async with running() as app:
+        model = app.service.models["held"]
+        plain = (await app.classify(files=[("i", ("a", image, "image/png")) for image in several])).json()["results"]
+        assert all(set(result) == {"predictions"} for result in plain)
+        scores = [result["predictions"][0]["score"] for result in plain]
+        threshold = sorted(scores)[3]
+        known = ConfidenceThreshold(threshold=threshold, right=0.9, wrong=0.1, images=99, reference="labels")
+        object.__setattr__(model, "config", replace(model.config, confidence=known))
+
+        body = [("i", ("a", image, "image/png")) for image in [*several, broken()]]
+        answer = await app.classify(files=body, params={"top_k": 1, "threshold": 1})
+        lines = await app.classify(files=body, headers={"accept": "application/x-ndjson"})
+        about = (await app.client.get("/v1/models")).json()["models"][0]
+
+    results = answer.json()["results"]
+    expected = [score >= threshold for score in scores]
+    assert [result["sure"] for result in results[:-1]] == expected
+    assert {True, False} == set(expected)
+    assert set(results[-1]) == {"error"}
+    streamed = {line["image"]: line.get("sure") for line in map(json.loads, lines.text.splitlines()[:-1])}
+    assert streamed == dict(enumerate([*expected, None]))
+    ClassifyAnswer.model_validate(answer.json())
+    assert about["confidence"] == known.to_dict()
+    read = read_answers(answer.content, {}, 200, len(body))
+    assert [answer.sure for answer in read] == [*expected, None]

@@ -1,5 +1,7 @@
 """Metrics: stages add up to the whole, label sets stay closed, everything named in the docs is there."""
 
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,9 +9,12 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from milkweed.inference.results import SCORE_BYTES
+from milkweed.models import Label
+from milkweed.server.repository.served_model import MOST_LABELS
+from milkweed.server.service.model_metrics import record_model
 from milkweed.server.telemetry.metrics import STAGES
 
-from ...support.server_parts import Running, Start, broken, encoded, make_config, until
+from ...support.server_parts import HeldModel, Running, Start, broken, encoded, make_config, make_pipeline, until
 
 
 async def scrape(app: Any) -> dict[str, Any]:
@@ -138,3 +143,28 @@ async def test_a_collector_that_fails_costs_a_scrape_only_its_own_series(
     assert 'milkweed_engine_up{device="cpu"} 1.0' in answer.text
     assert "milkweed_gpu_memory_bytes{" not in answer.text
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
+
+
+async def test_confidence_and_classes_of_answers_are_counted(app: Running) -> None:
+    rows = [(await app.classify(encoded(seed=seed))).json()["results"][0]["predictions"][0] for seed in range(8)]
+    await app.classify(broken())
+    name = "prediction_confidence"
+    assert app.value(f"{name}_count", model="held") == 8
+    assert app.value(f"{name}_sum", model="held") == pytest.approx(sum(row["score"] for row in rows), rel=1e-6)
+    for tenth in ("0.2", "0.5", "0.9"):
+        below = sum(row["score"] <= float(tenth) for row in rows)
+        assert app.value(f"{name}_bucket", model="held", le=tenth) == below
+    for label, count in Counter(row["label"] for row in rows).items():
+        assert app.value("predictions_total", **{"model": "held", "class": label}) == count
+
+
+async def test_classes_are_counted_where_they_are_few(running: Start) -> None:
+    async with running() as app:
+        model = app.service.models["held"]
+        for classes, counted in ((MOST_LABELS, MOST_LABELS), (MOST_LABELS + 1, 0)):
+            labels = tuple(Label(str(index), f"class {index}") for index in range(classes))
+            about = replace(model.config, arch_args={"num_classes": classes}, labels=labels)
+            pipeline = make_pipeline(HeldModel(classes), classes=classes)
+            other = replace(model, name=f"of {classes}", config=about, pipelines={0: pipeline})
+            record_model(app.service.metrics, app.service.settings, other)
+            assert len(app.service.metrics.model(other.name).predictions) == counted
