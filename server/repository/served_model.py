@@ -229,8 +229,7 @@ class ServedModel:
             "kernel_plans": self.kernel_plans,
             "lanes": str(pipeline.plan),
             "max_batch_size": self.max_batch_size,
-            "load_seconds": round(self.load_seconds, 3),
-            "warmup_seconds": round(self.warmup_seconds, 3),
+            **{name: round(getattr(self, name), 3) for name in ("load_seconds", "warmup_seconds")},
         }
 
 
