@@ -19,6 +19,7 @@ from .modelling.train_options import HEADINGS as TRAIN_HEADINGS
 from .serving.classify import classify
 from .serving.config import config_app
 from .serving.demo import demo
+from .serving.embed import embed
 from .serving.keys import keys_app
 from .serving.serve import with_settings
 
@@ -31,6 +32,7 @@ def add_commands(app: typer.Typer, command: str) -> None:
     """
     app.command("doctor", cls=page())(with_settings(doctor, hidden=True) if command == "doctor" else doctor)
     app.command("classify", cls=page())(classify)
+    app.command("embed", cls=page())(embed)
     further = {"allow_extra_args": True, "ignore_unknown_options": True}
     app.command("demo", cls=page(), context_settings=further)(demo)
     app.command("import", cls=page())(import_checkpoint)

@@ -13,7 +13,7 @@ from types import FrameType
 
 DEBUG = "--debug"
 
-SLOW = {*("bench", "classify", "compress", "convert", "densify", "doctor"), *("evaluate", "export", "import")}
+SLOW = {*("bench", "classify", "compress", "convert", "densify", "doctor", "embed"), *("evaluate", "export", "import")}
 SLOW |= {"inspect", "serve", "train"}
 """Commands that take long, or import what takes long, before they have anything to say."""
 

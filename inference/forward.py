@@ -121,7 +121,7 @@ def plan_lanes(
 
 
 class Session(Protocol):
-    """Normalised float32 images (n, 3, S, S) -> logits (n, num_classes). Several threads may call it at a time."""
+    """Normalised float32 images (n, 3, S, S) -> (n, embedding_width + num_classes), logits last; threads share it."""
 
     computes_elsewhere: bool
     """Whether threads of a runtime compute while the one that calls waits."""
@@ -141,6 +141,7 @@ class Forward:
         size: side of the model's input, px.
         weight_bytes: what the weights take in memory.
         multi_label: whether each class has a probability by itself, the sigmoid of its logit.
+        embedding_width: values of an image's embedding; 0 where the session gives logits alone.
     """
 
     device: Device = CPU
@@ -159,15 +160,17 @@ class Forward:
         size: int,
         weight_bytes: int = 0,
         multi_label: bool = False,
+        embedding_width: int = 0,
     ) -> None:
         self._session, self.computes_elsewhere = session, session.computes_elsewhere
         # Where a lane waits for a runtime's own threads, its wall time has to stand for their CPU time.
         clock = time.perf_counter if session.computes_elsewhere else thread_cpu_seconds
-        self._prepare(plan, dtype, size, multi_label, clock)
+        self._prepare(plan, dtype, size, multi_label, clock, embedding_width)
         self.resident_bytes = weight_bytes
 
-    def _prepare(self, plan: LanePlan, dtype: str, size: int, multi_label: bool, clock: Any) -> None:
+    def _prepare(self, plan: LanePlan, dtype: str, size: int, multi_label: bool, clock: Any, width: int) -> None:
         self.plan, self.dtype, self.size, self.multi_label = plan, dtype, size, multi_label
+        self.embedding_width = width
         self.warm_seconds: dict[int, float] = {}
         """Time of a forward by its number of images, as `warm_up` measured it."""
         self._clock = clock
@@ -211,7 +214,7 @@ class Forward:
         result = self._run(pixels)
         if not self.multi_label:
             return result
-        return replace(result, probabilities=sigmoid(self._on_host(result.probabilities)))
+        return replace(result, probabilities=sigmoid(self.on_host(result.probabilities)))
 
     def _run(self, pixels: Any) -> ForwardResult:
         """What `run` returns, but with a multi-label model's logits: golden records hold the softmax of those."""
@@ -232,7 +235,11 @@ class Forward:
         finally:
             wait(helpers)
         cpu_seconds += sum(helper.result() for helper in helpers)
-        return ForwardResult(self.joined(results), sum(sizes) - len(pixels), cpu_seconds)
+        return self._result(self.joined(results), sum(sizes) - len(pixels), cpu_seconds)
+
+    def _result(self, outputs: Any, padding: int, cpu_seconds: float) -> ForwardResult:
+        width = self.embedding_width
+        return ForwardResult(outputs[:, width:], padding, cpu_seconds, outputs[:, :width])
 
     def joined(self, parts: Sequence[Any], ready: Iterable["Event"] = ()) -> Any:
         """One batch of several, or the probabilities of one.
@@ -264,28 +271,30 @@ class Forward:
             check: what compares them.
         """
         if record:
-            answers = self._on_host(self._run(golden_images(self.size)).probabilities)
+            answers = self.on_host(self._run(golden_images(self.size)).probabilities)
             check(record, softmax(answers) if self.multi_label else answers, bound or self.dtype)
 
     def close(self) -> None:
         """Let go of what a collector alone would free: here nothing."""
 
-    def _on_host(self, probabilities: Any) -> NDArray[np.float32]:
-        return cast("NDArray[np.float32]", probabilities)
+    def on_host(self, values: Any) -> NDArray[np.float32]:
+        """Probabilities or embeddings as an array."""
+        return cast("NDArray[np.float32]", values)
 
     def _run_lane(self, chunks: Sequence[Any], sizes: Sequence[int], results: list[Any], turns: Iterator[int]) -> float:
         """Be one lane: run chunks until none is left; the CPU seconds this thread used."""
-        started, helped = self._clock(), 0.0
+        started, helped, width = self._clock(), 0.0, self.embedding_width
         for turn in turns:
             images, missing = chunks[turn], sizes[turn] - len(chunks[turn])
             if missing:
                 images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.float32)])
             lanes = self.plan.lanes
-            logits, seconds = self._logits(images, min(lanes, len(chunks) - (turn if turn >= lanes else 0)))
-            logits, helped = logits[: len(chunks[turn])], helped + seconds
-            results[turn] = logits if self.multi_label else softmax(logits)
+            outputs, seconds = self._outputs(images, min(lanes, len(chunks) - (turn if turn >= lanes else 0)))
+            outputs, helped = outputs[: len(chunks[turn])], helped + seconds
+            scores = outputs[:, width:] if self.multi_label else softmax(outputs[:, width:])
+            results[turn] = np.concatenate([outputs[:, :width], scores], 1) if width else scores
         return self._clock() - started + helped
 
-    def _logits(self, images: Any, at_once: int) -> tuple[Any, float]:
-        """The logits, while so many forwards of the batch run, and the CPU seconds that other threads spent on them."""
+    def _outputs(self, images: Any, at_once: int) -> tuple[Any, float]:
+        """What the session gives while so many forwards of the batch run, and other threads' CPU seconds on it."""
         return self._session(images), 0.0

@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -95,11 +96,17 @@ class Pipeline:
         """The first half of a batch: see `DecodeStage.run`."""
         return self.decode_stage.run(images, infos, sources)
 
-    def forward(self, batches: Sequence[DecodedBatch], top_k: Sequence[Sequence[int]]) -> list[BatchResult]:
+    def forward(
+        self,
+        batches: Sequence[DecodedBatch],
+        top_k: Sequence[Sequence[int]],
+        embeds: Sequence[Sequence[bool]] | None = None,
+    ) -> list[BatchResult]:
         """The second half of one batch or several, in one forward.
 
         Args:
             top_k: for each batch, the number of classes of each answer; 1..num_classes.
+            embeds: for each batch, whether each answer has the image's embedding; None: none has.
 
         Returns:
             A result for each batch; the first one has the statistics of the forward.
@@ -115,6 +122,9 @@ class Pipeline:
             forwarded, cpu_postprocess = time.perf_counter(), thread_cpu_seconds()
             ks = [batch_ks[place] for batch, batch_ks in zip(batches, top_k, strict=True) for place in batch.ok]
             answers = self._answers(computed.probabilities, ks)
+            if embeds is not None and any(map(any, embeds)):
+                asked = [flags[place] for batch, flags in zip(batches, embeds, strict=True) for place in batch.ok]
+                answers = self._embedded(answers, computed.embeddings, asked)
         unclaimed = iter(answers)
         outcomes = [_completed(batch, unclaimed) for batch in batches]
         spent = {"forward": cpu_forward, "postprocess": thread_cpu_seconds() - cpu_postprocess}
@@ -155,6 +165,14 @@ class Pipeline:
         """The pixels of all batches, ready for what is launched next."""
         ready = [batch.ready for batch in batches if batch.ready is not None]
         return self.forward_stage.joined([batch.pixels for batch in batches if batch.ok], ready)
+
+    def _embedded(self, answers: Sequence[ImageResult], embeddings: Any, asked: Sequence[bool]) -> list[ImageResult]:
+        """The answers of a batch, with the embeddings of those that are to have them."""
+        rows = self.forward_stage.on_host(embeddings)
+        return [
+            replace(answer, embedding=row.tobytes()) if wanted and isinstance(answer, TopClasses) else answer
+            for answer, row, wanted in zip(answers, rows, asked, strict=True)
+        ]
 
     def _answers(self, probabilities: Any, top_k: list[int]) -> list[ImageResult]:
         """The best classes of each row. Rows with the same k go together, so that ties break as they do alone."""

@@ -57,8 +57,15 @@ def session_forward(program: "Program", plan: LanePlan, size: int, multi_label: 
     dtype = "int8" if is_int8(program) else "bfloat16"
     if session.threads < threads and plan.most_threads > 1:
         logger.warning("%d of %d threads could be started: an image has so many at most", session.threads, threads)
-    weight_bytes = session.weight_bytes
-    return ProgramForward(session, plan, dtype=dtype, size=size, weight_bytes=weight_bytes, multi_label=multi_label)
+    return ProgramForward(
+        session,
+        plan,
+        dtype=dtype,
+        size=size,
+        weight_bytes=session.weight_bytes,
+        multi_label=multi_label,
+        embedding_width=session.embedding_width,
+    )
 
 
 class ProgramForward(Forward):
@@ -66,7 +73,7 @@ class ProgramForward(Forward):
 
     _session: ProgramSession
 
-    def _logits(self, images: Any, at_once: int) -> tuple[Any, float]:
+    def _outputs(self, images: Any, at_once: int) -> tuple[Any, float]:
         # Idle threads are shared by the forwards that begin together; the first of them must not take all.
-        logits = self._session(images, min(self.plan.most_threads, self.plan.lanes // at_once))
-        return logits, self._session.helped_seconds()
+        outputs = self._session.outputs(images, min(self.plan.most_threads, self.plan.lanes // at_once))
+        return outputs, self._session.helped_seconds()

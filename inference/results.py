@@ -32,11 +32,13 @@ class ForwardResult:
         probabilities: (n, num_classes), float32; an array, or a tensor on the device where torch computes.
         padding: places of the forward that were filled up with zeros.
         cpu_seconds: CPU time of all lanes.
+        embeddings: (n, embedding_width) alike; no columns where the model has none.
     """
 
     probabilities: Any
     padding: int
     cpu_seconds: float
+    embeddings: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,12 @@ class TopClasses:
         int32: the place of each class in the model's labels, as the bytes of int32 values.
         float32: their probabilities, as the bytes of float32 values: whoever writes the answer makes numbers
             of them, not the engine's thread, where 1,000 take a millisecond. Numbers take ten times the memory.
+        embedding: the image's embedding as the bytes of float32 values; empty where it was not asked for.
     """
 
     int32: bytes
     float32: bytes
+    embedding: bytes = b""
 
     @property
     def confidence(self) -> float:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..loaders.thread_clock import thread_cpu_seconds
 from ..models.accounting import resident_bytes
 from ..models.bundle.config import BundleConfig
+from ..models.serving.embedding import classifier_name, return_embedding
 from ..models.serving.fused.report import FusionReport
 from ..models.serving.prepare import prepare_for_inference
 from .device import CPU, Device
@@ -115,8 +116,11 @@ def torch_forward(
     activations: "Activations | None" = None,
 ) -> "TorchForward":
     """Make the forward of a model as `load_bundle` gives it; it is used up."""
-    size = int(config.preprocess["size"])
+    size, classifier = int(config.preprocess["size"]), classifier_name(model)
     prepared, fusion, graphs = prepare_model(model, config, device, dtype, size, options, activations)
+    prepared = prepared.to(device.for_torch)
+    blank = torch.zeros(1, 3, size, size, dtype=getattr(torch, dtype), device=device.for_torch)
+    width = return_embedding(prepared, classifier, config.num_classes, blank)
     return TorchForward(
         prepared,
         plan,
@@ -127,6 +131,7 @@ def torch_forward(
         cpu_graphs=options.cpu_graphs and not options.one_shot,
         fusion=fusion,
         multi_label=config.multi_label,
+        embedding_width=width,
     )
 
 
@@ -141,7 +146,7 @@ class TorchForward(Forward):
         cpu_graphs: record the forward as a TorchScript graph where it runs in micro-batches.
         capture: makes a CUDA graph; tests bring their own.
         fusion: how the model was fused; None where it was not.
-        multi_label: see `Forward`.
+        multi_label, embedding_width: see `Forward`; the model returns the embedding before its logits.
     """
 
     def __init__(
@@ -157,13 +162,14 @@ class TorchForward(Forward):
         capture: "Capture | None" = None,
         fusion: FusionReport | None = None,
         multi_label: bool = False,
+        embedding_width: int = 0,
     ) -> None:
-        self._prepare(plan, dtype, size, multi_label, thread_cpu_seconds)
+        self._prepare(plan, dtype, size, multi_label, thread_cpu_seconds, embedding_width)
         self.device, self._torch_device = device, torch.device(str(device))
         self._dtype: torch.dtype = getattr(torch, dtype)
         self.resident_bytes, self.fusion = resident_bytes(model), fusion
-        self._probabilities = _Probabilities(model.to(self._torch_device), multi_label)
-        self._compute: Callable[[Tensor], Tensor] = self._probabilities
+        self._module = _Outputs(model.to(self._torch_device), multi_label, embedding_width)
+        self._compute: Callable[[Tensor], Tensor] = self._module
         if graph_batch_sizes:
             self.cuda_graphs = self._captured(graph_batch_sizes, capture)
         elif cpu_graphs and plan.micro_batch:
@@ -186,12 +192,12 @@ class TorchForward(Forward):
     def close(self) -> None:
         """Let the tensors go, also those of modules that only a collector would free: torch makes a class for each
         parametrized one, and a class refers to itself."""
-        for module in self._probabilities.modules():
+        for module in self._module.modules():
             module._parameters.clear()
             module._buffers.clear()
 
-    def _on_host(self, probabilities: Tensor) -> NDArray[np.float32]:
-        return cast("NDArray[np.float32]", probabilities.float().cpu().numpy())
+    def on_host(self, values: Tensor) -> NDArray[np.float32]:
+        return cast("NDArray[np.float32]", values.float().cpu().numpy())
 
     def _captured(self, batch_sizes: Sequence[int], capture: "Capture | None") -> "CudaGraphForward":
         # Imported here: a machine without a GPU pays for none of it, not even in memory.
@@ -205,23 +211,23 @@ class TorchForward(Forward):
     def _traced(self) -> "TorchScriptForward":
         from ..models.serving.torchscript import TorchScriptForward
 
-        return TorchScriptForward(self._probabilities, (self.plan.micro_batch, 3, self.size, self.size), self._dtype)
+        return TorchScriptForward(self._module, (self.plan.micro_batch, 3, self.size, self.size), self._dtype)
 
     def _on_device(self, images: Tensor) -> Tensor:
         """Normalised float32 images (n, 3, S, S) on the device -> (n, num_classes), float32."""
-        return cast(Tensor, self._probabilities(images.to(self._dtype)))
+        return cast(Tensor, self._module(images.to(self._dtype)))
 
     def _run_whole(self, pixels: Tensor) -> ForwardResult:
         started = thread_cpu_seconds()
         with torch.inference_mode():
             if self.cuda_graphs is not None:
-                probabilities, padding = self.cuda_graphs(pixels), self.cuda_graphs.padding(len(pixels))
+                outputs, padding = self.cuda_graphs(pixels), self.cuda_graphs.padding(len(pixels))
             else:
-                probabilities, padding = self._on_device(pixels.to(self._torch_device, non_blocking=True)), 0
+                outputs, padding = self._on_device(pixels.to(self._torch_device, non_blocking=True)), 0
             if self.device.type == "cuda":
                 # So that the stage's time is the work's, not the launch's.
                 torch.cuda.synchronize(self._torch_device)
-        return ForwardResult(probabilities, padding, thread_cpu_seconds() - started)
+        return self._result(outputs, padding, thread_cpu_seconds() - started)
 
     def _run_lane(
         self, chunks: Sequence[Tensor], sizes: Sequence[int], results: list[Any], turns: Iterator[int]
@@ -237,19 +243,26 @@ class TorchForward(Forward):
         return float(self._clock() - started)
 
 
-class _Probabilities(nn.Module):
-    """Images of the model's type to probabilities in float32, or to logits where the model is multi-label."""
+class _Outputs(nn.Module):
+    """Images of the model's type to embeddings, where it returns them, and probabilities, or logits where it is
+    multi-label, in float32."""
 
-    def __init__(self, model: nn.Module, multi_label: bool) -> None:
+    def __init__(self, model: nn.Module, multi_label: bool, embedding_width: int) -> None:
         super().__init__()
-        self.model, self.multi_label = model, multi_label
+        self.model, self.multi_label, self.embedding_width = model, multi_label, embedding_width
 
     def forward(self, images: Tensor) -> Tensor:
-        logits = cast(Tensor, self.model(images)).float()
-        return logits if self.multi_label else logits.softmax(-1)
+        outputs = cast(Tensor, self.model(images)).float()
+        if self.multi_label:
+            return outputs
+        probabilities = outputs[:, self.embedding_width :].softmax(-1)
+        return (
+            torch.cat([outputs[:, : self.embedding_width], probabilities], 1) if self.embedding_width else probabilities
+        )
 
     def extra_repr(self) -> str:
-        return f"multi_label={self.multi_label}"  # by which TorchScriptForward tells graphs apart
+        # By which TorchScriptForward tells graphs apart.
+        return f"multi_label={self.multi_label}, embedding_width={self.embedding_width}"
 
 
 def _filled_up(chunk: Tensor, size: int) -> Tensor:

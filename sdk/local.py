@@ -2,6 +2,7 @@
 
 import os
 import threading
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, overload
 
-from .client.answers import Answer, Prediction
+from .client.answers import Answer, Embeddings, Prediction, embeddings
 from .client.errors import check_process, make_error, refuse_pickle
 from .client.images import EncodedImage, Image, encode, encoded, in_batches, is_one
 from .inference.device import use_device
@@ -90,6 +91,11 @@ class LocalModel:
         return self._config.version
 
     @property
+    def embedding_width(self) -> int:
+        """Values of an image's embedding; 0 where the backend gives none."""
+        return self._pipeline.forward_stage.embedding_width
+
+    @property
     def num_classes(self) -> int:
         """The number of the model's classes."""
         return self._pipeline.num_classes
@@ -126,25 +132,47 @@ class LocalModel:
             raise answer.error
         return answer
 
-    def stream(self, images: Iterable[Image], top_k: int | None = None, threshold: float = 0.0) -> Iterator[Answer]:
+    def embed(self, images: Image | Iterable[Image], *, normalize: bool = False) -> Embeddings:
+        """The embedding of one image (width,), or of each of several (n, width), in order.
+
+        Args:
+            normalize: scaled to length 1.
+
+        Raises:
+            MilkweedError: an image has none; the class says why.
+            ValueError: the model has none in the backend that computes it.
+        """
+        one = is_one(images)
+        several = [encode(images)] if one else cast("Iterable[Image]", images)
+        rows = embeddings(self.stream(several, 1, embedding=True), normalize)
+        return rows[0] if one else rows
+
+    def stream(
+        self, images: Iterable[Image], top_k: int | None = None, threshold: float = 0.0, *, embedding: bool = False
+    ) -> Iterator[Answer]:
         """The answers to any number of images, in order, as they come.
 
         The next batch is read and decoded while one is computed; no more is held.
+
+        Args:
+            embedding: answers have the image's embedding too.
         """
         top_k = self._top_k if top_k is None else top_k
         if not 1 <= top_k <= self.num_classes:
             raise ValueError(f"top_k is {top_k}: expected 1..{self.num_classes}")
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold is {threshold}: expected 0 to 1")
-        return (_at_least(threshold, answer) for answer in self._stream(images, top_k))
+        if embedding and not self.embedding_width:
+            raise ValueError(f"the model {self.name}, computed by {self._pipeline.backend.name}, has no embedding")
+        return (_at_least(threshold, answer) for answer in self._stream(images, top_k, embedding))
 
-    def _stream(self, images: Iterable[Image], top_k: int) -> Iterator[Answer]:
+    def _stream(self, images: Iterable[Image], top_k: int, embeds: bool) -> Iterator[Answer]:
         batches, pid = in_batches(encoded(images), self._pipeline.default_batch_size, BATCH_BYTES), os.getpid()
         with ThreadPoolExecutor(1, "milkweed-local") as ahead:
             decoding = ahead.submit(self._decode, next(batches, None))
             while (decoded := decoding.result()) is not None:
                 decoding = ahead.submit(self._decode, next(batches, None))
-                yield from self._compute(*decoded, top_k)
+                yield from self._compute(*decoded, top_k, embeds)
                 check_process(pid, "this stream")
 
     def _decode(self, batch: Sequence[EncodedImage] | None) -> "tuple[Sequence[EncodedImage], DecodedBatch] | None":
@@ -157,11 +185,14 @@ class LocalModel:
             use_device(self._pipeline.device)
             return batch, self._pipeline.decode(images, [None] * len(images))
 
-    def _compute(self, batch: Sequence[EncodedImage], decoded: "DecodedBatch", top_k: int) -> Iterator[Answer]:
+    def _compute(
+        self, batch: Sequence[EncodedImage], decoded: "DecodedBatch", top_k: int, embeds: bool
+    ) -> Iterator[Answer]:
         with self._lock(COMPUTING):
             self._check()
             use_device(self._pipeline.device)
-            (result,) = self._pipeline.forward([decoded], [[top_k] * len(decoded.outcomes)])
+            count = len(decoded.outcomes)
+            (result,) = self._pipeline.forward([decoded], [[top_k] * count], [[embeds] * count])
         outcomes = iter(result.outcomes)
         stages = _stages(result)
         for image in batch:
@@ -182,17 +213,18 @@ class LocalModel:
 
     def _answer(self, outcome: ImageResult, stages: dict[str, float]) -> Answer:
         predictions: tuple[Prediction, ...] = ()
-        error = sure = None
+        error = sure = embedding = None
         if isinstance(outcome, TopClasses):
             labels, known = self._config.labels, self._config.confidence
             sure = None if known is None else outcome.confidence >= known.threshold
+            embedding = array("f", outcome.embedding) if outcome.embedding else None
             predictions = tuple(
                 Prediction(index, labels[index].id, labels[index].label, score)
                 for index, score in zip(outcome.index, outcome.score, strict=True)
             )
         else:
             error = make_error(outcome.code, outcome.message)
-        return Answer(predictions, error, self.name, self.version, stages=stages, sure=sure)
+        return Answer(predictions, error, self.name, self.version, stages=stages, sure=sure, embedding=embedding)
 
 
 def _at_least(threshold: float, answer: Answer) -> Answer:

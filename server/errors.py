@@ -18,6 +18,7 @@ class ErrorKind(NamedTuple):
 ERROR_CODES: dict[str, ErrorKind] = {
     "bad_request": ErrorKind(400, "bad_request"),
     "empty": ErrorKind(400, "empty"),
+    "no_embedding": ErrorKind(400, "no_embedding"),
     "unauthorized": ErrorKind(401, "unauthorized"),
     "unknown_model": ErrorKind(404, "unknown_model"),
     "not_found": ErrorKind(404, "not_found"),

@@ -76,7 +76,7 @@ def classify(
       milkweed classify dog.jpg ./holiday --top-k 3
       milkweed classify ./archive --url http://gpu:8000 --output a.csv --resume
     """
-    asked = _asked(top_k, threshold, url, device, shrink)
+    asked = asked_of_each(top_k, threshold, url, device, shrink)
     kind = kind_of(format, output, json)
     names = named_images(images or [], from_file)
     answers = AnswerFile(kind, output, resume)
@@ -84,17 +84,27 @@ def classify(
     if answers.held:
         note(f"{output} holds {answers.count} answers: {len(left)} of {len(names)} images are left")
     if left:
-        opened = _bundle(model, device, asked) if url is None else _server(url, model, asked, len(left) > 1, shrink)
+        opened = (
+            bundle_classifier(model, device, asked)
+            if url is None
+            else server_classifier(url, model, asked, len(left) > 1, shrink)
+        )
         with opened as classifier, answers, progress("classify", "images") as update:
-            _classify(left, classifier, answers, update)
+            answer_images(left, classifier, answers, update)
     if answers.failed:
-        what = answers.first_failure
-        if answers.count > 1:
-            what = f"{answers.failed} of {answers.count} images got no answer, the first: {what}"
-        raise CommandError(what, FAILED)
+        raise CommandError(failure_of(answers), FAILED)
 
 
-def _asked(top_k: int | None, threshold: float, url: str | None, device: str | None, shrink: bool) -> "ClassifyOptions":
+def failure_of(answers: "AnswerFile") -> str:
+    """Say how many images got no answer, and why the first did not."""
+    if answers.count == 1:
+        return answers.first_failure
+    return f"{answers.failed} of {answers.count} images got no answer, the first: {answers.first_failure}"
+
+
+def asked_of_each(
+    top_k: int | None, threshold: float, url: str | None, device: str | None, shrink: bool
+) -> "ClassifyOptions":
     """Return what is asked of each image; refuse options that do not go together, and a threshold that cannot be."""
     if threshold > 1:
         raise CommandError(f"--threshold {threshold:g}: must be 0 to 1", WRONG_USAGE)
@@ -105,7 +115,7 @@ def _asked(top_k: int | None, threshold: float, url: str | None, device: str | N
     return {"top_k": top_k, "threshold": threshold or None}  # older servers know no threshold
 
 
-def _classify(names: Sequence[str], classifier: Classifier, answers: AnswerFile, update: Update) -> None:
+def answer_images(names: Sequence[str], classifier: Classifier, answers: AnswerFile, update: Update) -> None:
     """Read images, classify them and write the answers; only the images in flight are held."""
     pending: deque[str] = deque()
     done, total = 0, len(names)
@@ -131,7 +141,9 @@ def _classify(names: Sequence[str], classifier: Classifier, answers: AnswerFile,
 
 
 @contextmanager
-def _server(url: str, model: str | None, asked: "ClassifyOptions", several: bool, shrink: bool) -> Iterator[Classifier]:
+def server_classifier(
+    url: str, model: str | None, asked: "ClassifyOptions", several: bool, shrink: bool
+) -> Iterator[Classifier]:
     from ...client import BadAnswer, Client, MilkweedError, NoAnswer
     from ...client.requests import base_url
 
@@ -150,7 +162,7 @@ def _server(url: str, model: str | None, asked: "ClassifyOptions", several: bool
 
 
 @contextmanager
-def _bundle(path: str | None, device: str | None, asked: "ClassifyOptions") -> Iterator[Classifier]:
+def bundle_classifier(path: str | None, device: str | None, asked: "ClassifyOptions") -> Iterator[Classifier]:
     """Open a bundle as a server does; images go through the same pipeline as over HTTP."""
     from ...local import open_local
 
@@ -158,4 +170,7 @@ def _bundle(path: str | None, device: str | None, asked: "ClassifyOptions") -> I
     with open_local(bundle_path(path or DEMO), device) as model:
         if top_k is not None and top_k > model.num_classes:
             raise CommandError(f"--top-k {top_k}: the model has {model.num_classes} classes", WRONG_USAGE)
-        yield lambda images: model.stream(images, top_k, threshold)
+        embedding = asked.get("embedding", False)
+        if embedding and not model.embedding_width:
+            raise CommandError(f"bundle {path or DEMO}: the backend that computes it gives no embedding")
+        yield lambda images: model.stream(images, top_k, threshold, embedding=embedding)

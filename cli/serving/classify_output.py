@@ -214,7 +214,7 @@ def _ndjson_result(line: str) -> tuple[str, Mapping[str, str] | None, dict[str, 
     try:
         record = json.loads(line)
         image, error = record["image"], record.get("error")
-        if not isinstance(image, str) or ("error" not in record and "predictions" not in record):
+        if not isinstance(image, str) or not {"error", "predictions", "embedding"} & set(record):
             raise TypeError
         identity = {name: str(record[name]) for name in ("model", "version") if name in record}
         return image, error and {"code": str(error["code"]), "message": str(error["message"])}, identity
@@ -230,6 +230,12 @@ def _result(answer: "Answer") -> dict[str, Any]:
     """Return an answer in the shape of the server's JSON."""
     if answer.error is not None:
         return {"error": {"code": answer.error.code, "message": answer.error.message}}
+    if answer.embedding is not None:
+        import numpy as np
+
+        from ...inference.results import shortest
+
+        return {"embedding": shortest(np.asarray(answer.embedding, np.float32))}
     sure = {} if answer.sure is None else {"sure": answer.sure}
     return {"predictions": [asdict(prediction) for prediction in answer.predictions], **sure}
 

@@ -78,7 +78,7 @@ class _Assembly:
                 assert read is not None, "infer_shapes lets no attention follow anything but a factor"
                 attended = self._attended(operator, read, before, _factor(self.program.operators[place:]))
         self._between(between, attended, [])
-        logits, constants = self._head(), self.tables.constants.memory()
+        output, constants = self._head(), self.tables.constants.memory()
         arena, limit = self.tables.arena.size, ARENA_BYTES + ARENA_OF_WEIGHTS * len(constants)
         if arena > limit:
             raise ValueError(f"{arena} bytes of memory a thread: at most {limit} beside {len(constants)} of weights")
@@ -89,7 +89,8 @@ class _Assembly:
             structs.table(self.tables.buffers, structs.BUFFER),
             constants,
             arena,
-            logits["offset"],
+            output["offset"],
+            self.state.width,
             self.program.head.classifier.width,
             self.program.embed.size,
         )
@@ -271,15 +272,22 @@ class _Assembly:
         head = self.program.head
         normed = inputs_of(head.classifier, self.isa, [self.order])
         answers = Vector(np.arange(head.classifier.width), None, structs.F32)
-        logits = self.tables.rows("logits", answers.row_bytes, 1)
+        embedding = Vector(np.arange(self.state.width), None, structs.F32)
+        embedding_bytes = 4 * self.state.width
+        output = self.tables.rows("output", embedding_bytes + answers.row_bytes, 1)
+        logits = {**output, "offset": output["offset"] + embedding_bytes}
         first = self._mean(head.mean_from)
-        norm = self.stages.cast(self.order, normed) if head.norm is None else None
-        norm = norm or self.stages.norm(head.norm, self.order, normed)  # type: ignore[arg-type]
-        classified = self.stages.factor(head.classifier, normed, answers.order, answers)
         tile = self.tables.tile(LEAST_ROWS, 0, normed.kind, normed.row_bytes)
-        stages = [{**norm, "from": 0, "to": 1}, {**classified, "from": 1, "to": 2}]
-        self.tables.step(structs.ROWS, [first, tile, logits], stages, rows=1, tile=LEAST_ROWS)
-        return logits
+        stages = [
+            {**self._normed(head.norm, embedding), "from": 0, "to": 2},
+            {**self._normed(head.norm, normed), "from": 0, "to": 1},
+            {**self.stages.factor(head.classifier, normed, answers.order, answers), "from": 1, "to": 3},
+        ]
+        self.tables.step(structs.ROWS, [first, tile, output, logits], stages, rows=1, tile=LEAST_ROWS)
+        return output
+
+    def _normed(self, norm: Norm | None, out: Vector) -> Fields:
+        return self.stages.cast(self.order, out) if norm is None else self.stages.norm(norm, self.order, out)
 
     def _mean(self, first: int | None) -> Fields:
         """What is classified: the first token, or the mean of those from one on."""

@@ -19,8 +19,8 @@ from .instruction_sets import LIBRARY, CpuLibraryError, InstructionSet, loaded, 
 class _Program(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("steps", "stages", "buffers", "helpers")),
-        *((name, ctypes.c_int32) for name in ("count", "classes", "helper_count")),
-        *((name, ctypes.c_int64) for name in ("logits", "image_floats", "arena_bytes")),
+        *((name, ctypes.c_int32) for name in ("count", "outputs", "helper_count")),
+        *((name, ctypes.c_int64) for name in ("output", "image_floats", "arena_bytes")),
     )
 
 
@@ -44,13 +44,17 @@ class ProgramRunner:
         tables = (assembled.steps, assembled.stages, assembled.buffers, self._helpers)
         self._program = _Program(
             *(array.ctypes.data for array in tables),
-            *(len(assembled.steps), assembled.classes, threads - 1),
-            *(assembled.logits, 3 * assembled.size**2, arena_bytes),
+            *(len(assembled.steps), assembled.width + assembled.classes, threads - 1),
+            *(assembled.output, 3 * assembled.size**2, arena_bytes),
         )
         self._own = threading.local()
 
     def __call__(self, images: NDArray[np.float32], threads: int = 1) -> NDArray[np.float32]:
-        """Images (n, 3, size, size), contiguous, any number of them -> logits (n, classes).
+        """Images (n, 3, size, size), contiguous, any number of them -> logits (n, classes); see `outputs`."""
+        return self.outputs(images, threads)[:, self._assembled.width :]
+
+    def outputs(self, images: NDArray[np.float32], threads: int = 1) -> NDArray[np.float32]:
+        """Images -> (n, width + classes): what the classifier reads in float32, and then the logits.
 
         Args:
             threads: that may compute an image, the caller's among them; those join that have nothing to do when it
@@ -64,10 +68,10 @@ class ProgramRunner:
             raise ValueError(f"images of {images.dtype}: contiguous float32 is taken")
         if not hasattr(self._own, "arena"):
             self._own.arena = structs.aligned(whole.arena_bytes + structs.SLACK)
-        logits = np.empty((count, whole.classes), np.float32)
+        outputs = np.empty((count, whole.width + whole.classes), np.float32)
         data = (array.ctypes.data for array in (whole.constants, self._own.arena, images))
-        self._own.helped = self._run(ctypes.addressof(self._program), *data, count, logits.ctypes.data, threads)
-        return logits
+        self._own.helped = self._run(ctypes.addressof(self._program), *data, count, outputs.ctypes.data, threads)
+        return outputs
 
     def helped_seconds(self) -> float:
         """Return the CPU seconds of the threads that helped in this thread's last call."""

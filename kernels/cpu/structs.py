@@ -59,7 +59,8 @@ class Assembled:
 
     Args:
         arena_bytes: memory that one caller needs.
-        logits: offset of an image's answers in it.
+        output: offset of an image's outputs in it: its embedding, which is what the classifier reads, `width` float32,
+            and then its logits.
     """
 
     isa: InstructionSet
@@ -68,7 +69,8 @@ class Assembled:
     buffers: NDArray[Any]
     constants: NDArray[np.uint8]
     arena_bytes: int
-    logits: int
+    output: int
+    width: int
     classes: int
     size: int
 

@@ -32,11 +32,15 @@ class ProgramSession:
             self.threads = start_threads(threads) if threads > 1 else 1
         except (CpuLibraryError, ValueError) as error:
             raise ExportError(str(error)) from error
-        self.weight_bytes = assembled.constants.nbytes
+        self.weight_bytes, self.embedding_width = assembled.constants.nbytes, assembled.width
 
     def __call__(self, images: NDArray[np.float32], threads: int = 1) -> NDArray[np.float32]:
         """Compute images by so many threads each at most."""
-        return self._runner(np.ascontiguousarray(images), threads)
+        return self.outputs(images, threads)[:, self.embedding_width :]
+
+    def outputs(self, images: NDArray[np.float32], threads: int = 1) -> NDArray[np.float32]:
+        """Compute the embedding, which is what the classifier reads, and then the logits."""
+        return self._runner.outputs(np.ascontiguousarray(images), threads)
 
     def helped_seconds(self) -> float:
         """Return the CPU seconds of the threads that helped in this thread's last call."""

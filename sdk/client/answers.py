@@ -2,11 +2,22 @@
 
 import json
 import re
-from collections.abc import Mapping
+import sys
+from array import array
+from base64 import b64decode
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import BadAnswer, MilkweedError, make_error
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Embeddings = NDArray[np.float32]
+else:
+    Embeddings = Any
 
 _STAGE = re.compile(r"([\w-]+);dur=([0-9.]+)")
 
@@ -36,6 +47,7 @@ class Answer:
         predictions: best first; none where there is an error, or no score is as high as the threshold.
         sure: whether the best score reaches the threshold of confidence that the model's bundle holds; None where it
             holds none.
+        embedding: float32 values, where it was asked for; numpy takes it as an array.
         error: why the image has no answer; None where it has one.
         model, version: the model that answered; empty where none did.
         request_id: the id of the request that the image was part of.
@@ -49,6 +61,7 @@ class Answer:
     request_id: str = ""
     stages: Mapping[str, float] = field(default_factory=dict)
     sure: bool | None = None
+    embedding: "array[float] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +152,38 @@ def read_models(content: bytes, status: int) -> list[Model]:
         raise _not_ours(status) from None
 
 
+def embeddings(answers: Iterable[Answer], normalize: bool = False) -> Embeddings:
+    """The embeddings of answers as rows (n, width).
+
+    Args:
+        normalize: scale them to length 1.
+
+    Raises:
+        MilkweedError: an image's own, where it has none.
+    """
+    import numpy as np
+
+    rows = []
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
+        rows.append(np.asarray(answer.embedding, np.float32))
+    values = np.stack(rows) if rows else np.empty((0, 0), np.float32)
+    if not normalize:
+        return values
+    lengths = np.linalg.norm(values, axis=1, keepdims=True)
+    return np.divide(values, lengths, out=values, where=lengths > 0)
+
+
+def _embedding(text: Any) -> "array[float] | None":
+    if text is None:
+        return None
+    values = array("f", b64decode(text))
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
 def _answer(result: Any, about: Mapping[str, Any], where: str) -> Answer:
     if "error" in result:
         code, message = str(result["error"]["code"]), str(result["error"]["message"]).removeprefix(where)
@@ -149,6 +194,7 @@ def _answer(result: Any, about: Mapping[str, Any], where: str) -> Answer:
             for row in result["predictions"]
         ),
         sure=result.get("sure"),
+        embedding=_embedding(result.get("embedding")),
         **about,
     )
 

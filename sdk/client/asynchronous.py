@@ -11,10 +11,10 @@ from typing import Unpack, cast, overload
 
 import httpx
 
-from .answers import Answer, Model, read_answers, read_error, read_models
+from .answers import Answer, Embeddings, Model, embeddings, read_answers, read_error, read_models
 from .errors import TOO_MUCH, DeadlineExceeded, ImageRefused, MilkweedError, NoAnswer, refuse_pickle
 from .images import EncodedImage, Image, encode, encoded, in_batches, is_one
-from .requests import MOST_TIMEOUT_MS, CallParams, ClassifyOptions, Priority, base_url, body_of, key_headers
+from .requests import MOST_TIMEOUT_MS, CallParams, ClassifyOptions, base_url, body_of, key_headers
 from .shrink import kept_side
 
 TIMEOUT_SECONDS = 60.0
@@ -123,6 +123,7 @@ class AsyncClient:
             threshold: the least score of an answer's classes, of which there may then be none.
             timeout: seconds a request may take with all its tries.
             priority: `bulk` lets interactive requests go first.
+            embedding: answers have the image's embedding too.
 
         Returns:
             An answer, or a list of them in order, in which an image that got none has its `error`.
@@ -145,6 +146,15 @@ class AsyncClient:
         """
         return self._stream(images, self.params(**options))
 
+    async def embed(
+        self, images: Image | Iterable[Image], *, normalize: bool = False, **options: Unpack[ClassifyOptions]
+    ) -> Embeddings:
+        """The embedding of one image (width,), or of several (n, width), normalised to length 1 or not."""
+        asked: ClassifyOptions = {"top_k": 1, **options, "embedding": True}
+        if is_one(images):
+            return embeddings([await self.classify(images, **asked)], normalize)[0]
+        return embeddings([answer async for answer in self.stream(cast("Iterable[Image]", images), **asked)], normalize)
+
     async def models(self) -> list[Model]:
         """List the server's models; the one that answers by default is the first."""
         response = await self._send("GET", "/v1/models", self.timeout)
@@ -165,17 +175,9 @@ class AsyncClient:
             self._side = kept_side(await self.models())
         return self._side
 
-    def params(
-        self,
-        *,
-        model: str | None = None,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        timeout: float | None = None,
-        priority: Priority | None = None,
-    ) -> CallParams:
+    def params(self, **options: Unpack[ClassifyOptions]) -> CallParams:
         """Check the arguments of a call and return them as one object."""
-        return CallParams(model, top_k, priority, self.timeout if timeout is None else timeout, threshold)
+        return CallParams.of(options, self.timeout)
 
     async def classify_batch(self, images: Sequence[EncodedImage], params: CallParams) -> list[Answer]:
         """Classify the images of one request; a request that is too large is sent in halves.

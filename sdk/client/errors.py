@@ -83,6 +83,7 @@ class ErrorCode(NamedTuple):
 ERROR_CODES: dict[str, ErrorCode] = {
     "bad_request": ErrorCode(400, BadRequest),
     "empty": ErrorCode(400, ImageRefused),
+    "no_embedding": ErrorCode(400, BadRequest),
     "unauthorized": ErrorCode(401, Unauthorized),
     "unknown_model": ErrorCode(404, UnknownModel),
     "not_found": ErrorCode(404, UnknownModel),

@@ -4,7 +4,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 from urllib.parse import urlsplit, urlunsplit
 
 KEY_VARIABLE = "MILKWEED_API_KEY"
@@ -24,6 +24,7 @@ class ClassifyOptions(TypedDict, total=False):
     threshold: float | None
     timeout: float | None
     priority: Priority | None
+    embedding: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,21 @@ class CallParams:
     priority: Priority | None
     timeout_seconds: float
     threshold: float | None = None
+    embedding: bool = False
+
+    @classmethod
+    def of(cls, options: ClassifyOptions, timeout_seconds: float) -> "CallParams":
+        """Check the options of a call.
+
+        Args:
+            timeout_seconds: where they name none.
+
+        Raises:
+            TypeError, ValueError: there is no such option, or a value that cannot be.
+        """
+        asked: dict[str, Any] = {"model": None, "top_k": None, "priority": None, **options}
+        timeout = asked.pop("timeout", None)
+        return cls(timeout_seconds=timeout_seconds if timeout is None else timeout, **asked)
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
@@ -46,6 +62,7 @@ class CallParams:
     def query(self) -> dict[str, str]:
         """The parameters that go into the query of the URL."""
         parameters = {"model": self.model, "top_k": self.top_k, "threshold": self.threshold}
+        parameters |= {"embedding": "base64"} if self.embedding else {}
         return {name: str(value) for name, value in parameters.items() if value is not None}
 
     @property

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future
 from ssl import SSLContext
 from typing import Any, TypeVar, Unpack, cast, overload
 
-from .answers import Answer, Model
+from .answers import Answer, Embeddings, Model, embeddings
 from .asynchronous import BATCH_BYTES, CLOSED, TIMEOUT_SECONDS, AsyncClient
 from .errors import check_process, refuse_pickle
 from .images import Image, encode, encoded, in_batches, is_one
@@ -119,6 +119,15 @@ class Client:
         `images` is read as far ahead as `concurrency` requests need, on the calling thread.
         """
         return self._stream(images, self._client.params(**options))
+
+    def embed(
+        self, images: Image | Iterable[Image], *, normalize: bool = False, **options: Unpack[ClassifyOptions]
+    ) -> Embeddings:
+        """The embedding of one image (width,), or of each of several (n, width): see `AsyncClient.embed`."""
+        asked: ClassifyOptions = {"top_k": 1, **options, "embedding": True}
+        if is_one(images):
+            return embeddings([self.classify(images, **asked)], normalize)[0]
+        return embeddings(self.stream(cast("Iterable[Image]", images), **asked), normalize)
 
     def models(self) -> list[Model]:
         """List the server's models; the one that answers by default is the first."""

@@ -25,6 +25,7 @@ from ..telemetry.metrics import package_version
 from ..telemetry.tracer import Tracer
 from .classify import Classify
 from .docs import docs_routes
+from .embed import Embed, OpenAiEmbeddings
 from .page import page_routes
 from .status import status_routes
 
@@ -36,6 +37,8 @@ def http_app(service: Service, auth: Authenticator, *, tracer: Tracer | None, li
     app = _App(title="milkweed", version=package_version(), lifespan=lifespan, **options)
     classify = Classify(service, auth)
     app.router.routes.insert(0, Route("/classify", classify, methods=["POST"], name="classify"))
+    for endpoint in (Embed(service, auth), OpenAiEmbeddings(service, auth)):
+        app.router.routes.append(Route(endpoint.route, endpoint, methods=["POST"], name=endpoint.route[1:]))
     app.router.routes.extend(oip_routes(service, auth))
     for router in (status_routes(service), docs_routes(app), *([page_routes()] if service.settings.page else [])):
         app.router.routes.extend(router.routes)

@@ -10,7 +10,7 @@ from ...inference.results import TopClasses
 from ..errors import ServiceError, error_headers, status_of
 from ..http.body import read_body
 from ..http.body_budget import BudgetLease
-from ..http.parameters import joined, read_query
+from ..http.parameters import PARAMETERS, joined, read_query
 from ..http.payload import Payload, PayloadFormat, payload_kind, read_payload
 from ..http.responses import JSON_TYPE, HttpAnswer, send_whole
 from ..repository.served_model import ServedModel
@@ -21,7 +21,9 @@ from ..service.inference_handler import ChangeParams, Query
 from ..service.params import ClassifyParams, check_scores, params_for, read_params
 from ..service.service import Service
 from ..telemetry.context import RequestContext, context_of
-from .stream import Stream, wants_stream
+from .result import result_json
+from .stream import CONTENT_TYPE as NDJSON_TYPE
+from .stream import Stream
 
 _ReadQuery = Query[HttpAnswer | None]  # made once, not with each request
 
@@ -29,13 +31,16 @@ _ReadQuery = Query[HttpAnswer | None]  # made once, not with each request
 class Classify:
     """The endpoint of one service."""
 
+    route = "/classify"
+    parameters: tuple[str, ...] = PARAMETERS
+
     def __init__(self, service: Service, auth: Authenticator) -> None:
         self._service, self._auth = service, auth
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context, service = context_of(scope), self._service
         service.check_accepting()
-        form, query = payload_kind(context.headers), read_query(scope["query_string"])
+        form, query = payload_kind(context.headers), read_query(scope["query_string"], self.parameters)
         # A form or JSON may name the model as well; until it is read, the time is that of the default one.
         early = form in ("raw", "array") or "model" in query
         params = self._params(query, context) if early else self._params_of_default(context)
@@ -43,14 +48,14 @@ class Classify:
         charge = partial(self._auth.charge_images, scope.get(ACCOUNT_KEY))
         with service.body_budget.lease() as lease:
             caller = Caller(context, receive, lease, charge)
-            stream = partial(self._stream, caller, send) if wants_stream(context.headers) else None
+            stream = partial(self._stream, caller, send) if accepts(context.headers, NDJSON_TYPE) else None
 
             async def read(change: ChangeParams) -> _ReadQuery:
                 payload, asked = await self._payload(form, params.model, receive, caller), params
                 if payload.asked or not early:
                     asked = self._params(joined(query, payload.asked), context)
                     change(asked)
-                return Query(await self._images(asked, payload, lease), partial(_write, asked, context))
+                return self._query(asked, context, await self._images(asked, payload, lease))
 
             answer = await service.handler.answer(params, caller, read, stream)
             if answer is not None:
@@ -69,9 +74,20 @@ class Classify:
         limit = min(model.limits.max_bytes, most) if form == "raw" else most
         body = await read_body(receive, context.content_length(), limit, caller.lease)
         context.end_stage("receive")
-        service.metrics.body_bytes[form].observe(len(body))
+        service.metrics.body_bytes(self.route, form).observe(len(body))
+        if not body:
+            raise ServiceError("empty", "the body is empty: send an image")
         content_type, size = context.headers.get(b"content-type", b""), 0 if form in ("raw", "array") else len(body)
-        return await service.parsers.run(lambda: read_payload(body, form, content_type), size)
+        return await service.parsers.run(lambda: self._read(body, form, content_type), size)
+
+    def _read(self, body: bytes, form: PayloadFormat, content_type: bytes) -> Payload:
+        return read_payload(body, form, content_type, self.parameters)
+
+    def _query(self, params: ClassifyParams, context: RequestContext, images: list[CheckedImage]) -> _ReadQuery:
+        return Query(images, partial(self._write, params, context))
+
+    def _head(self, model: ServedModel) -> bytes:
+        return model.head_json
 
     async def _images(self, params: ClassifyParams, payload: Payload, lease: BudgetLease) -> list[CheckedImage]:
         """List the images, each checked by its header, or an error."""
@@ -80,7 +96,7 @@ class Classify:
 
         def parse() -> list[CheckedImage]:
             encoded = payload.images(most)
-            check_scores(len(encoded), params.top_k)
+            check_scores(len(encoded), params.values)
             return [check_image(image, model) for image in encoded]
 
         # In forms other than raw the images are copies: for a moment they exist beside the body, then instead of it.
@@ -102,21 +118,26 @@ class Classify:
             dispatcher.finish(request)
             dispatcher.count(params.model, stream.counts)
 
+    def _write(self, params: ClassifyParams, context: RequestContext, outcomes: list[Outcome]) -> HttpAnswer:
+        """Write predictions and errors in order; where no image succeeded, the first one's status counts."""
+        several = len(outcomes) > 1
+        results = b", ".join(
+            result_json(params, outcome, f"image {index}: " if several else "")
+            for index, outcome in enumerate(outcomes)
+        )
+        body = b'%b%b", "results": [%b]}' % (self._head(params.model), context.request_id, results)
+        first = outcomes[0]
+        if isinstance(first, TopClasses) or any(isinstance(outcome, TopClasses) for outcome in outcomes):
+            return HttpAnswer(body)
+        context.code = first.code
+        # The body has the common shape of errors and the results too: a client finds whichever it looks for.
+        error = {"code": first.code, "message": first.message}
+        body = b'{"error": %b, %b' % (json.dumps(error, ensure_ascii=False).encode(), body[1:])
+        headers = error_headers(first) if isinstance(first, ServiceError) else ()
+        return HttpAnswer(body, (JSON_TYPE, *headers), status_of(first.code))
 
-def _write(params: ClassifyParams, context: RequestContext, outcomes: list[Outcome]) -> HttpAnswer:
-    """Write predictions and errors in order; where no image succeeded, the first one's status counts."""
-    several, model = len(outcomes) > 1, params.model
-    results = b", ".join(
-        model.result_json(outcome, f"image {index}: " if several else "", params.threshold)
-        for index, outcome in enumerate(outcomes)
-    )
-    body = b'%b%b", "results": [%b]}' % (model.head_json, context.request_id, results)
-    first = outcomes[0]
-    if isinstance(first, TopClasses) or any(isinstance(outcome, TopClasses) for outcome in outcomes):
-        return HttpAnswer(body)
-    context.code = first.code
-    # The body has the common shape of errors and the results too: a client finds whichever it looks for.
-    error = {"code": first.code, "message": first.message}
-    body = b'{"error": %b, %b' % (json.dumps(error, ensure_ascii=False).encode(), body[1:])
-    headers = error_headers(first) if isinstance(first, ServiceError) else ()
-    return HttpAnswer(body, (JSON_TYPE, *headers), status_of(first.code))
+
+def accepts(headers: dict[bytes, bytes], content_type: bytes) -> bool:
+    """Tell whether a request names a type of answer."""
+    kinds = headers.get(b"accept", b"").split(b",")
+    return any(kind.partition(b";")[0].strip().lower() == content_type for kind in kinds)

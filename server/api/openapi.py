@@ -15,6 +15,7 @@ from ..errors import ERROR_CODES
 from ..scheduler.request import PRIORITIES
 from ..security.auth import Authenticator
 from . import schemas
+from .openapi_embed import EMBED_SCHEMAS, embed_paths
 from .openapi_oip import OIP_SCHEMAS, oip_paths
 
 _DOCUMENTED: tuple[type[BaseModel], ...] = (
@@ -62,6 +63,7 @@ _ANSWER = {
 }
 
 _SHARE = {"type": "number", "minimum": 0, "maximum": 1}
+_EMBEDDING = {"type": "string", "enum": ["false", "true", "base64"], "default": "false"}
 
 _DESCRIPTION = """Classes of one image or several, best first.
 
@@ -72,7 +74,8 @@ _DESCRIPTION = """Classes of one image or several, best first.
 | `multipart/form-data` | every file part is an image, in order: `curl -F image=@dog.jpg -F top_k=3 URL` |
 | `application/json` | `{"images": ["<base64>", ...], "top_k": 3}` |
 
-`model`, `top_k` and `threshold` count in the URL, as fields of a form and as members of the JSON; all else is refused.
+`model`, `top_k`, `threshold` and `embedding` count in the URL, as fields of a form and as members of the JSON; all
+else is refused.
 
 An image that fails is an error in its own place and touches no other. The status is 200 while any image
 succeeded, else the first one's. JPEG, PNG, WebP and NPY are accepted, wherever an image may be, and BMP, TIFF, PPM,
@@ -88,10 +91,12 @@ def openapi_document(
     """Make FastAPI's document once, with the plain routes, those of the admin API and the keys in it."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        paths = {"/classify": _classify_path(settings), **document["paths"], **oip_paths(app.routes)}
+        classify = _classify_path(settings)
+        paths = {"/classify": classify, **embed_paths(classify["post"]), **document["paths"], **oip_paths(app.routes)}
         document["paths"] = paths | _admin_paths(admin, settings.admin_port)
         _, definitions = models_json_schema(
-            [(model, "serialization") for model in _DOCUMENTED], ref_template="#/components/schemas/{model}"
+            [(model, "serialization") for model in (*_DOCUMENTED, *EMBED_SCHEMAS)],
+            ref_template="#/components/schemas/{model}",
         )
         document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
         _add_security(document, auth)
@@ -138,6 +143,7 @@ def _parameters(settings: Settings) -> list[dict[str, Any]]:
         ("query", "model", "which of the served models, or an alias; default: the first", text),
         ("query", "top_k", "classes of an answer, at most the model's number of classes", top_k),
         ("query", "threshold", "least score of an answer's classes, of which there may then be none", _SHARE),
+        ("query", "embedding", "answers have the image's embedding too", _EMBEDDING),
         ("header", "X-Request-ID", "comes back; made where it is missing or odd", text),
         ("header", "X-Request-Timeout-Ms", "milliseconds after which the answer is of no use", timeout),
         ("header", "X-Priority", "bulk lets interactive requests go first", priority),
@@ -157,6 +163,7 @@ def _bodies(settings: Settings) -> dict[str, Any]:
         "model": {"type": "string"},
         "top_k": {"type": "integer", "minimum": 1},
         "threshold": _SHARE,
+        "embedding": _EMBEDDING,
     }
     return {
         "image/*": {"schema": binary},

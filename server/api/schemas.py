@@ -38,6 +38,7 @@ class Predictions(BaseModel):
     sure: bool | None = Field(
         default=None, description="whether the best score reaches the model's `confidence`; left out where it has none"
     )
+    embedding: list[float] | str | None = Field(default=None, description="where it is asked for; base64 of float32")
 
 
 class ImageError(BaseModel):
@@ -70,6 +71,7 @@ class ClassifyJson(BaseModel):
     model: str | None = None
     top_k: int | None = None
     threshold: float | None = Field(default=None, ge=0, le=1)
+    embedding: bool | Literal["base64"] | None = None
 
 
 class Health(BaseModel):
@@ -201,6 +203,7 @@ class Model(BaseModel):
     default: bool = Field(description="answers requests that name no model")
     arch: str
     num_classes: int
+    embedding_width: int = Field(description="values of an embedding; 0 where the backend gives none")
     problem_type: Literal["single_label_classification", "multi_label_classification"] = Field(
         description="scores are the softmax of all classes; multi_label_classification: the sigmoid of each"
     )

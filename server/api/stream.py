@@ -12,15 +12,9 @@ from ..http.parser_threads import ParserThreads
 from ..scheduler.request import Outcome, outcome_label
 from ..service.caller import Caller
 from ..service.params import ClassifyParams
+from .result import result_json
 
 CONTENT_TYPE = b"application/x-ndjson"
-
-
-def wants_stream(headers: dict[bytes, bytes]) -> bool:
-    """Tell whether a request accepts NDJSON."""
-    return any(
-        kind.partition(b";")[0].strip().lower() == CONTENT_TYPE for kind in headers.get(b"accept", b"").split(b",")
-    )
 
 
 class Stream:
@@ -71,7 +65,7 @@ class Stream:
 
     async def _write(self, done: list[tuple[int, Outcome]]) -> None:
         params = self._params
-        cost = SCORE_COST * params.top_k * sum(isinstance(outcome, TopClasses) for _, outcome in done)
+        cost = SCORE_COST * params.values * sum(isinstance(outcome, TopClasses) for _, outcome in done)
         lines = await self._parsers.run(lambda: b"".join(_line(params, *place) for place in done), cost)
         for index, outcome in done:  # only now: a deadline in between gives each of them an error
             self._open.discard(index)
@@ -87,5 +81,5 @@ class Stream:
 
 def _line(params: ClassifyParams, index: int, outcome: Outcome) -> bytes:
     """Write {"image": 3, "predictions": [...]}, or "error" instead of predictions."""
-    result = params.model.result_json(outcome, "", params.threshold)
+    result = result_json(params, outcome)
     return b'{"image": %d, %b\n' % (index, result[1:])

@@ -209,6 +209,7 @@ class Engine:
             results = self._pipelines[model].forward(
                 [images for _, images in decoded],
                 [[item.request.top_k for item in batch.items] for batch, _ in decoded],
+                [[item.request.embeds for item in batch.items] for batch, _ in decoded],
             )
             self._failures = 0
         except Exception:

@@ -5,10 +5,10 @@ from urllib.parse import parse_qsl
 
 from ..errors import ServiceError, no_such
 
-PARAMETERS = ("model", "top_k", "threshold")
+PARAMETERS = ("model", "top_k", "threshold", "embedding")
 
 
-def read_query(query: bytes) -> dict[str, str]:
+def read_query(query: bytes, known: Sequence[str] = PARAMETERS) -> dict[str, str]:
     """The parameters in a URL. Raises ServiceError `bad_request`."""
     if not query:
         return {}
@@ -16,7 +16,7 @@ def read_query(query: bytes) -> dict[str, str]:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=16)
     except ValueError:
         raise ServiceError("bad_request", "the query is not key=value pairs, at most 16") from None
-    return read_pairs(pairs, "parameter")
+    return read_pairs(pairs, "parameter", known)
 
 
 def read_pairs(pairs: Sequence[tuple[str, str]], kind: str, known: Sequence[str] = PARAMETERS) -> dict[str, str]:
@@ -30,6 +30,13 @@ def read_pairs(pairs: Sequence[tuple[str, str]], kind: str, known: Sequence[str]
             raise ServiceError("bad_request", f"{kind} {name} is given twice")
         values[name] = value
     return values
+
+
+def read_choice(name: str, text: str | None, choices: Sequence[str]) -> str:
+    """One of a few words, of which the first counts where none is sent. Raises ServiceError `bad_request`."""
+    if text is not None and text not in choices:
+        raise ServiceError("bad_request", f"{name} is {text[:40]!r}: expected {' or '.join(choices)}")
+    return text or choices[0]
 
 
 def joined(query: dict[str, str], body: dict[str, str]) -> dict[str, str]:

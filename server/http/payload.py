@@ -4,6 +4,7 @@ An NPY array with a batch axis stands for its images in order, in a body of any 
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Raw, Struct
@@ -65,7 +66,7 @@ class Payload(NamedTuple):
         images: list[Encoded] = []
         if isinstance(self.parts, Raw):
             entries = elements(self.parts, max_images, "images", "too_many_images")
-            images += (_from_base64(entry, place) for place, entry in enumerate(entries))
+            images += (image_of(entry, f"images[{place}]") for place, entry in enumerate(entries))
         elif len(self.parts) > max_images:
             raise ServiceError("too_many_images", f"the request has more images than the limit of {max_images}")
         else:
@@ -76,20 +77,18 @@ class Payload(NamedTuple):
         return _one_each(images, max_images)
 
 
-def read_payload(body: bytes, form: PayloadFormat, content_type: bytes) -> Payload:
-    """Find the images and parameters of a body. Raises ServiceError `bad_request`, `empty`."""
-    if not body:
-        raise ServiceError("empty", "the body is empty: send an image")
+def read_payload(body: bytes, form: PayloadFormat, content_type: bytes, known: Sequence[str] = PARAMETERS) -> Payload:
+    """Find the images and parameters of a body. `known`: names of parameters. Raises ServiceError `bad_request`."""
     if form == "multipart":
         files, fields = form_parts(body, boundary_of(content_type))
-        return Payload(body, form, files, read_pairs(fields, "text field (without a filename)"))
+        return Payload(body, form, files, read_pairs(fields, "text field (without a filename)", known))
     if form != "json":
         return Payload(body, form, [slice(None)], {})
     images = decoded(body, _JsonBody, 'the body, which must be {"images": ["<base64>", ...]}').images
     members = decoded(without(body, images, "the body"), dict[str, Any], "the body")
     said = {name: value for name, value in members.items() if value is not None}
     asked = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in said.items()]
-    return Payload(body, form, images, read_pairs(asked, "member", ("images", *PARAMETERS)))
+    return Payload(body, form, images, read_pairs(asked, "member", ("images", *known)))
 
 
 def _one_each(images: list[Encoded], max_images: int) -> list[Encoded]:
@@ -103,12 +102,12 @@ def _one_each(images: list[Encoded], max_images: int) -> list[Encoded]:
     return ones
 
 
-def _from_base64(image: Raw, place: int) -> Encoded:
-    """One image, or an error in its place where it is not base64."""
+def image_of(image: Raw, place: str) -> Encoded:
+    """One image of a JSON string, or an error in its place where it is not base64."""
     try:
         return from_base64(image)
     except ValueError as error:
-        return ServiceError("bad_request", f"images[{place}] is not base64 text: {error}")
+        return ServiceError("bad_request", f"{place} is not base64 text: {error}")
 
 
 def _shown(value: bytes) -> str:

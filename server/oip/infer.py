@@ -14,8 +14,9 @@ from ..config.settings import Settings
 from ..repository.served_model import ServedModel
 from ..scheduler.request import Outcome
 from ..service.caller import CheckedImage, check_image
+from ..service.embedding_format import EmbeddingFormat
 from ..service.inference_handler import ChangeParams, Query, image_error
-from ..service.params import ClassifyParams, check_scores
+from ..service.params import ClassifyParams, check_embedding, check_scores
 from ..service.service import Service
 from .images import images_of
 from .options import OUTPUTS, Options, WantedOutput, read_options
@@ -37,7 +38,8 @@ async def read_query(
     seconds = params.timeout_seconds
     if options.timeout_seconds is not None:  # where the headers named a time too, the shorter counts
         seconds = min(seconds, options.timeout_seconds) if params.timeout_named else options.timeout_seconds
-    change(replace(params, top_k=options.engine_top_k, timeout_seconds=seconds))
+    embedding = EmbeddingFormat() if options.embeds else None
+    change(replace(params, top_k=options.engine_top_k, timeout_seconds=seconds, embedding=embedding))
     return Query(images, partial(_respond, write, request.id, model, options), whole=not options.partial)
 
 
@@ -45,7 +47,9 @@ def _prepare(request: InferRequest, model: ServedModel, settings: Settings) -> t
     """This costs at most one copy of the images."""
     options = read_options(request, model, settings)
     images = images_of(request.inputs, model, settings.max_images_per_request)
-    check_scores(len(images), options.engine_top_k)
+    if options.embeds:
+        check_embedding(model)
+    check_scores(len(images), options.engine_top_k + options.embeds * model.embedding_width)
     return options, [check_image(image, model) for image in images]
 
 
@@ -73,6 +77,9 @@ def _output_tensor(
     if name == "probabilities":
         rows = np.concatenate([_probabilities(outcome, model.num_classes) for outcome in outcomes])
         return OutputTensor(name, "FP32", (count, model.num_classes), rows, output.binary)
+    if name == "embedding":
+        rows = np.concatenate([_embedding(outcome, model.embedding_width) for outcome in outcomes])
+        return OutputTensor(name, "FP32", (count, model.embedding_width), rows, output.binary)
     dtype: Literal["int32", "float32"] = "float32" if name == "score" else "int32"
     values = np.concatenate([_best(outcome, dtype, options) for outcome in outcomes])
     label_texts = model.label_texts if name == "label" else None
@@ -96,6 +103,12 @@ def _ranking(model: ServedModel, outcome: Outcome, classes: int, threshold: floa
         return [""] * classes
     best = zip(outcome.score[:classes], outcome.index[:classes], strict=True)
     return [f"{score!r}:{index}:{model.labels[index].label}" if score >= threshold else "" for score, index in best]
+
+
+def _embedding(outcome: Outcome, width: int) -> npt.NDArray[np.float32]:
+    if not isinstance(outcome, TopClasses):
+        return np.full(width, math.nan, np.float32)
+    return np.frombuffer(outcome.embedding, np.float32)
 
 
 def _probabilities(outcome: Outcome, num_classes: int) -> npt.NDArray[np.float32]:

@@ -36,7 +36,7 @@ def version_of(model: ServedModel) -> str:
 def model_metadata(model: ServedModel, versions: Iterable[ServedModel]) -> dict[str, Any]:
     """Describe versions and tensors; `pixels` may also be FP32 or FP16, which the protocol has no field for."""
     inputs = [_tensor(ENCODED, "BYTES", [-1]), _tensor(PIXELS, "UINT8", [-1, -1, -1, 3])]
-    outputs = [_tensor(name, datatype, _dims(name, model)) for name, datatype in OUTPUTS.items()]
+    outputs = [_tensor(name, datatype, _dims(name, model)) for name, datatype in _outputs(model).items()]
     return {
         "name": model.name,
         "versions": [version_of(version) for version in versions],
@@ -57,7 +57,8 @@ def model_config(settings: Settings, model: ServedModel) -> dict[str, Any]:
     ]
     words = {"BYTES": "TYPE_STRING", "INT64": "TYPE_INT64", "FP32": "TYPE_FP32"}
     outputs = [
-        {"name": name, "data_type": words[datatype], "dims": _dims(name, model)} for name, datatype in OUTPUTS.items()
+        {"name": name, "data_type": words[datatype], "dims": _dims(name, model)}
+        for name, datatype in _outputs(model).items()
     ]
     return {
         "name": model.name,
@@ -110,7 +111,11 @@ def _tensor(name: str, datatype: str, shape: list[int]) -> dict[str, Any]:
     return {"name": name, "datatype": datatype, "shape": shape}
 
 
+def _outputs(model: ServedModel) -> dict[str, str]:
+    return {name: datatype for name, datatype in OUTPUTS.items() if name != "embedding" or model.embedding_width}
+
+
 def _dims(output: str, model: ServedModel) -> list[int]:
     if output == "error":
         return [-1]
-    return [-1, model.num_classes if output == "probabilities" else -1]
+    return [-1, {"probabilities": model.num_classes, "embedding": model.embedding_width}.get(output, -1)]

@@ -9,7 +9,14 @@ from ..errors import ServiceError, no_such
 from ..repository.served_model import ServedModel
 from .tensors import InferRequest, RequestedOutput
 
-OUTPUTS = {"label": "BYTES", "index": "INT64", "score": "FP32", "probabilities": "FP32", "error": "BYTES"}
+OUTPUTS = {
+    "label": "BYTES",
+    "index": "INT64",
+    "score": "FP32",
+    "probabilities": "FP32",
+    "embedding": "FP32",
+    "error": "BYTES",
+}
 """The outputs that a request may name, and their datatypes."""
 
 USUAL_OUTPUTS = ("label", "index", "score")
@@ -58,6 +65,11 @@ class Options:
     partial: bool
     timeout_seconds: float | None
     outputs: tuple[WantedOutput, ...]
+
+    @property
+    def embeds(self) -> bool:
+        """Whether an output is the embedding."""
+        return any(output.name == "embedding" for output in self.outputs)
 
 
 def read_options(request: InferRequest, model: ServedModel, settings: Settings) -> Options:
@@ -144,4 +156,4 @@ def _output(requested: RequestedOutput, binary: bool, num_classes: int) -> Wante
 def _classes(output: WantedOutput, top_k: int, num_classes: int) -> int:
     if output.classes:
         return output.classes
-    return num_classes if output.name == "probabilities" else top_k
+    return {"probabilities": num_classes, "embedding": 1}.get(output.name, top_k)

@@ -89,6 +89,11 @@ class ServedModel:
         return self.pipeline.num_classes
 
     @property
+    def embedding_width(self) -> int:
+        """Values of an image's embedding; 0 where the backend gives none."""
+        return min(pipeline.forward_stage.embedding_width for pipeline in self.pipelines.values())
+
+    @property
     def max_batch_size(self) -> int:
         """Images of one forward at most."""
         return self.pipeline.max_batch_size
@@ -210,6 +215,7 @@ class ServedModel:
             "ready": True,
             "arch": config.arch,
             "num_classes": config.num_classes,
+            "embedding_width": self.embedding_width,
             "problem_type": config.problem_type,
             "labels": [label.label for label in config.labels] if config.num_classes <= MOST_LABELS else None,
             "preprocess": dict(config.preprocess),

@@ -45,6 +45,7 @@ class Request:
     priority: Priority = "interactive"  # bulk requests take what interactive ones leave, but never wait for ever
     flow: Hashable = None  # takes turns with other flows, an image each
     listener: Listener | None = None
+    embeds: bool = False  # answers have embeddings
     outcomes: list[Outcome | None] = field(init=False)
     pending: int = field(default=0, init=False)  # images without an outcome
     last: BatchResult | None = field(default=None, init=False)  # the batch that completed it

@@ -69,7 +69,7 @@ class Dispatcher:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         request = Request(
             *(model.key, params.top_k, context.started + params.timeout_seconds, waiter, len(images)),
-            *(context.caller, params.priority, context.flow, listener),
+            *(context.caller, params.priority, context.flow, listener, params.embedding is not None),
         )
         checked: list[tuple[int, bytes, ImageInfo]] = []
         for index, image in enumerate(images):

@@ -85,7 +85,7 @@ class InferenceHandler:
                         timeout.reschedule(None)  # late images become lines, and do not end what has begun
                         return await stream(params, query.images)
                     outcomes = await self._dispatcher.classify(params, query.images, caller)
-                    cost = SCORE_COST * len(outcomes) * params.top_k
+                    cost = SCORE_COST * len(outcomes) * params.values
                     return await self._parsers.run(partial(query.write, outcomes), cost)
             except TimeoutError:
                 raise ServiceError("deadline", f"no answer within {round(params.timeout_seconds * 1e3)} ms") from None
@@ -100,7 +100,7 @@ class InferenceHandler:
             raise
         if query.whole:
             self._refuse_bad(model, images)
-        caller.lease.take_for_answer(SCORE_BYTES * len(images) * params.top_k)
+        caller.lease.take_for_answer(SCORE_BYTES * len(images) * params.values)
         left = _left(params, caller.context)
         # In their place, so that nothing holds the files any more.
         images[:] = await self._sandbox.decode(images, model.spec, caller, left)

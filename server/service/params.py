@@ -6,19 +6,22 @@ from dataclasses import dataclass, replace
 
 from ..config.settings import Settings
 from ..errors import ServiceError
+from ..http.parameters import read_choice
 from ..repository.index import ModelIndex
 from ..repository.served_model import ServedModel
 from ..scheduler.request import PRIORITIES, Priority
+from .embedding_format import EmbeddingFormat
 
 MAX_SCORES = 100_000
-"""Classes that all images of a request are answered with together: some 10 MB of JSON."""
+"""Classes, and values of embeddings, that all images of a request are answered with together: some 10 MB of JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassifyParams:
     """The model that answers, classes an answer, seconds the whole may take, and whether others go first.
     `timeout_named`: the client named the time; else it is our default. `threshold`: the least score of an answer's
-    classes."""
+    classes. `embedding`: how answers have embeddings, where they do; `dtype`: the type of an array of them. `classes`:
+    whether answers have classes."""
 
     model: ServedModel
     top_k: int
@@ -26,6 +29,14 @@ class ClassifyParams:
     priority: Priority = "interactive"
     timeout_named: bool = False
     threshold: float = 0.0
+    embedding: EmbeddingFormat | None = None
+    classes: bool = True
+    dtype: str = "float32"
+
+    @property
+    def values(self) -> int:
+        """Scores and values of an embedding that each image is answered with."""
+        return self.top_k + (0 if self.embedding is None else self.model.embedding_width)
 
 
 def read_params(
@@ -36,7 +47,13 @@ def read_params(
     version = headers.get(b"x-model-version")
     model = models.find(asked.get("model"), None if version is None else version.decode("latin-1").strip())
     params, threshold = params_for(model, headers, settings, asked.get("top_k")), asked.get("threshold")
-    return params if threshold is None else replace(params, threshold=_share("threshold", threshold))
+    if threshold is not None:
+        params = replace(params, threshold=_share("threshold", threshold))
+    form = read_choice("embedding", asked.get("embedding"), ("false", "true", "base64"))
+    if form != "false":
+        check_embedding(model)
+        params = replace(params, embedding=EmbeddingFormat(encoding="base64" if form == "base64" else "float"))
+    return params
 
 
 def params_for(
@@ -56,11 +73,20 @@ def params_for(
     return ClassifyParams(model, classes, timeout_ms / 1e3, _priority(headers), timeout is not None)
 
 
-def check_scores(images: int, top_k: int) -> None:
-    """Raises ServiceError `bad_request` where an answer would have more classes than `MAX_SCORES`."""
-    if images * top_k > MAX_SCORES:
-        message = f"{images} images with {top_k} classes each are {images * top_k} scores: the limit is {MAX_SCORES}"
+def check_scores(images: int, values: int) -> None:
+    """Raises ServiceError `bad_request` where an answer would have more scores and values than `MAX_SCORES`."""
+    if images * values > MAX_SCORES:
+        message = (
+            f"{images} images with {values} classes or values each are {images * values}: the limit is {MAX_SCORES}"
+        )
         raise ServiceError("bad_request", message)
+
+
+def check_embedding(model: ServedModel) -> None:
+    """Raises ServiceError `no_embedding` where a model, in the backend that computes it, gives none."""
+    if not model.embedding_width:
+        backend = model.pipeline.backend.name
+        raise ServiceError("no_embedding", f"model {model.name}, computed by {backend}, has no embedding")
 
 
 def _priority(headers: dict[bytes, bytes]) -> Priority:

@@ -4,6 +4,7 @@ import gzip
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
@@ -92,7 +93,9 @@ class Metrics:
         body_bytes = self._histogram(
             "http_request_body_bytes", "Size of request bodies.", ("route", "format"), BYTES_BUCKETS
         )
-        self.body_bytes = {form: body_bytes.labels("/classify", form) for form in BODY_FORMS}
+        self.body_bytes: Callable[[str, str], Histogram] = cache(body_bytes.labels)  # of a route, in a form
+        for form in BODY_FORMS:
+            self.body_bytes("/classify", form)
         self.held_bytes = self._gauge("http_buffered_body_bytes", "Bytes of request bodies in memory now.")
         rejected = self._counter(
             "requests_rejected_total", "Requests answered with an error, each under one reason.", ("reason",)

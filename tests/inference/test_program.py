@@ -37,13 +37,13 @@ def program() -> Program:
 def test_images_share_the_threads(
     lanes: int, most: int, images: int, threads: list[int], program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, compute = list[int](), ProgramSession.__call__
+    asked, compute = list[int](), ProgramSession.outputs
 
     def noted(self: ProgramSession, batch: NDArray[np.float32], count: int = 1) -> NDArray[np.float32]:
         asked.append(count)
         return compute(self, batch, count)
 
-    monkeypatch.setattr(ProgramSession, "__call__", noted)
+    monkeypatch.setattr(ProgramSession, "outputs", noted)
     forward = session_forward(program, LanePlan(1, lanes, 1, most_threads=most), SIZE)
     result = forward.run(forward.blank(images))
     assert sorted(asked) == threads

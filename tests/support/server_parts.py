@@ -77,11 +77,12 @@ class Held:
 
 
 class HeldModel(Held, nn.Module):
-    """A linear layer on the pixels' mean, whose forwards can be held."""
+    """A linear layer on the pixels' mean, whose forwards can be held. The mean is the embedding, with `embeds`."""
 
-    def __init__(self, classes: int = CLASSES) -> None:
+    def __init__(self, classes: int = CLASSES, embeds: bool = False) -> None:
         nn.Module.__init__(self)
         Held.__init__(self)
+        self.embedding_width = 3 if embeds else 0
         generator = torch.Generator().manual_seed(0)
         # No parameters: several engines share this model, one may clear them as it closes while another moves them.
         self.weight, self.bias = torch.randn(classes, 3, generator=generator) * 4, nn.Linear(3, classes).bias.detach()
@@ -90,7 +91,7 @@ class HeldModel(Held, nn.Module):
         self.hold(len(x))
         # A row at a time: a matrix product may sum a row of one in another order than a row of many.
         out: Tensor = (x.mean((2, 3)).unsqueeze(1) * self.weight).sum(-1) + self.bias
-        return out
+        return torch.cat([x.mean((2, 3)), out], 1) if self.embedding_width else out
 
 
 def make_pipeline(
@@ -99,7 +100,7 @@ def make_pipeline(
     """A pipeline on the CPU with the exact loader."""
     return Pipeline(
         PillowLoader(PreprocessSpec.from_dict(MEANS)),
-        TorchForward(model, plan, dtype="float32", size=SIZE),
+        TorchForward(model, plan, dtype="float32", size=SIZE, embedding_width=getattr(model, "embedding_width", 0)),
         num_classes=classes,
         dense_bytes=4000,
         max_batch_size=max_batch_size,
@@ -199,10 +200,11 @@ async def running_app(
     wait: bool = True,
     open_error: Exception | None = None,
     open_gate: threading.Event | None = None,
+    embeds: bool = True,
 ) -> AsyncIterator[Running]:
     """An app of models that can be held. It is warm, unless `wait` is false; its models are opened once `open_gate` is
     set, or fail to with `open_error`."""
-    models = {name: HeldModel() for name in names}
+    models = {name: HeldModel(embeds=embeds) for name in names}
 
     def open_held(name: str, path: Path, settings: Settings, **_: Any) -> ServedModel:
         if open_gate is not None:

@@ -52,7 +52,7 @@ static void im2col(const Stage& s, const char* base, const char* grid, long ld, 
   else im2col<u8x16, false>(s, base, grid, ld, to, ld_to, first, rows, contiguous);
 }
 
-// Casts float32 rows to a grid's type, times a scale, plus a bias.
+// Casts float32 rows to a type, times a scale, plus a bias.
 template <int TO>
 static void cast(const Stage& s, const char* base, const char* from, long ld_from, char* to, long ld_to, int rows) {
   const float *scale = (const float*)(base + s.scale), *bias = (const float*)(base + s.bias);
@@ -72,6 +72,7 @@ static void run_stage(const Stage& s, const char* base, const char* from, long l
   }
   if (s.action == kCast) {
     if (s.type == kU8) return cast<kU8>(s, base, from, ld_from, to, ld_to, rows);
+    if (s.type == kF32) return cast<kF32>(s, base, from, ld_from, to, ld_to, rows);
     return cast<kBF16>(s, base, from, ld_from, to, ld_to, rows);
   }
   if (s.type == kU8) linear<I8>(s, base, from, ld_from, to, ld_to, rows);

@@ -85,15 +85,15 @@ MILKWEED_EXPORT void RESIZE(const uint8_t* pixels, int width, const Axis* across
 }
 
 MILKWEED_EXPORT double ENTRY(const Program* p, const void* constants, void* arena, const float* images, int count,
-                             float* logits, int threads) {
+                             float* outputs, int threads) {
   double seconds = 0;
   begin_call();
   const Memories memories{p->helpers, p->arena_bytes, p->helper_count};
   // Image by image: one image's rows fill a tile, and its activations stay in the caches.
-  for (; count > 0; count--, images += p->image_floats, logits += p->classes) {
+  for (; count > 0; count--, images += p->image_floats, outputs += p->outputs) {
     ISA::Image image{p, (const char*)constants, (char*)arena, images};
     seconds += run_together(threads, memories, (char*)arena, ISA::run_image, &image);
-    memcpy(logits, (char*)arena + p->logits, 4L * p->classes);
+    memcpy(outputs, (char*)arena + p->output, 4L * p->outputs);
   }
   end_call();
   return seconds;

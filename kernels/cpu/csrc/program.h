@@ -63,8 +63,8 @@ struct Program {
   const Stage* stages;
   const Buffer* buffers;
   char* helpers;         // memory as an arena's for each thread that helps
-  int32_t count, classes, helper_count;
-  int64_t logits;        // offset in the arena
+  int32_t count, outputs, helper_count;  // outputs: float32 of an image, what the classifier reads and then the logits
+  int64_t output;        // their offset in the arena
   int64_t image_floats;  // from one image to the next
   int64_t arena_bytes;
 };

@@ -197,6 +197,20 @@ async def test_in_place_of_classes_below_the_threshold_is_what_stands_for_none(a
         assert np.isnan(others).all() if none is None else set(others.tolist()) == {none}
 
 
+@pytest.mark.parametrize("binary", [False, True])
+async def test_the_embedding_is_an_output_where_it_is_asked_for(app: Running, binary: bool) -> None:
+    images = [encoded(seed=seed) for seed in range(3)]
+    expected = (await app.client.post("/embed", files=[("i", ("a", image)) for image in images])).json()["results"]
+    outputs = [{"name": "embedding", "parameters": {"binary_data": binary}}, {"name": "error"}]
+    rows = oip.arrays(await oip.infer(app, images[0], broken(), *images[1:], outputs=outputs, partial=True))[
+        "embedding"
+    ]
+    assert rows.shape == (4, 3)
+    np.testing.assert_allclose(rows[[0, 2, 3]], [row["embedding"] for row in expected], rtol=1e-5, atol=1e-7)
+    assert np.isnan(rows[1]).all()
+    assert "embedding" not in oip.arrays(await oip.infer(app, images[0]))
+
+
 async def test_requested_error_of_good_images_is_empty(app: Running) -> None:
     answer = await oip.infer(app, encoded(), outputs=[{"name": "error"}])
     assert oip.arrays(answer)["error"].tolist() == [""]

@@ -24,6 +24,7 @@ async def test_server_and_model_describe_themselves(running: Start) -> None:
         ("index", "INT64", [-1, -1]),
         ("score", "FP32", [-1, -1]),
         ("probabilities", "FP32", [-1, 7]),
+        ("embedding", "FP32", [-1, 3]),
         ("error", "BYTES", [-1]),
     ]
     assert config["max_batch_size"] == 0

@@ -1,0 +1,125 @@
+"""`milkweed embed` writes the embeddings of images, by a bundle in this process or by a running server."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import FAILED, WRONG_USAGE, CommandError
+from ..options import DeviceOption
+from ..output import note
+from ..progress import progress
+from .classify import (
+    FromFile,
+    ImageArguments,
+    ModelOption,
+    Shrink,
+    Url,
+    answer_images,
+    asked_of_each,
+    bundle_classifier,
+    failure_of,
+    server_classifier,
+)
+from .classify_inputs import named_images
+from .classify_output import AnswerFile
+
+if TYPE_CHECKING:
+    from ...client import Answer
+
+OutputFile = Annotated[
+    Path | None,
+    typer.Option("--output", metavar="FILE", help="FILE.npy or FILE.ndjson; NDJSON on stdout if not given."),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with --output FILE.ndjson: images that it holds are skipped.")
+]
+
+
+def embed(
+    images: ImageArguments = None,
+    from_file: FromFile = None,
+    url: Url = None,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    shrink: Shrink = False,
+    output: OutputFile = None,
+    resume: Resume = False,
+) -> None:
+    """Write the embeddings of images: what a model's classifier reads.
+
+    NDJSON has a line an image. FILE.npy has a row an image, in the order of FILE.txt, which names them; the row of
+    an image without an embedding is not-a-number, and the exit code 1.
+
+    \b
+    Example:
+      milkweed embed ./holiday --model ./dino --output holiday.npy
+      milkweed embed ./archive --url http://gpu:8000 --output a.ndjson --resume
+    """
+    asked = {**asked_of_each(1, 0.0, url, device, shrink), "embedding": True}
+    names, array = named_images(images or [], from_file), output is not None and output.suffix == ".npy"
+    if array and resume:
+        raise CommandError("--resume goes with --output FILE.ndjson", WRONG_USAGE)
+    answers: Any = EmbeddingArray(output) if array and output is not None else AnswerFile("ndjson", output, resume)
+    left = [name for name in names if name not in answers.held]
+    if answers.held:
+        note(f"{output} holds {answers.count} embeddings: {len(left)} of {len(names)} images are left")
+    if left:
+        several = len(left) > 1
+        opened = (
+            bundle_classifier(model, device, asked)
+            if url is None
+            else server_classifier(url, model, asked, several, shrink)
+        )
+        with opened as classifier, answers, progress("embed", "images") as update:
+            answer_images(left, classifier, answers, update)
+    if answers.failed:
+        raise CommandError(failure_of(answers), FAILED)
+
+
+class EmbeddingArray:
+    """Writes embeddings as the rows of a NumPy file, and their names beside it; both when all are there.
+
+    Raises:
+        CommandError: one of the files exists.
+    """
+
+    resumable = False
+
+    def __init__(self, output: Path) -> None:
+        self._output, self._names = output, output.with_suffix(".txt")
+        for file in (self._output, self._names):
+            if file.exists():
+                raise CommandError(f"--output {output}: {file} exists already")
+        self.held: set[str] = set()
+        self.count = self.failed = 0
+        self.first_failure = ""
+        self._rows: list[tuple[str, Any]] = []
+
+    def __enter__(self) -> "EmbeddingArray":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._write()
+
+    def add(self, image: str, answer: "Answer") -> None:
+        """Take the next answer."""
+        self.count += 1
+        if answer.error is not None:
+            self.failed += 1
+            self.first_failure = self.first_failure or f"{image}: {answer.error.code}: {answer.error.message}"
+        self._rows.append((image, answer.embedding))
+
+    def _write(self) -> None:
+        import numpy as np
+
+        width = max((len(row) for _, row in self._rows if row is not None), default=0)
+        values = np.full((len(self._rows), width), np.nan, np.float32)
+        for place, (_, row) in enumerate(self._rows):
+            if row is not None:
+                values[place] = row
+        with open(self._output, "xb") as file:
+            np.save(file, values)
+        with open(self._names, "x", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            file.writelines(f"{name}\n" for name, _ in self._rows)

@@ -1,0 +1,143 @@
+"""Answers POST /embed and POST /v1/embeddings, which turn images into embeddings."""
+
+import io
+import json
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from msgspec import Raw, Struct
+
+from ...inference.results import TopClasses
+from ..errors import ServiceError
+from ..http.client_json import decoded, elements
+from ..http.parameters import read_choice
+from ..http.payload import Encoded, PayloadFormat, image_of
+from ..http.responses import JSON_TYPE, HttpAnswer
+from ..repository.served_model import ServedModel
+from ..scheduler.request import Outcome
+from ..service.embedding_format import ENCODINGS, EmbeddingFormat
+from ..service.inference_handler import Query, image_error
+from ..service.params import ClassifyParams, check_embedding
+from ..telemetry.context import RequestContext
+from .classify import Classify, accepts
+
+NPY_TYPE = b"application/x-npy"
+
+
+class Embed(Classify):
+    """POST /embed: bodies and parameters as /classify takes them, embeddings in place of classes."""
+
+    route = "/embed"
+    parameters: tuple[str, ...] = ("model", "normalize", "encoding", "dtype")
+
+    def _params(self, asked: dict[str, str], context: RequestContext) -> ClassifyParams:
+        found = super()._params({name: asked[name] for name in asked.keys() & {"model"}}, context)
+        form = EmbeddingFormat(
+            read_choice("normalize", asked.get("normalize"), ("false", "true")) == "true",
+            "base64" if read_choice("encoding", asked.get("encoding"), ENCODINGS) == "base64" else "float",
+        )
+        dtype = read_choice("dtype", asked.get("dtype"), ("float32", "float16"))
+        if dtype != "float32" and not accepts(context.headers, NPY_TYPE):
+            raise ServiceError("bad_request", f"dtype is {dtype!r}: only an answer as {NPY_TYPE.decode()} has it")
+        check_embedding(found.model)
+        return replace(found, embedding=form, classes=False, top_k=1, dtype=dtype)
+
+    def _query(self, params: ClassifyParams, context: RequestContext, images: Any) -> Query[HttpAnswer | None]:
+        as_array = accepts(context.headers, NPY_TYPE)  # which has no place for an error
+        return Query(images, partial(_npy if as_array else self._write, params, context), whole=as_array)
+
+    def _head(self, model: ServedModel) -> bytes:
+        return b'{"width": %d, %b' % (model.embedding_width, model.head_json[1:])
+
+
+def _npy(params: ClassifyParams, context: RequestContext, outcomes: list[Outcome]) -> HttpAnswer:
+    """All embeddings as one array (n, width)."""
+    rows = _rows(params, outcomes)
+    file = io.BytesIO()
+    np.save(file, np.stack(rows).astype(params.dtype))
+    return HttpAnswer(file.getvalue(), ((b"content-type", NPY_TYPE),))
+
+
+def _rows(params: ClassifyParams, outcomes: list[Outcome]) -> list[Any]:
+    """The embedding of every image. Raises ServiceError with the first that has none."""
+    form, rows = params.embedding or EmbeddingFormat(), []
+    for index, outcome in enumerate(outcomes):
+        if not isinstance(outcome, TopClasses):
+            raise image_error(outcome, index, len(outcomes))
+        rows.append(form.values(outcome.embedding))
+    return rows
+
+
+class _Ask(Struct, forbid_unknown_fields=True):
+    """A request for embeddings as OpenAI's clients send it; images are `data:` URLs, or objects, as infinity and SGLang
+    take them."""
+
+    input: Raw
+    model: str | None = None
+    modality: str | None = None
+    encoding_format: str | None = None
+    user: str | None = None
+    dimensions: int | None = None
+
+
+class _ImageOf(Struct, forbid_unknown_fields=True):
+    image: Raw
+
+
+class _Input:
+    """The images of such a request, as `Payload` has those of others."""
+
+    form: PayloadFormat = "json"
+
+    def __init__(self, body: bytes) -> None:
+        self.body, ask = body, decoded(body, _Ask, "the body")
+        if ask.modality not in (None, "image"):
+            raise ServiceError("bad_request", f"modality is {ask.modality[:40]!r}: only image is served")
+        if ask.dimensions is not None:
+            raise ServiceError("bad_request", f"dimensions is {ask.dimensions}: a model has one width")
+        asked = {"model": ask.model, "encoding": ask.encoding_format}
+        self.asked = {name: value for name, value in asked.items() if value is not None}
+        self._input = ask.input
+
+    def images(self, most: int) -> list[Encoded]:
+        """The images in order; raises ServiceError as `Payload.images`."""
+        single = memoryview(self._input)[0] != ord("[")
+        entries = [self._input] if single else elements(self._input, most, "input", "too_many_images")
+        if not entries:
+            raise ServiceError("empty", "the request has no image: no entry in input")
+        return [image_of(_inside(entry, place), f"input[{place}]") for place, entry in enumerate(entries)]
+
+
+def _inside(entry: Raw, place: int) -> Raw:
+    if memoryview(entry)[0] != ord("{"):
+        return entry
+    return decoded(entry, _ImageOf, f"input[{place}]").image
+
+
+class OpenAiEmbeddings(Embed):
+    """POST /v1/embeddings: the request and the answer of OpenAI's API, with images for input."""
+
+    route = "/v1/embeddings"
+    parameters = ("model", "encoding")
+
+    def _read(self, body: bytes, form: PayloadFormat, content_type: bytes) -> Any:
+        if form != "json":
+            raise ServiceError("unsupported_format", "this route takes application/json")
+        return _Input(body)
+
+    def _query(self, params: ClassifyParams, context: RequestContext, images: Any) -> Query[HttpAnswer | None]:
+        return Query(images, partial(_openai, params), whole=True)
+
+
+def _openai(params: ClassifyParams, outcomes: list[Outcome]) -> HttpAnswer:
+    form, _ = params.embedding or EmbeddingFormat(), _rows(params, outcomes)
+    data = b", ".join(
+        b'{"object": "embedding", "index": %d, "embedding": %b}' % (place, form.json(outcome.embedding))
+        for place, outcome in enumerate(outcomes)
+        if isinstance(outcome, TopClasses)
+    )
+    name = json.dumps(params.model.name, ensure_ascii=False).encode()
+    usage = b'"usage": {"prompt_tokens": 0, "total_tokens": 0}'
+    return HttpAnswer(b'{"object": "list", "data": [%b], "model": %b, %b}' % (data, name, usage), (JSON_TYPE,))
