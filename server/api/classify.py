@@ -27,36 +27,58 @@ _ReadQuery = Query[HttpAnswer | None]  # made once, not with each request
 
 
 class Classify:
-    """The endpoint of one service."""
+    """The endpoint of one service. Those of other servers' protocols are kinds of it, which read and write otherwise.
 
-    def __init__(self, service: Service, auth: Authenticator) -> None:
-        self._service, self._auth = service, auth
+    `streams`: answers in lines where that is accepted. `whole`: a request fails with its first bad image. `max_images`:
+    of a request, where it is not the setting. `route`: its path, a label of metrics.
+    """
+
+    streams, whole = True, False
+    max_images: int | None = None
+
+    def __init__(self, service: Service, auth: Authenticator, route: str) -> None:
+        self._service, self._auth, self._body_bytes = service, auth, service.metrics.body_bytes(route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context, service = context_of(scope), self._service
         service.check_accepting()
-        form, query = payload_kind(context.headers), read_query(scope["query_string"])
+        form, query = self.form(context), self.asked(scope, context)
         # A form or JSON may name the model as well; until it is read, the time is that of the default one.
         early = form in ("raw", "array") or "model" in query
-        params = self._params(query, context) if early else self._params_of_default(context)
+        params = self.params(query, context) if early else self._params_of_default(context)
         service.dispatcher.check_time(params.timeout_seconds, params.priority)
         charge = partial(self._auth.charge_images, scope.get(ACCOUNT_KEY))
         with service.body_budget.lease() as lease:
             caller = Caller(context, receive, lease, charge)
-            stream = partial(self._stream, caller, send) if wants_stream(context.headers) else None
+            streams = self.streams and wants_stream(context.headers)
+            stream = partial(self._stream, caller, send) if streams else None
 
             async def read(change: ChangeParams) -> _ReadQuery:
                 payload, asked = await self._payload(form, params.model, receive, caller), params
                 if payload.asked or not early:
-                    asked = self._params(joined(query, payload.asked), context)
+                    asked = self.params(joined(query, payload.asked), context)
                     change(asked)
-                return Query(await self._images(asked, payload, lease), partial(_write, asked, context))
+                images = await self._images(asked, payload, lease)
+                return Query(images, partial(self.write, asked, context), self.whole)
 
             answer = await service.handler.answer(params, caller, read, stream)
             if answer is not None:
                 await send_whole(send, context, lease, answer)
 
-    def _params(self, asked: dict[str, str], context: RequestContext) -> ClassifyParams:
+    def form(self, context: RequestContext) -> PayloadFormat:
+        """What the body is. Raises ServiceError `unsupported_format`."""
+        return payload_kind(context.headers)
+
+    def asked(self, scope: Scope, context: RequestContext) -> dict[str, str]:
+        """The parameters outside the body. Raises ServiceError `bad_request`."""
+        return read_query(scope["query_string"])
+
+    def read(self, body: bytes, form: PayloadFormat, content_type: bytes) -> Payload:
+        """Find the images and parameters of a body. Raises ServiceError `bad_request`, `empty`."""
+        return read_payload(body, form, content_type)
+
+    def params(self, asked: dict[str, str], context: RequestContext) -> ClassifyParams:
+        """What the parameters and headers ask for. Raises ServiceError as `read_params`."""
         return read_params(asked, context.headers, self._service.models, self._service.settings)
 
     def _params_of_default(self, context: RequestContext) -> ClassifyParams:
@@ -69,14 +91,15 @@ class Classify:
         limit = min(model.limits.max_bytes, most) if form == "raw" else most
         body = await read_body(receive, context.content_length(), limit, caller.lease)
         context.end_stage("receive")
-        service.metrics.body_bytes[form].observe(len(body))
+        self._body_bytes[form].observe(len(body))
         content_type, size = context.headers.get(b"content-type", b""), 0 if form in ("raw", "array") else len(body)
-        return await service.parsers.run(lambda: read_payload(body, form, content_type), size)
+        return await service.parsers.run(lambda: self.read(body, form, content_type), size)
 
     async def _images(self, params: ClassifyParams, payload: Payload, lease: BudgetLease) -> list[CheckedImage]:
         """List the images, each checked by its header, or an error."""
         service, model = self._service, params.model
-        most, size = service.settings.of(model.name).max_images_per_request, len(payload.body)
+        most = self.max_images or service.settings.of(model.name).max_images_per_request
+        size = len(payload.body)
 
         def parse() -> list[CheckedImage]:
             encoded = payload.images(most)
@@ -102,21 +125,20 @@ class Classify:
             dispatcher.finish(request)
             dispatcher.count(params.model, stream.counts)
 
-
-def _write(params: ClassifyParams, context: RequestContext, outcomes: list[Outcome]) -> HttpAnswer:
-    """Write predictions and errors in order; where no image succeeded, the first one's status counts."""
-    several, model = len(outcomes) > 1, params.model
-    results = b", ".join(
-        model.result_json(outcome, f"image {index}: " if several else "", params.threshold)
-        for index, outcome in enumerate(outcomes)
-    )
-    body = b'%b%b", "results": [%b]}' % (model.head_json, context.request_id, results)
-    first = outcomes[0]
-    if isinstance(first, TopClasses) or any(isinstance(outcome, TopClasses) for outcome in outcomes):
-        return HttpAnswer(body)
-    context.code = first.code
-    # The body has the common shape of errors and the results too: a client finds whichever it looks for.
-    error = {"code": first.code, "message": first.message}
-    body = b'{"error": %b, %b' % (json.dumps(error, ensure_ascii=False).encode(), body[1:])
-    headers = error_headers(first) if isinstance(first, ServiceError) else ()
-    return HttpAnswer(body, (JSON_TYPE, *headers), status_of(first.code))
+    def write(self, params: ClassifyParams, context: RequestContext, outcomes: list[Outcome]) -> HttpAnswer:
+        """Write predictions and errors in order; where no image succeeded, the first one's status counts."""
+        several, model = len(outcomes) > 1, params.model
+        results = b", ".join(
+            model.result_json(outcome, f"image {index}: " if several else "", params.threshold)
+            for index, outcome in enumerate(outcomes)
+        )
+        body = b'%b%b", "results": [%b]}' % (model.head_json, context.request_id, results)
+        first = outcomes[0]
+        if isinstance(first, TopClasses) or any(isinstance(outcome, TopClasses) for outcome in outcomes):
+            return HttpAnswer(body)
+        context.code = first.code
+        # The body has the common shape of errors and the results too: a client finds whichever it looks for.
+        error = {"code": first.code, "message": first.message}
+        body = b'{"error": %b, %b' % (json.dumps(error, ensure_ascii=False).encode(), body[1:])
+        headers = error_headers(first) if isinstance(first, ServiceError) else ()
+        return HttpAnswer(body, (JSON_TYPE, *headers), status_of(first.code))

@@ -8,15 +8,15 @@ from ..errors import ServiceError, no_such
 PARAMETERS = ("model", "top_k", "threshold")
 
 
-def read_query(query: bytes) -> dict[str, str]:
-    """The parameters in a URL. Raises ServiceError `bad_request`."""
+def read_query(query: bytes, known: Sequence[str] = PARAMETERS) -> dict[str, str]:
+    """The parameters in a URL, of those that are known. Raises ServiceError `bad_request`."""
     if not query:
         return {}
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=16)
     except ValueError:
         raise ServiceError("bad_request", "the query is not key=value pairs, at most 16") from None
-    return read_pairs(pairs, "parameter")
+    return read_pairs(pairs, "parameter", known)
 
 
 def read_pairs(pairs: Sequence[tuple[str, str]], kind: str, known: Sequence[str] = PARAMETERS) -> dict[str, str]:

@@ -4,6 +4,7 @@ An NPY array with a batch axis stands for its images in order, in a body of any 
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Raw, Struct
@@ -87,9 +88,14 @@ def read_payload(body: bytes, form: PayloadFormat, content_type: bytes) -> Paylo
         return Payload(body, form, [slice(None)], {})
     images = decoded(body, _JsonBody, 'the body, which must be {"images": ["<base64>", ...]}').images
     members = decoded(without(body, images, "the body"), dict[str, Any], "the body")
+    return Payload(body, form, images, read_members(members, ("images", *PARAMETERS)))
+
+
+def read_members(members: dict[str, Any], known: Sequence[str] = PARAMETERS) -> dict[str, str]:
+    """The parameters among the members of an object, as a URL has them; null is none. Raises as `read_pairs`."""
     said = {name: value for name, value in members.items() if value is not None}
     asked = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in said.items()]
-    return Payload(body, form, images, read_pairs(asked, "member", ("images", *PARAMETERS)))
+    return read_pairs(asked, "member", known)
 
 
 def _one_each(images: list[Encoded], max_images: int) -> list[Encoded]:
