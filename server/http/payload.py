@@ -22,8 +22,9 @@ PayloadFormat = Literal["raw", "array", "multipart", "json"]
 # An image, or the error in its place.
 Encoded = bytes | ServiceError
 
-# The last is what curl --data-binary says of a photograph unless told otherwise; the bytes tell its format.
-_RAW_TYPES = frozenset({b"", b"application/octet-stream", b"application/x-www-form-urlencoded"})
+# The last two are what SageMaker's clients say of a photograph, and curl --data-binary unless told otherwise; the bytes
+# tell its format.
+_RAW_TYPES = frozenset({b"", b"application/octet-stream", b"application/x-image", b"application/x-www-form-urlencoded"})
 _ACCEPTED = "image/*, application/octet-stream, application/x-npy, multipart/form-data or application/json"
 
 

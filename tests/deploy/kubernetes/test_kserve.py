@@ -1,7 +1,7 @@
 """The runtime of KServe and the InferenceService that asks for it: deploy/kubernetes/kserve.
 
-crds.json has no ClusterServingRuntime: containers and volumes are held to those of the InferenceService, which are the same
-types of Kubernetes, and the other fields by name and value, as KServe's servingruntime_types.go has them.
+crds.json has no ClusterServingRuntime: containers and volumes are held to those of the InferenceService, which are
+of the same types, and the other fields by name and value, as KServe's servingruntime_types.go has them.
 """
 
 from collections.abc import Callable

@@ -51,6 +51,20 @@ async def test_every_form_of_an_instance_answers_as_classify_does(app: Running, 
     assert three.json() == {"predictions": await rows(app, *images, top_k=3)}
 
 
+async def test_large_images_are_no_head(app: Running) -> None:
+    """What is large in an instance is its image alone: JSON beside it is bounded."""
+    image = encoded(size=(300, 200))
+    assert len(text(image)) > 2 << 16
+    forms = [{"b64": text(image)}, {"image_bytes": {"b64": text(image)}}, {"data": text(image)}]
+    [[best]] = await rows(app, image, top_k=1)
+    answer = await app.client.post(URL, json={"instances": forms})
+    assert (answer.status_code, answer.json()) == (200, {"predictions": [best] * 3})
+    twice = TWICE.replace("AA==", text(image))
+    check_refusal(await app.client.post(URL, content=twice.encode()), 400, "instances[0] has", "limit is 65536")
+    long = instances(encoded(), parameters={"top_k": text(image)})
+    check_refusal(await app.client.post(URL, json=long), 400, "the body has", "limit is 65536")
+
+
 async def test_requests_of_clients_as_they_send_them(app: Running) -> None:
     """KServe's client and TensorFlow Serving's examples name no type or that of a form; both may name more."""
     body = json.dumps(instances(encoded(), signature_name="serving_default")).encode()

@@ -125,7 +125,11 @@ async def test_the_document_has_the_routes_that_are_on(app: Running) -> None:
 
 async def test_sagemakers_invocations_are_classify(app: Running) -> None:
     post, image = app.client.post, encoded("JPEG", seed=3)
-    for options in ({"content": image}, {"files": files(image, broken())}, {"json": as_json(image)}):
+    x_image = {"content-type": "application/x-image"}  # what its own image classifiers are sent
+    for options in (
+        *({"content": image}, {"content": image, "headers": x_image}),
+        *({"files": files(image, broken())}, {"json": as_json(image)}),
+    ):
         expected, answer = await post("/classify", **options), await post("/invocations", **options)
         assert (answer.status_code, answer.json()["results"]) == (200, expected.json()["results"])
     said = {ATTRIBUTES: "c000b4f9-df62-4c85-a0bf-7c525f9104a4, model=other,top_k=2", "content-type": "image/jpeg"}
