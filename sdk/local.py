@@ -142,10 +142,9 @@ class LocalModel:
             MilkweedError: an image has none; the class says why.
             ValueError: the model has none in the backend that computes it.
         """
-        one = is_one(images)
-        several = [encode(images)] if one else cast("Iterable[Image]", images)
-        rows = embeddings(self.stream(several, 1, embedding=True), normalize)
-        return rows[0] if one else rows
+        if is_one(images):
+            return embeddings(self.stream([encode(images)], 1, embedding=True), normalize)[0]
+        return embeddings(self.stream(cast("Iterable[Image]", images), 1, embedding=True), normalize)
 
     def stream(
         self, images: Iterable[Image], top_k: int | None = None, threshold: float = 0.0, *, embedding: bool = False

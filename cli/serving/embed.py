@@ -26,6 +26,7 @@ from .classify_output import AnswerFile
 
 if TYPE_CHECKING:
     from ...client import Answer
+    from ...client.requests import ClassifyOptions
 
 OutputFile = Annotated[
     Path | None,
@@ -56,7 +57,7 @@ def embed(
       milkweed embed ./holiday --model ./dino --output holiday.npy
       milkweed embed ./archive --url http://gpu:8000 --output a.ndjson --resume
     """
-    asked = {**asked_of_each(1, 0.0, url, device, shrink), "embedding": True}
+    asked: ClassifyOptions = {**asked_of_each(1, 0.0, url, device, shrink), "embedding": True}
     names, array = named_images(images or [], from_file), output is not None and output.suffix == ".npy"
     if array and resume:
         raise CommandError("--resume goes with --output FILE.ndjson", WRONG_USAGE)

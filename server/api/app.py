@@ -1,8 +1,8 @@
 """Builds the HTTP app of one service: routes, middleware, OpenAPI document."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -15,7 +15,7 @@ from ..config.settings import OFF, Settings
 from ..http.middleware import RequestMiddleware
 from ..http.responses import error_response
 from ..http.routing import Routing, routing_error, without_slash
-from ..oip.error_format import ErrorFormat
+from ..oip.error_format import OIP_ERRORS, ErrorFormat, ErrorShape
 from ..oip.rest import oip_routes
 from ..security.auth import Authenticator
 from ..service.service import Service
@@ -30,18 +30,30 @@ from .page import page_routes
 from .status import status_routes
 
 
-def http_app(service: Service, auth: Authenticator, *, tracer: Tracer | None, lifespan: Lifespan[FastAPI]) -> FastAPI:
+class MoreRoutes(NamedTuple):
+    """Routes beside our own, what errors on them look like, and what raises ValueError where they hide others of an
+    app."""
+
+    routes: Sequence[BaseRoute]
+    errors: Sequence[ErrorShape]
+    check: Callable[[Sequence[BaseRoute]], None]
+
+
+def http_app(
+    service: Service, auth: Authenticator, *, tracer: Tracer | None, lifespan: Lifespan[FastAPI], more: MoreRoutes
+) -> FastAPI:
     """Build the app, all but its OpenAPI document. `lifespan`: entered before the first request and left after the
     last one."""
     options: dict[str, Any] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
     app = _App(title="milkweed", version=package_version(), lifespan=lifespan, **options)
-    classify = Classify(service, auth)
+    classify = Classify(service, auth, "/classify")
     app.router.routes.insert(0, Route("/classify", classify, methods=["POST"], name="classify"))
-    for endpoint in (Embed(service, auth), OpenAiEmbeddings(service, auth)):
+    for endpoint in (Embed(service, auth, "/embed"), OpenAiEmbeddings(service, auth, "/v1/embeddings")):
         app.router.routes.append(Route(endpoint.route, endpoint, methods=["POST"], name=endpoint.route[1:]))
-    app.router.routes.extend(oip_routes(service, auth))
+    app.router.routes += [*oip_routes(service, auth), *more.routes]
     for router in (status_routes(service), docs_routes(app), *([page_routes()] if service.settings.page else [])):
         app.router.routes.extend(router.routes)
+    more.check(app.routes)
     around = partial(
         RequestMiddleware,
         auth=auth,
@@ -54,7 +66,7 @@ def http_app(service: Service, auth: Authenticator, *, tracer: Tracer | None, li
     app.classify = cors(service.settings, around(classify))
     app.add_middleware(Routing, routes=app.routes)
     app.add_middleware(around)
-    app.add_middleware(ErrorFormat)  # around all those
+    app.add_middleware(ErrorFormat, shapes=[OIP_ERRORS, *more.errors])  # around all those
     app.add_middleware(partial(cors, service.settings))  # a preflight has no key
     app.add_exception_handler(HTTPException, partial(_unrouted, app.routes))
     return app

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from starlette.types import Receive, Scope, Send
@@ -29,39 +30,60 @@ _ReadQuery = Query[HttpAnswer | None]  # made once, not with each request
 
 
 class Classify:
-    """The endpoint of one service."""
+    """The endpoint of one service. Those of other servers' protocols are kinds of it, which read and write otherwise.
 
-    route = "/classify"
-    parameters: tuple[str, ...] = PARAMETERS
+    `streams`: answers in lines where that is accepted. `whole`: a request fails with its first bad image. `max_images`:
+    of a request, where it is not the setting. `parameters`: that a request may have. `route`: its path, a label of
+    metrics.
+    """
 
-    def __init__(self, service: Service, auth: Authenticator) -> None:
-        self._service, self._auth = service, auth
+    streams, whole = True, False
+    parameters: Sequence[str] = PARAMETERS
+    max_images: int | None = None
+
+    def __init__(self, service: Service, auth: Authenticator, route: str) -> None:
+        self._service, self._auth, self.route = service, auth, route
+        self._body_bytes = service.metrics.body_bytes(route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context, service = context_of(scope), self._service
         service.check_accepting()
-        form, query = payload_kind(context.headers), read_query(scope["query_string"], self.parameters)
+        form, query = self.form(context), self.asked(scope, context)
         # A form or JSON may name the model as well; until it is read, the time is that of the default one.
         early = form in ("raw", "array") or "model" in query
-        params = self._params(query, context) if early else self._params_of_default(context)
+        params = self.params(query, context) if early else self._params_of_default(context)
         service.dispatcher.check_time(params.timeout_seconds, params.priority)
         charge = partial(self._auth.charge_images, scope.get(ACCOUNT_KEY))
         with service.body_budget.lease() as lease:
             caller = Caller(context, receive, lease, charge)
-            stream = partial(self._stream, caller, send) if accepts(context.headers, NDJSON_TYPE) else None
+            streams = self.streams and accepts(context.headers, NDJSON_TYPE)
+            stream = partial(self._stream, caller, send) if streams else None
 
             async def read(change: ChangeParams) -> _ReadQuery:
                 payload, asked = await self._payload(form, params.model, receive, caller), params
                 if payload.asked or not early:
-                    asked = self._params(joined(query, payload.asked), context)
+                    asked = self.params(joined(query, payload.asked), context)
                     change(asked)
-                return self._query(asked, context, await self._images(asked, payload, lease))
+                return self.query(asked, context, await self._images(asked, payload, lease))
 
             answer = await service.handler.answer(params, caller, read, stream)
             if answer is not None:
                 await send_whole(send, context, lease, answer)
 
-    def _params(self, asked: dict[str, str], context: RequestContext) -> ClassifyParams:
+    def form(self, context: RequestContext) -> PayloadFormat:
+        """What the body is. Raises ServiceError `unsupported_format`."""
+        return payload_kind(context.headers)
+
+    def asked(self, scope: Scope, context: RequestContext) -> dict[str, str]:
+        """The parameters outside the body. Raises ServiceError `bad_request`."""
+        return read_query(scope["query_string"], self.parameters)
+
+    def read(self, body: bytes, form: PayloadFormat, content_type: bytes) -> Payload:
+        """Find the images and parameters of a body. Raises ServiceError `bad_request`, `empty`."""
+        return read_payload(body, form, content_type, self.parameters)
+
+    def params(self, asked: dict[str, str], context: RequestContext) -> ClassifyParams:
+        """What the parameters and headers ask for. Raises ServiceError as `read_params`."""
         return read_params(asked, context.headers, self._service.models, self._service.settings)
 
     def _params_of_default(self, context: RequestContext) -> ClassifyParams:
@@ -74,25 +96,15 @@ class Classify:
         limit = min(model.limits.max_bytes, most) if form == "raw" else most
         body = await read_body(receive, context.content_length(), limit, caller.lease)
         context.end_stage("receive")
-        service.metrics.body_bytes(self.route, form).observe(len(body))
-        if not body:
-            raise ServiceError("empty", "the body is empty: send an image")
+        self._body_bytes[form].observe(len(body))
         content_type, size = context.headers.get(b"content-type", b""), 0 if form in ("raw", "array") else len(body)
-        return await service.parsers.run(lambda: self._read(body, form, content_type), size)
-
-    def _read(self, body: bytes, form: PayloadFormat, content_type: bytes) -> Payload:
-        return read_payload(body, form, content_type, self.parameters)
-
-    def _query(self, params: ClassifyParams, context: RequestContext, images: list[CheckedImage]) -> _ReadQuery:
-        return Query(images, partial(self._write, params, context))
-
-    def _head(self, model: ServedModel) -> bytes:
-        return model.head_json
+        return await service.parsers.run(lambda: self.read(body, form, content_type), size)
 
     async def _images(self, params: ClassifyParams, payload: Payload, lease: BudgetLease) -> list[CheckedImage]:
         """List the images, each checked by its header, or an error."""
         service, model = self._service, params.model
-        most, size = service.settings.of(model.name).max_images_per_request, len(payload.body)
+        most = self.max_images or service.settings.of(model.name).max_images_per_request
+        size = len(payload.body)
 
         def parse() -> list[CheckedImage]:
             encoded = payload.images(most)
@@ -118,14 +130,22 @@ class Classify:
             dispatcher.finish(request)
             dispatcher.count(params.model, stream.counts)
 
-    def _write(self, params: ClassifyParams, context: RequestContext, outcomes: list[Outcome]) -> HttpAnswer:
+    def query(self, params: ClassifyParams, context: RequestContext, images: list[CheckedImage]) -> _ReadQuery:
+        """What the body brought, and how it is answered."""
+        return Query(images, partial(self.write, params, context), self.whole)
+
+    def head(self, model: ServedModel) -> bytes:
+        """The beginning of an answer."""
+        return model.head_json
+
+    def write(self, params: ClassifyParams, context: RequestContext, outcomes: list[Outcome]) -> HttpAnswer:
         """Write predictions and errors in order; where no image succeeded, the first one's status counts."""
         several = len(outcomes) > 1
         results = b", ".join(
             result_json(params, outcome, f"image {index}: " if several else "")
             for index, outcome in enumerate(outcomes)
         )
-        body = b'%b%b", "results": [%b]}' % (self._head(params.model), context.request_id, results)
+        body = b'%b%b", "results": [%b]}' % (self.head(params.model), context.request_id, results)
         first = outcomes[0]
         if isinstance(first, TopClasses) or any(isinstance(outcome, TopClasses) for outcome in outcomes):
             return HttpAnswer(body)

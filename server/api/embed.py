@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,11 +30,11 @@ NPY_TYPE = b"application/x-npy"
 class Embed(Classify):
     """POST /embed: bodies and parameters as /classify takes them, embeddings in place of classes."""
 
-    route = "/embed"
-    parameters: tuple[str, ...] = ("model", "normalize", "encoding", "dtype")
+    parameters: Sequence[str] = ("model", "normalize", "encoding", "dtype")
 
-    def _params(self, asked: dict[str, str], context: RequestContext) -> ClassifyParams:
-        found = super()._params({name: asked[name] for name in asked.keys() & {"model"}}, context)
+    def params(self, asked: dict[str, str], context: RequestContext) -> ClassifyParams:
+        """What the parameters and headers ask for. Raises ServiceError `no_embedding`, and as `read_params`."""
+        named = super().params({name: asked[name] for name in asked.keys() & {"model"}}, context)
         form = EmbeddingFormat(
             read_choice("normalize", asked.get("normalize"), ("false", "true")) == "true",
             "base64" if read_choice("encoding", asked.get("encoding"), ENCODINGS) == "base64" else "float",
@@ -41,14 +42,16 @@ class Embed(Classify):
         dtype = read_choice("dtype", asked.get("dtype"), ("float32", "float16"))
         if dtype != "float32" and not accepts(context.headers, NPY_TYPE):
             raise ServiceError("bad_request", f"dtype is {dtype!r}: only an answer as {NPY_TYPE.decode()} has it")
-        check_embedding(found.model)
-        return replace(found, embedding=form, classes=False, top_k=1, dtype=dtype)
+        check_embedding(named.model)
+        return replace(named, embedding=form, classes=False, top_k=1, dtype=dtype)
 
-    def _query(self, params: ClassifyParams, context: RequestContext, images: Any) -> Query[HttpAnswer | None]:
+    def query(self, params: ClassifyParams, context: RequestContext, images: Any) -> Query[HttpAnswer | None]:
+        """What the body brought; an array of all embeddings is written where that is accepted."""
         as_array = accepts(context.headers, NPY_TYPE)  # which has no place for an error
-        return Query(images, partial(_npy if as_array else self._write, params, context), whole=as_array)
+        return Query(images, partial(_npy if as_array else self.write, params, context), whole=as_array)
 
-    def _head(self, model: ServedModel) -> bytes:
+    def head(self, model: ServedModel) -> bytes:
+        """The beginning of an answer: the width, and what /classify has."""
         return b'{"width": %d, %b' % (model.embedding_width, model.head_json[1:])
 
 
@@ -119,15 +122,16 @@ def _inside(entry: Raw, place: int) -> Raw:
 class OpenAiEmbeddings(Embed):
     """POST /v1/embeddings: the request and the answer of OpenAI's API, with images for input."""
 
-    route = "/v1/embeddings"
-    parameters = ("model", "encoding")
+    streams, parameters = False, ()
 
-    def _read(self, body: bytes, form: PayloadFormat, content_type: bytes) -> Any:
+    def read(self, body: bytes, form: PayloadFormat, content_type: bytes) -> Any:
+        """Find the images. Raises ServiceError `unsupported_format`, `bad_request`."""
         if form != "json":
             raise ServiceError("unsupported_format", "this route takes application/json")
         return _Input(body)
 
-    def _query(self, params: ClassifyParams, context: RequestContext, images: Any) -> Query[HttpAnswer | None]:
+    def query(self, params: ClassifyParams, context: RequestContext, images: Any) -> Query[HttpAnswer | None]:
+        """What the body brought, answered as OpenAI's API does."""
         return Query(images, partial(_openai, params), whole=True)
 
 

@@ -1,6 +1,7 @@
-"""Makes the OpenAPI document: FastAPI's, the entries of plain ASGI routes (POST /classify, /v2), those of the admin
-API, and API keys."""
+"""Makes the OpenAPI document: FastAPI's, the entries of plain ASGI routes (POST /classify, /v2, other servers'
+protocols), those of the admin API, and API keys."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,15 +9,16 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 
+from ..config.compat import COMPAT
 from ..config.settings import Settings
 from ..errors import ERROR_CODES
 from ..scheduler.request import PRIORITIES
 from ..security.auth import Authenticator
 from . import schemas
 from .openapi_embed import EMBED_SCHEMAS, embed_paths
-from .openapi_oip import OIP_SCHEMAS, oip_paths
+from .openapi_oip import OIP_SCHEMAS, oip_paths, path_parameters
 
 _DOCUMENTED: tuple[type[BaseModel], ...] = (
     schemas.ClassifyAnswer,
@@ -92,7 +94,8 @@ def openapi_document(
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         classify = _classify_path(settings)
-        paths = {"/classify": classify, **embed_paths(classify["post"]), **document["paths"], **oip_paths(app.routes)}
+        paths = {"/classify": classify, **embed_paths(classify["post"]), **document["paths"]}
+        paths |= {**oip_paths(app.routes), **_compat_paths(app.routes)}
         document["paths"] = paths | _admin_paths(admin, settings.admin_port)
         _, definitions = models_json_schema(
             [(model, "serialization") for model in (*_DOCUMENTED, *EMBED_SCHEMAS)],
@@ -116,6 +119,25 @@ def _classify_path(settings: Settings) -> dict[str, Any]:
             "requestBody": {"required": True, "content": _bodies(settings)},
             "responses": {"200": _success(), **{str(s): _failure(s, text) for s, text in _STATUSES.items()}},
         }
+    }
+
+
+def _compat_paths(routes: Sequence[BaseRoute]) -> dict[str, Any]:
+    """Name the routes of other servers' protocols, which docs/compat.md describes."""
+    answers = {"200": {"description": ""}, "default": {"description": "an error, in the shape of the protocol"}}
+    return {
+        route.path: {
+            method.lower(): {
+                "tags": [route.name],
+                "summary": f"A path of {route.name}: docs/compat.md",
+                "operationId": re.sub(r"\W+", "_", f"{method.lower()}{route.path}"),
+                "parameters": path_parameters(route.path),
+                "responses": answers,
+            }
+            for method in sorted((route.methods or set()) - {"HEAD"})
+        }
+        for route in routes
+        if isinstance(route, Route) and route.name in COMPAT
     }
 
 

@@ -56,7 +56,7 @@ class EmbeddingsAnswer(BaseModel):
     usage: dict[str, int]
 
 
-EMBED_SCHEMAS = (EmbedAnswer, EmbeddingsJson, EmbeddingsAnswer)
+EMBED_SCHEMAS: tuple[type[BaseModel], ...] = (EmbedAnswer, EmbeddingsJson, EmbeddingsAnswer)
 
 _EMBED = """Embeddings of one image or several: what the model's classifier reads.
 

@@ -113,20 +113,24 @@ def oip_paths(routes: Iterable[BaseRoute]) -> dict[str, Any]:
     }
 
 
+def path_parameters(path: str) -> list[dict[str, Any]]:
+    """Describe the parameters in a path."""
+    names = re.findall(r"{(\w+)}", path)
+    return [{"in": "path", "name": name, "required": True, "schema": {"type": "string"}} for name in names]
+
+
 def _operation(path: str) -> dict[str, Any]:
     summary, answer, body = next(said for end, said in _PATHS.items() if path.endswith(end))
     schema: dict[str, Any] = _reference(answer) if answer else {"type": "object"}
     if answer is OipIndexEntry:
         schema = {"type": "array", "items": schema}
-    names = re.findall(r"{(\w+)}", path)
-    parameters = [{"in": "path", "name": name, "required": True, "schema": {"type": "string"}} for name in names]
     operation: dict[str, Any] = {
         "tags": ["oip"],
         "summary": summary,
         "operationId": "oip" + re.sub(r"\W+", "_", path.removeprefix("/v2")).rstrip("_"),
         "responses": {"200": _json("", schema), "default": _json("an error", _reference(OipError))},
     }
-    if parameters:
+    if parameters := path_parameters(path):
         operation["parameters"] = parameters
     if body:
         operation["requestBody"] = {"required": body is OipRequest, **_json("", _reference(body))}

@@ -19,12 +19,14 @@ from pydantic import (
 from ...loaders.headers.info import FORMATS, OPT_IN_FORMATS, SANDBOXED
 from ...loaders.headers.limits import DEFAULT_LIMITS, ImageLimits
 from .aliases import read_aliases
+from .compat import COMPAT
 from .model_limits import ModelLimits, contradictions, read_model_limits
 
 MIB = 1 << 20
 
 _SIZE = TypeAdapter(ByteSize)
 _FORMAT = "|".join(FORMATS + OPT_IN_FORMATS).lower()
+_COMPAT = "|".join(COMPAT)
 
 
 def _without_unit(value: object) -> object:
@@ -169,6 +171,11 @@ class Settings(BaseModel):
         default=OFF,
         pattern=r"^(off|\*|https?://[a-z0-9.:\[\]-]+(,https?://[a-z0-9.:\[\]-]+)*)$",
         description="origins whose pages may ask from browsers: https://a.example,https://b.example; * = all",
+    )
+    compat: str = Field(
+        default=OFF,
+        pattern=rf"^(off|({_COMPAT})(,({_COMPAT}))*)$",
+        description="other servers' protocols that are spoken too, of " + ", ".join(COMPAT),
     )
     page: bool = Field(default=True, description="serve a page for people at /, to try and watch the service with")
     metrics_without_key: bool = Field(

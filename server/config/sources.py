@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import did_you_mean
+from .compat import VERTEX_PORT, vertex_paths, vertex_port
 from .settings import OFF, Settings
 
 ENV_PREFIX = "MILKWEED_"
@@ -55,11 +56,26 @@ def load_settings(
     ]
     if serving and lines:
         raise SettingsError(*lines)
+    values: dict[str, Any] = {**from_file, **environment, **options}
+    if serving:
+        values |= _of_vertex(values)
     try:
-        return Settings(**{**from_file, **environment, **options})
+        return Settings(**values)
     except ValidationError as error:
         below = {name: value for name, value in from_file.items() if name not in environment}
         raise SettingsError(*_lines(error, options, below, file)) from None
+
+
+def _of_vertex(values: Mapping[str, Any]) -> dict[str, str]:
+    """The port that Vertex AI names, where its protocol is named. Raises SettingsError for what it sets beside it."""
+    if "vertex" not in str(values.get("compat")).split(","):
+        return {}
+    try:
+        vertex_paths(os.environ)
+        port = vertex_port(os.environ, None if (port := values.get("port")) is None else str(port))
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    return {} if port is None or "port" in values else {"port": port}
 
 
 def origins(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> dict[str, str]:
@@ -67,12 +83,15 @@ def origins(flags: Mapping[str, Any] | None = None, file: Path | None = None) ->
     options = {name for name, value in (flags or {}).items() if value is not None}
     from_file = read_settings_file(file) if file else {}
     environment = settings_environment()
+    of_vertex = _of_vertex({**from_file, **environment, **{name: (flags or {})[name] for name in options}})
 
     def origin(name: str) -> str:
         if name in options:
             return option_of(name)
         if name in environment:
             return variable_of(name)
+        if name in of_vertex:
+            return VERTEX_PORT
         return str(file) if name in from_file else "default"
 
     return {name: origin(name) for name in Settings.model_fields}

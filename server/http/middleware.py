@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -47,7 +47,7 @@ class RequestMiddleware:
         *,
         auth: Authenticator,
         metrics: Metrics,
-        routes: Iterable[str],
+        routes: Sequence[str],
         draining: Callable[[], bool],
         access_log: AccessLog | None = None,
         tracer: Tracer | None = None,
@@ -55,7 +55,8 @@ class RequestMiddleware:
         self._app, self._auth, self._metrics, self._draining = app, auth, metrics, draining
         self._access_log, self._tracer = access_log, tracer
         self._routes = frozenset(routes)
-        self._patterns = [(compile_path(route)[0], route) for route in self._routes if "{" in route]
+        # In the order of the router, which takes the first that matches.
+        self._patterns = [(compile_path(route)[0], route) for route in dict.fromkeys(routes) if "{" in route]
         self._in_flight = {route: metrics.in_flight.labels(route) for route in (*self._routes, "other")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

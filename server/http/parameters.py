@@ -9,7 +9,7 @@ PARAMETERS = ("model", "top_k", "threshold", "embedding")
 
 
 def read_query(query: bytes, known: Sequence[str] = PARAMETERS) -> dict[str, str]:
-    """The parameters in a URL. Raises ServiceError `bad_request`."""
+    """The parameters in a URL, of those that are known. Raises ServiceError `bad_request`."""
     if not query:
         return {}
     try:

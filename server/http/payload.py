@@ -22,8 +22,9 @@ PayloadFormat = Literal["raw", "array", "multipart", "json"]
 # An image, or the error in its place.
 Encoded = bytes | ServiceError
 
-# The last is what curl --data-binary says of a photograph unless told otherwise; the bytes tell its format.
-_RAW_TYPES = frozenset({b"", b"application/octet-stream", b"application/x-www-form-urlencoded"})
+# The last two are what SageMaker's clients say of a photograph, and curl --data-binary unless told otherwise; the bytes
+# tell its format.
+_RAW_TYPES = frozenset({b"", b"application/octet-stream", b"application/x-image", b"application/x-www-form-urlencoded"})
 _ACCEPTED = "image/*, application/octet-stream, application/x-npy, multipart/form-data or application/json"
 
 
@@ -78,7 +79,10 @@ class Payload(NamedTuple):
 
 
 def read_payload(body: bytes, form: PayloadFormat, content_type: bytes, known: Sequence[str] = PARAMETERS) -> Payload:
-    """Find the images and parameters of a body. `known`: names of parameters. Raises ServiceError `bad_request`."""
+    """Find the images and parameters of a body. `known`: those that it may have. Raises ServiceError `bad_request`,
+    `empty`."""
+    if not body:
+        raise ServiceError("empty", "the body is empty: send an image")
     if form == "multipart":
         files, fields = form_parts(body, boundary_of(content_type))
         return Payload(body, form, files, read_pairs(fields, "text field (without a filename)", known))
@@ -86,9 +90,14 @@ def read_payload(body: bytes, form: PayloadFormat, content_type: bytes, known: S
         return Payload(body, form, [slice(None)], {})
     images = decoded(body, _JsonBody, 'the body, which must be {"images": ["<base64>", ...]}').images
     members = decoded(without(body, images, "the body"), dict[str, Any], "the body")
+    return Payload(body, form, images, read_members(members, ("images", *known)))
+
+
+def read_members(members: dict[str, Any], known: Sequence[str] = PARAMETERS) -> dict[str, str]:
+    """The parameters among the members of an object, as a URL has them; null is none. Raises as `read_pairs`."""
     said = {name: value for name, value in members.items() if value is not None}
     asked = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in said.items()]
-    return Payload(body, form, images, read_pairs(asked, "member", ("images", *known)))
+    return read_pairs(asked, "member", known)
 
 
 def _one_each(images: list[Encoded], max_images: int) -> list[Encoded]:

@@ -50,8 +50,8 @@ def oip_routes(service: Service, auth: Authenticator) -> list[Route]:
     """Make the routes of one service."""
     routes = [
         Route("/v2", _server_metadata),
-        Route("/v2/health/live", _probe("live", service.check_alive)),
-        Route("/v2/health/ready", _probe("ready", service.check_ready)),
+        Route("/v2/health/live", probe({"live": True}, service.check_alive)),
+        Route("/v2/health/ready", probe({"ready": True}, service.check_ready)),
         Route("/v2/repository/index", _index(service), methods=["POST"]),
         Route("/v2/models/stats", _stats(service)),
     ]
@@ -62,7 +62,7 @@ def oip_routes(service: Service, auth: Authenticator) -> list[Route]:
     for path in (_MODEL, _VERSION):
         routes += [
             Route(path, _model_document(service, lambda model: describe.model_metadata(model, versions(model.name)))),
-            Route(f"{path}/ready", _model_probe(service)),
+            Route(f"{path}/ready", model_probe(service)),
             Route(f"{path}/config", _model_document(service, partial(describe.model_config, service.settings))),
             Route(f"{path}/stats", _stats(service)),
             Route(f"{path}/infer", Infer(service, auth), methods=["POST"]),
@@ -154,20 +154,22 @@ def _model_document(service: Service, describe_model: Callable[[ServedModel], An
     return answer
 
 
-def _probe(word: str, check: Callable[[], None]) -> Handler:
-    """Answer a probe; one that fails is not counted as a refused request."""
+def probe(body: dict[str, Any], check: Callable[[], None]) -> Handler:
+    """Answer a probe, with `body` where it succeeds; one that fails is not counted as a refused request."""
 
     async def answer(request: Request) -> Response:
         try:
             check()
         except ServiceError as error:
             return error_response(request, error, status=503)
-        return JSONResponse({word: True})
+        return JSONResponse(body)
 
     return answer
 
 
-def _model_probe(service: Service) -> Handler:
+def model_probe(service: Service) -> Handler:
+    """Answer whether the model that the path names is ready."""
+
     async def answer(request: Request) -> Response:
         try:
             model = _model_of(service, request.scope)

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from ..admin.app import admin_routes
 from ..api.app import http_app
 from ..api.openapi import openapi_document
+from ..compat.routes import compat_routes
 from ..config.settings import Settings
 from ..repository.served_model import OpenModel, open_tried
 from ..security.auth import Authenticator
@@ -37,6 +38,7 @@ def create_app(
 
     Raises:
         TracingError: traces are asked for and the packages are missing.
+        ValueError: Vertex AI names paths that cannot be.
     """
     service = Service(settings, bundles, open_model=open_model, on_prepared=on_prepared, on_ended=on_ended)
     file_watcher = FileWatcher(service.metrics.reload_failing)
@@ -55,7 +57,7 @@ def create_app(
         if tracer is not None:
             await asyncio.to_thread(tracer.close)
 
-    app = http_app(service, auth, tracer=tracer, lifespan=lifespan)
+    app = http_app(service, auth, tracer=tracer, lifespan=lifespan, more=compat_routes(service, auth))
     app.openapi = lambda: openapi_document(app, admin_routes(service), settings, auth)  # type: ignore[method-assign]
     app.state.service, app.state.auth, app.state.tracer = service, auth, tracer
     app.state.file_watcher, app.state.stopped_clean = file_watcher, True

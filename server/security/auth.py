@@ -1,9 +1,11 @@
 """Admits requests: finds the caller of each by its API key and charges his limits; some paths need no key."""
 
+import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from ..config.compat import open_paths
 from ..config.settings import OFF, Settings
 from ..errors import ServiceError
 from ..telemetry.context import RequestContext
@@ -25,12 +27,18 @@ _BEARER = b"bearer "
 
 class Authenticator:
     """Every request passes here first. Without a file of keys only the client's address is written down. `watcher`:
-    reads the file of keys again when it changes. Raises KeysError where the file cannot be used."""
+    reads the file of keys again when it changes. Raises KeysError where the file cannot be used,
+    ValueError where Vertex AI's paths are missing."""
 
     def __init__(self, settings: Settings, metrics: Metrics, watcher: FileWatcher) -> None:
         self._metrics = metrics
         self._key_store: KeyStore | None = None
-        self._open = PROBES | PAGES | ({"/metrics"} if settings.metrics_without_key else set())
+        self._open = (
+            PROBES
+            | PAGES
+            | open_paths(settings.compat, os.environ)
+            | ({"/metrics"} if settings.metrics_without_key else set())
+        )
         if settings.api_keys != OFF:
             key_store = self._key_store = KeyStore(Path(settings.api_keys))
             watcher.add("api_keys", [key_store.file], key_store.reload)

@@ -4,7 +4,6 @@ import gzip
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
@@ -90,12 +89,9 @@ class Metrics:
             SECONDS_BUCKETS,
         )
         self.in_flight = self._gauge("http_requests_in_flight", "Requests being answered now.", ("route",))
-        body_bytes = self._histogram(
+        self._body_bytes = self._histogram(
             "http_request_body_bytes", "Size of request bodies.", ("route", "format"), BYTES_BUCKETS
         )
-        self.body_bytes: Callable[[str, str], Histogram] = cache(body_bytes.labels)  # of a route, in a form
-        for form in BODY_FORMS:
-            self.body_bytes("/classify", form)
         self.held_bytes = self._gauge("http_buffered_body_bytes", "Bytes of request bodies in memory now.")
         rejected = self._counter(
             "requests_rejected_total", "Requests answered with an error, each under one reason.", ("reason",)
@@ -197,6 +193,10 @@ class Metrics:
         if name not in self._models:
             self._models[name] = ModelMetrics(self, name)
         return self._models[name]
+
+    def body_bytes(self, route: str) -> dict[str, Histogram]:
+        """The sizes of the bodies that one route gets, by their form."""
+        return {form: self._body_bytes.labels(route, form) for form in BODY_FORMS}
 
     def forget_version(self, name: str, version: str) -> None:
         """Remove the series that name a version of a model."""

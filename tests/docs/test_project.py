@@ -84,10 +84,11 @@ def test_the_version_is_one() -> None:
     assert f"\nARG VERSION={version}\n" in (ROOT / "Dockerfile").read_text(encoding="utf-8")
     tags = [
         tag
-        for path in (ROOT / "deploy/kubernetes/overlays").glob("*/kustomization.yaml")
+        for pattern in ("overlays/*/kustomization.yaml", "kserve/kustomization.yaml")
+        for path in (ROOT / "deploy/kubernetes").glob(pattern)
         for tag in re.findall(r"newTag: (\S+)", path.read_text(encoding="utf-8"))
     ]
-    assert sorted(tags) == [f"{version}-{variant}" for variant in ("cpu", "cuda", "light")]
+    assert sorted(tags) == [f"{version}-{variant}" for variant in ("cpu", "cuda", "light", "light")]
     page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
     assert set(re.findall(r"(\d+\.\d+\.\d+)-(?:cpu|cuda|light)", page)) == {version}
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
