@@ -18,6 +18,7 @@ class ErrorKind(NamedTuple):
 ERROR_CODES: dict[str, ErrorKind] = {
     "bad_request": ErrorKind(400, "bad_request"),
     "empty": ErrorKind(400, "empty"),
+    "url_not_allowed": ErrorKind(400, "url_not_allowed"),
     "unauthorized": ErrorKind(401, "unauthorized"),
     "unknown_model": ErrorKind(404, "unknown_model"),
     "not_found": ErrorKind(404, "not_found"),
@@ -32,6 +33,7 @@ ERROR_CODES: dict[str, ErrorKind] = {
     "rate_limited": ErrorKind(429, "rate_limited"),
     "headers_too_large": ErrorKind(431, "headers_too_large"),
     "internal": ErrorKind(500, "internal"),
+    "fetch_failed": ErrorKind(502, "fetch_failed"),
     "draining": ErrorKind(503, "draining"),
     "not_ready": ErrorKind(503, "not_ready"),
     "overloaded": ErrorKind(503, "queue_full"),

@@ -83,6 +83,7 @@ class ErrorCode(NamedTuple):
 ERROR_CODES: dict[str, ErrorCode] = {
     "bad_request": ErrorCode(400, BadRequest),
     "empty": ErrorCode(400, ImageRefused),
+    "url_not_allowed": ErrorCode(400, ImageRefused),
     "unauthorized": ErrorCode(401, Unauthorized),
     "unknown_model": ErrorCode(404, UnknownModel),
     "not_found": ErrorCode(404, UnknownModel),
@@ -97,6 +98,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "rate_limited": ErrorCode(429, RateLimited),
     "headers_too_large": ErrorCode(431, BadRequest),
     "internal": ErrorCode(500, ServerFault),
+    "fetch_failed": ErrorCode(502, ImageRefused),
     "draining": ErrorCode(503, Unavailable),
     "not_ready": ErrorCode(503, Unavailable),
     "overloaded": ErrorCode(503, Unavailable),
