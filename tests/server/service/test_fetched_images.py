@@ -171,6 +171,7 @@ async def test_a_slow_host_costs_only_its_own_image(app: Running, origin: Origin
 
     origin.answers["/slow"] = stall
     monkeypatch.setattr(fetched_images, "SHARE_OF_TIME", 1.5 / HANG_SECONDS)
+    app.service.fetched_images._fetcher._seconds = HANG_SECONDS
     answer = await post(*(app, f"https://{HOST}/slow", URL, in_base64(encoded())))
     slow, fetched, inline = answer.json()["results"]
     assert slow["error"]["code"] == "fetch_failed"
@@ -215,6 +216,8 @@ async def test_bodies_count_as_held(app: Running, origin: Origin) -> None:
 
 async def test_a_client_that_leaves_ends_its_fetches(app: Running, origin: Origin, monkeypatch: Any) -> None:
     monkeypatch.setattr("milkweed.server.http.disconnect.WATCH_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(fetched_images, "SHARE_OF_TIME", 10.0)  # nothing else ends them
+    app.service.fetched_images._fetcher._seconds = HANG_SECONDS
 
     async def stall(writer: asyncio.StreamWriter) -> None:
         await until(writer.transport.is_closing)
