@@ -29,7 +29,7 @@ MAY_IMPORT = {
 }
 # Lowest first: each may import those before it.
 SERVER = (
-    *("errors", "config", "telemetry", "security", "http/transport", "http"),
+    *("errors", "config", "telemetry", "security", "http/transport", "http", "fetch"),
     *("scheduler", "repository", "engine", "service", "oip", "api", "compat", "admin", "process"),
 )
 APART = [{"api", "admin"}, {"compat", "admin"}]  # neighbours in the order that do not know each other

@@ -50,6 +50,7 @@ _STATUSES = {
     415: "not an accepted image or body",
     422: "an image that is broken or cut off",
     500: "a fault of the server; the log has it under the request id",
+    502: "an image that could not be fetched from its URL",
     503: "loading, draining or too busy; see `Retry-After`",
     504: "no answer in time",
 }
@@ -74,7 +75,7 @@ _DESCRIPTION = """Classes of one image or several, best first.
 | `image/*` or `application/octet-stream` | one image, raw: the fast path: `curl --data-binary @dog.jpg URL` |
 | `application/x-npy` | a numpy array: uint8 (H, W, 3) is a picture, float32 or float16 (3, S, S) a model's input |
 | `multipart/form-data` | every file part is an image, in order: `curl -F image=@dog.jpg -F top_k=3 URL` |
-| `application/json` | `{"images": ["<base64>", ...], "top_k": 3}` |
+| `application/json` | `{"images": ["<base64>", "https://...", ...], "top_k": 3}` |
 
 `model`, `top_k`, `threshold` and `embedding` count in the URL, as fields of a form and as members of the JSON; all
 else is refused.
@@ -82,7 +83,8 @@ else is refused.
 An image that fails is an error in its own place and touches no other. The status is 200 while any image
 succeeded, else the first one's. JPEG, PNG, WebP and NPY are accepted, wherever an image may be, and BMP, TIFF, PPM,
 GIF, AVIF and JPEG 2000 where the server's setting `formats` names them; of animations the first frame. An array with
-a batch axis in front, (n, H, W, 3) or (n, 3, S, S), is n images.
+a batch axis in front, (n, H, W, 3) or (n, 3, S, S), is n images. `https:` URLs are fetched from the hosts that the
+server's setting `fetch_hosts` names, none by default.
 `Server-Timing` tells the milliseconds of every stage. With `Accept: application/x-ndjson` the answer is a line for each
 image, as soon as it is done, and a last one that tells that it is whole."""
 
@@ -211,7 +213,7 @@ def _success() -> dict[str, Any]:
 def _failure(status: int, description: str) -> dict[str, Any]:
     """Describe a failure of POST /classify."""
     shapes = [_ERROR]
-    if status in (400, 413, 415, 422, 500):
+    if status in (400, 413, 415, 422, 500, 502):
         shapes.append({"$ref": "#/components/schemas/ClassifyFailure"})
     error = {"code": _codes(status)[-1], "message": description}
     example = {"error": error, "request_id": _ANSWER["request_id"]}

@@ -66,7 +66,9 @@ class ClassifyJson(BaseModel):
     """The JSON form of a request."""
 
     images: list[str] = Field(
-        min_length=1, description="encoded images in base64, bare or as data: URLs", examples=[[_PIXEL]]
+        min_length=1,
+        description="encoded images in base64, bare or as data: URLs; https: URLs of hosts that fetch_hosts names",
+        examples=[[_PIXEL]],
     )
     model: str | None = None
     top_k: int | None = None

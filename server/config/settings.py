@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ByteSize,
@@ -20,6 +21,7 @@ from ...loaders.headers.info import FORMATS, OPT_IN_FORMATS, SANDBOXED
 from ...loaders.headers.limits import DEFAULT_LIMITS, ImageLimits
 from .aliases import read_aliases
 from .compat import COMPAT
+from .fetch_hosts import read_fetch_hosts
 from .model_limits import ModelLimits, contradictions, read_model_limits
 
 MIB = 1 << 20
@@ -37,6 +39,11 @@ def _without_unit(value: object) -> object:
         return int(_SIZE.validate_python(value))
     except ValidationError:
         return value
+
+
+def _hosts(text: str) -> str:
+    read_fetch_hosts(text)  # raises
+    return text
 
 
 Bytes = Annotated[int, BeforeValidator(_without_unit)]
@@ -146,6 +153,10 @@ class Settings(BaseModel):
         default=",".join(name for name in FORMATS if name not in SANDBOXED).lower(),
         pattern=rf"^({_FORMAT})(,({_FORMAT}))*$",
         description="image formats accepted, of " + _FORMAT.replace("|", ", "),
+    )
+    fetch_hosts: Annotated[str, AfterValidator(_hosts)] = Field(
+        default=OFF,
+        description="hosts that /classify fetches images from: a.example.com,*.b.example.com; http://HOST = no TLS",
     )
     max_held_bytes: Bytes = _number(512 * MIB, 1024, 1 << 40, "bytes of all bodies in memory at most; beyond it 503")
     model_limits: Annotated[dict[str, ModelLimits], BeforeValidator(read_model_limits)] = Field(

@@ -4,10 +4,12 @@ An NPY array with a batch axis stands for its images in order, in a body of any 
 """
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Raw, Struct
+from msgspec.json import decode
 
 from ...loaders.decode.npy import count_images, split_images
 from ..errors import ServiceError
@@ -19,8 +21,26 @@ from .parameters import PARAMETERS, read_pairs
 PayloadFormat = Literal["raw", "array", "multipart", "json"]
 """`array` is like `raw`, but may hold several images, each of which has its own limit."""
 
-# An image, or the error in its place.
+MAX_URL_BYTES = 8192
+"""Of a URL as JSON; a longer one is none."""
+
+# Base64 has no colon: a string that begins so is meant as a URL, whatever its scheme.
+_URL = re.compile(rb'"\s*(?!data:)[a-z][a-z0-9+.-]{0,30}:', re.IGNORECASE)
+
+
 Encoded = bytes | ServiceError
+"""An image, or the error in its place."""
+
+
+class ImageUrl(ServiceError):
+    """An image by URL, which is the error `url_not_allowed` unless somebody fetches it. Its message says nothing of the
+    URL. `url`: as the request has it, unchecked; empty where it is too long."""
+
+    def __init__(self, url: str) -> None:
+        text = "a URL that this server may not fetch: https alone, of the hosts that its --fetch-hosts names"
+        super().__init__("url_not_allowed", text)
+        self.url = url
+
 
 # The last two are what SageMaker's clients say of a photograph, and curl --data-binary unless told otherwise; the bytes
 # tell its format.
@@ -112,11 +132,20 @@ def _one_each(images: list[Encoded], max_images: int) -> list[Encoded]:
 
 
 def image_of(image: Raw, place: str) -> Encoded:
-    """One image of a JSON string, or an error in its place where it is not base64."""
+    """One image of a JSON string, or an error in its place where it is neither base64 nor a URL."""
     try:
         return from_base64(image)
     except ValueError as error:
+        if _URL.match(image):
+            return ImageUrl(_string(image))
         return ServiceError("bad_request", f"{place} is not base64 text: {error}")
+
+
+def _string(url: Raw) -> str:
+    try:
+        return decode(url, type=str) if len(memoryview(url)) <= MAX_URL_BYTES else ""
+    except UnicodeDecodeError:
+        return ""
 
 
 def _shown(value: bytes) -> str:

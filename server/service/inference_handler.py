@@ -16,6 +16,7 @@ from ..scheduler.request import Outcome, outcome_label
 from ..telemetry.context import RequestContext
 from .caller import Caller, CheckedImage
 from .dispatcher import Dispatcher
+from .fetched_images import FetchedImages
 from .loaded_models import ModelLeases
 from .params import ClassifyParams
 from .sandboxed_images import SandboxedImages
@@ -44,10 +45,15 @@ class InferenceHandler:
     """Handles the requests of all protocols; belongs to the event loop."""
 
     def __init__(
-        self, leases: ModelLeases, dispatcher: Dispatcher, parsers: ParserThreads, sandbox: SandboxedImages
+        self,
+        leases: ModelLeases,
+        dispatcher: Dispatcher,
+        parsers: ParserThreads,
+        fetched: FetchedImages,
+        sandbox: SandboxedImages,
     ) -> None:
         self._leases, self._dispatcher = leases, dispatcher
-        self._parsers, self._sandbox = parsers, sandbox
+        self._parsers, self._fetched, self._sandbox = parsers, fetched, sandbox
 
     async def answer(
         self,
@@ -91,13 +97,14 @@ class InferenceHandler:
                 raise ServiceError("deadline", f"no answer within {round(params.timeout_seconds * 1e3)} ms") from None
 
     async def _prepare(self, query: Query[T], params: ClassifyParams, caller: Caller) -> None:
-        """Charge the images, take the memory of their answer, and decode those of rare formats."""
+        """Charge the images, take the memory of their answer, fetch those by URL, and decode those of rare formats."""
         images, model = query.images, params.model
         try:
             caller.charge(len(images))
         except ServiceError:
             self._dispatcher.count(model, {"rejected": len(images)})
             raise
+        await self._fetched.fetch(images, model, caller, _left(params, caller.context))
         if query.whole:
             self._refuse_bad(model, images)
         caller.lease.take_for_answer(SCORE_BYTES * len(images) * params.values)

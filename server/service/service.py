@@ -27,6 +27,7 @@ from ..telemetry.metrics import CPU_STAGES, Metrics, exposition
 from ..telemetry.statistics import ModelStatistics, count_answers
 from ..telemetry.system_metrics import StageCpu, collect_container_memory, collect_gpu_memory, collect_process_memory
 from .dispatcher import Dispatcher
+from .fetched_images import FetchedImages
 from .inference_handler import InferenceHandler
 from .lifecycle import ModelLifecycle
 from .loaded_models import LoadedModels
@@ -53,6 +54,7 @@ class Service(EngineEvents):
 
     Raises:
         DeviceError: a device is not there.
+        ValueError: hosts to fetch from are named, and no authorities are there to check their certificates.
     """
 
     def __init__(
@@ -67,22 +69,22 @@ class Service(EngineEvents):
         if not bundles and settings.repository == OFF:
             raise ValueError("no bundle to serve")
         self.settings, self.metrics, self.bundles = settings, Metrics(), dict(bundles)
-        self.body_budget = BodyBudget(settings.max_held_bytes)
-        self.draining, self._accepting = False, True
+        self.body_budget, self.draining, self._accepting = BodyBudget(settings.max_held_bytes), False, True
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.lag = LoopLag(self.metrics.loop_lag)
-        self.parsers, self._scraping = ParserThreads(), asyncio.Lock()
+        self.lag, self.parsers, self._scraping = LoopLag(self.metrics.loop_lag), ParserThreads(), asyncio.Lock()
+        self.fetched_images = FetchedImages(settings, self.parsers)
         self.sandboxed_images = SandboxedImages(settings, self.body_budget)
         devices = resolve_devices(settings.device)
         self.scheduler = Scheduler(
             max_queue_images=settings.max_queue_images, max_queue_pixels=settings.max_queue_pixels, engines=len(devices)
         )
-        self.dispatcher = Dispatcher(self.scheduler, self.metrics, self.lag)
-        self.prepared: Future[None] = Future()
+        self.dispatcher, self.prepared = Dispatcher(self.scheduler, self.metrics, self.lag), Future[None]()
         self.engines, self.loaded = EngineGroup(settings, self.scheduler, devices, self), LoadedModels()
         self.lifecycle = ModelLifecycle(settings, self.scheduler, self.engines, self.loaded, open_model, self.metrics)
         self.poller = None if settings.repository == OFF else RepositoryPoller(settings, self.lifecycle)
-        self.handler = InferenceHandler(self.lifecycle.leases, self.dispatcher, self.parsers, self.sandboxed_images)
+        self.handler = InferenceHandler(
+            self.lifecycle.leases, self.dispatcher, self.parsers, self.fetched_images, self.sandboxed_images
+        )
         self._cpu, self._on_prepared, self._on_ended = StageCpu(CPU_STAGES), on_prepared or _log_failure, on_ended
         self._show_metrics()
 
@@ -144,6 +146,7 @@ class Service(EngineEvents):
         if self.poller is not None:
             self.poller.stop()
         self.lag.stop()
+        self.fetched_images.close()
         self.sandboxed_images.close()
         self.parsers.close()
         return await asyncio.to_thread(self.engines.stop, self.settings.drain_seconds)

@@ -55,6 +55,7 @@ class Stages:
     """
 
     receive: float = 0.0
+    fetch: float = 0.0  # stays 0 where no image came by URL: it then ends as it begins
     parse: float = 0.0
     queue: float = 0.0
     decode: float = 0.0
@@ -66,7 +67,7 @@ class Stages:
     def ended(self) -> tuple[float, ...]:
         """The ends of those that have ended, in order."""
         ends = (
-            *(self.receive, self.parse, self.queue, self.decode),
+            *(self.receive, self.parse and (self.fetch or self.receive), self.parse, self.queue, self.decode),
             *(self.ready, self.forward, self.postprocess, self.deliver),
         )
         return ends[: ends.index(0.0)] if 0.0 in ends else ends
@@ -105,6 +106,11 @@ class RequestContext:
     def end_stage(self, stage: Literal["receive", "parse", "deliver"]) -> None:
         """A stage outside the engine ends now; the engine writes down its own."""
         setattr(self.stages, stage, time.perf_counter())
+
+    def note_fetch(self, seconds: float) -> None:
+        """Images came by URL within `seconds`. What had to be parsed to know of them counts as parse, which is later:
+        a stage has its right length, and not quite its place."""
+        self.stages.fetch = self.stages.receive + seconds
 
     def note_request(self, model: str, images: int) -> None:
         """Write down which model gets how many images, with those that were refused already."""

@@ -19,7 +19,7 @@ from ..errors import ERROR_CODES
 logger = logging.getLogger("milkweed.metrics")
 
 # The stages of a request, in order; they meet without gaps, so they add up to the whole.
-STAGES = ("receive", "parse", "queue", "decode", "ready", "forward", "postprocess", "deliver", "respond")
+STAGES = ("receive", "fetch", "parse", "queue", "decode", "ready", "forward", "postprocess", "deliver", "respond")
 OUTCOMES = ("ok", "invalid", "rejected", "expired", "cancelled", "error")
 BATCH_REASONS = ("full", "captured", "idle_device", "drain")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -1,4 +1,4 @@
-"""Certificates for 127.0.0.1, made by the openssl command."""
+"""Certificates for 127.0.0.1 or for names, made by the openssl command."""
 
 import shutil
 import ssl
@@ -15,7 +15,7 @@ needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="needs the openssl co
 
 
 class Authority:
-    """Signs certificates for 127.0.0.1."""
+    """Signs certificates."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
@@ -26,12 +26,12 @@ class Authority:
             *("-subj", f"/CN={name}", "-addext", extension, "-keyout", self.key, "-out", self.cert),
         )
 
-    def issue(self, name: str) -> tuple[Path, Path]:
-        """Files of a certificate and its key."""
+    def issue(self, name: str, subject: str = "IP:127.0.0.1") -> tuple[Path, Path]:
+        """Files of a certificate for a subject, and of its key."""
         cert, key, request = (self.folder / f"{name}{end}" for end in (".pem", ".key", ".csr"))
         openssl(
             *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}"),
-            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", request),
+            *("-addext", f"subjectAltName={subject}", "-keyout", key, "-out", request),
         )
         openssl(
             *("x509", "-req", "-in", request, "-CA", self.cert, "-CAkey", self.key, "-CAcreateserial", "-days", "2"),

@@ -22,7 +22,7 @@ from .series import buckets as buckets_of
 HTTP = "milkweed_http_request_duration_seconds"
 STAGE = "milkweed_request_stage_duration_seconds"
 BATCH = "milkweed_batch_size"
-STAGES = ("receive", "parse", "queue", "decode", "ready", "forward", "postprocess", "deliver", "respond")
+STAGES = ("receive", "fetch", "parse", "queue", "decode", "ready", "forward", "postprocess", "deliver", "respond")
 
 _IMAGES = total(rate("milkweed_images_total", MODEL))
 _ANSWERED = total(rate("milkweed_images_total", MODEL, ANSWERED))
@@ -135,7 +135,7 @@ def _latency() -> list[Panel]:
         ),
         _stacked_stages(
             "Stages, median",
-            stage + "receive, parse, queue, decode, ready, forward, postprocess, deliver, "
+            stage + "receive, fetch, parse, queue, decode, ready, forward, postprocess, deliver, "
             "respond. Medians upon each other do not add up to the median of the whole.",
             quantile(0.5, STAGE, MODEL, by="stage"),
         ),

@@ -28,7 +28,8 @@ COMBINATIONS = [
     ("gpu-mig",),
     ("kserve",),
     ("cpu", "grpc"),
-    ("gpu", "grpc", "models-objectstore", "kserve"),
+    ("light", "fetch"),
+    ("gpu", "grpc", "fetch", "models-objectstore", "kserve"),
     # The dashboards are large: they meet each other component once.
     ("light", "monitoring", "models-oci", "hpa"),
     ("gpu", "monitoring", "dcgm", "models-pvc", "autoscale"),

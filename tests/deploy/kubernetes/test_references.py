@@ -1,8 +1,11 @@
 """The manifests fit each other: names, selectors, labels, who may reach whom."""
 
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 import pytest
+
+from milkweed.server.fetch.addresses import is_public
 
 PARTS = {"app.kubernetes.io/name": "milkweed", "app.kubernetes.io/component": "server"}
 ANY_POD = [{"namespaceSelector": {}}]
@@ -52,10 +55,24 @@ def test_what_comes_in_and_goes_out(manifests: Any) -> None:
     open_to = {"http": ANY_POD, "metrics": MONITORING, "grpc": ANY_POD}
     assert peers == {port["name"]: open_to[port["name"]] for port in manifests.server["ports"]}
     others = [each for each in manifests.of("NetworkPolicy") if each["metadata"]["name"] != "milkweed"]
-    assert len(others) == len(manifests.pod.get("initContainers", []))  # what fetches models
+    fetches = "fetch" in manifests.names  # images; an init container: models
+    assert len(others) == len(manifests.pod.get("initContainers", [])) + fetches
     for each in others:
         ports = {(port["protocol"], port["port"]) for rule in each["spec"]["egress"] for port in rule["ports"]}
         assert ports == {("UDP", 53), ("TCP", 53), ("TCP", 443)}
+
+
+def test_images_come_from_the_internet_alone(kustomize: Any) -> None:
+    made = kustomize("light", "fetch")
+    _, rule = made.one("NetworkPolicy", "milkweed-fetch")["spec"]["egress"]
+    closed = [network for peer in rule["to"] for network in peer["ipBlock"].get("except", ())]
+    assert not [network for network in closed if is_public(str(ip_network(network)[0]))]
+    opened = [ip_network(peer["ipBlock"]["cidr"]) for peer in rule["to"]]
+    inside = ("10.0.0.1", "100.100.100.200", "168.63.129.16", "169.254.169.254", "172.31.0.1", "192.168.0.1", "fd00::1")
+    for address in map(ip_address, inside):
+        through = [network for network in opened if address in network]
+        assert not through or any(address in ip_network(network) for network in closed)
+    assert "MILKWEED_FETCH_HOSTS" not in made.environment  # whoever names hosts knows them
 
 
 def test_one_pod_at_a_time_may_be_taken_away(manifests: Any) -> None:

@@ -12,7 +12,7 @@ from .tab import AIRPLANE, BODY, SHIP, SKY, expect, expect_classes, expect_text,
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-STAGES = ("receive", "parse", "queue", "decode", "ready", "forward", "postprocess", "deliver", "respond")
+STAGES = ("receive", "fetch", "parse", "queue", "decode", "ready", "forward", "postprocess", "deliver", "respond")
 
 
 def test_a_dropped_photo_gets_its_label(page: "Page", pair: Any) -> None:

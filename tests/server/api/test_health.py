@@ -80,7 +80,9 @@ async def test_openapi_documents_classify_in_full(running: Start) -> None:
     assert set(post["requestBody"]["content"]) == {
         *("image/*", "application/octet-stream", "application/x-npy", "multipart/form-data", "application/json")
     }
-    assert set(post["responses"]) == {*("200", "400", "404", "408", "413", "415", "422", "431", "500", "503", "504")}
+    assert set(post["responses"]) == {
+        *("200", "400", "404", "408", "413", "415", "422", "431", "500", "502", "503", "504")
+    }
     assert {p["name"] for p in post["parameters"] if p["in"] == "query"} == {"model", "top_k", "threshold", "embedding"}
     # A generated client can send only what is named here.
     told = (ROOT / "docs" / "http.md").read_text(encoding="utf-8").partition("Headers in: ")[2].partition("Out: ")[0]

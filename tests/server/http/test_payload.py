@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from milkweed.server.errors import ServiceError
-from milkweed.server.http.payload import Encoded, PayloadFormat, payload_kind, read_payload
+from milkweed.server.http.payload import MAX_URL_BYTES, Encoded, ImageUrl, PayloadFormat, payload_kind, read_payload
 
 from ...support.bodies import npy
 
@@ -90,3 +90,29 @@ def test_an_entry_that_is_not_base64_keeps_its_place() -> None:
 @pytest.mark.parametrize("body", [b"\x93NUMPY", npy(np.zeros((2, 4, 4, 3), "u1"))[:-1], npy(np.zeros((2, 4, 4, 3)))])
 def test_broken_arrays_are_left_to_the_guard(body: bytes) -> None:
     assert encoded_images(body, "raw", b"", max_images=1) == [body]
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        (b"https://a.example.com/b?c=1", "https://a.example.com/b?c=1"),
+        (rb"https:\/\/a.example.com\/b?c=1\u0026d=2", "https://a.example.com/b?c=1&d=2"),
+        (b" HTTP://a", " HTTP://a"),
+        (b"file:///etc/passwd", "file:///etc/passwd"),
+        (b"https://\xff", ""),
+        (b"https://a.example.com/" + b"b" * MAX_URL_BYTES, ""),
+    ],
+)
+def test_a_string_with_a_scheme_is_a_url_that_is_refused_unless_it_is_fetched(text: bytes, url: str) -> None:
+    [image] = encoded_images(b'{"images": ["%b"]}' % text, "json", b"", max_images=1)
+    assert isinstance(image, ImageUrl)
+    assert (image.url, image.code) == (url, "url_not_allowed")
+
+
+@pytest.mark.parametrize(
+    "text", ["data:image/png;base64,?", "data:image/png,AAAA", "//a.example.com/b", "a.example.com"]
+)
+def test_other_strings_are_no_urls(text: str) -> None:
+    [image] = encoded_images(json.dumps({"images": [text]}).encode(), "json", b"", max_images=1)
+    assert not isinstance(image, ImageUrl | bytes)
+    assert image.code == "bad_request"

@@ -40,7 +40,10 @@ class Steps:
         self.classified: list[Sequence[CheckedImage]] = []
         self.leased: set[str] = set()
         self.counted: Counter[str] = Counter()
-        self.handler = InferenceHandler(self.leases, self, ParserThreads(), self)  # type: ignore[arg-type]
+        self.handler = InferenceHandler(self.leases, self, ParserThreads(), self, self)  # type: ignore[arg-type]
+
+    async def fetch(self, images: list[CheckedImage], *_: Any) -> None:
+        """None of them is a URL."""
 
     async def decode(self, images: list[CheckedImage], *_: Any) -> Sequence[CheckedImage]:
         return images if self.decoded is None else self.decoded

@@ -15,25 +15,32 @@ def test_stages_have_the_names_and_the_order_of_the_metrics() -> None:
 
 def test_ended_stages_are_in_order_up_to_the_first_that_has_not_ended() -> None:
     assert Stages().ended() == ()
-    assert Stages(receive=1.0, parse=2.0).ended() == (1.0, 2.0)
-    assert Stages(*range(1, 9)).ended() == (1, 2, 3, 4, 5, 6, 7, 8)
+    assert Stages(receive=1.0).ended() == (1.0,)
+    assert Stages(receive=1.0, fetch=2.0).ended() == (1.0,)
+    assert Stages(receive=1.0, fetch=2.0, parse=3.0).ended() == (1.0, 2.0, 3.0)
+    assert Stages(*range(1, 10)).ended() == (1, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
+def test_where_nothing_is_fetched_that_takes_no_time() -> None:
+    assert Stages(receive=1.0, parse=2.0).ended() == (1.0, 1.0, 2.0)
 
 
 def test_server_timing_tells_what_has_ended_and_a_total() -> None:
     context = RequestContext([])
     context.stages.receive, context.stages.parse = context.started + 0.001, context.started + 0.003
+    context.note_fetch(0.0005)
     names, values = zip(*(part.split(";dur=") for part in context.server_timing().decode().split(", ")), strict=True)
-    assert names == ("receive", "parse", "respond", "total")
-    assert values[:2] == ("1.000", "2.000")
-    assert float(values[3]) == pytest.approx(sum(map(float, values[:3])), abs=0.002)
+    assert names == ("receive", "fetch", "parse", "respond", "total")
+    assert values[:3] == ("1.000", "0.500", "1.500")
+    assert float(values[4]) == pytest.approx(sum(map(float, values[:4])), abs=0.002)
 
 
 def test_respond_is_a_stage_only_of_a_request_that_passed_all_others() -> None:
     context = RequestContext([])
     context.stages = Stages(receive=context.started + 0.001)
     assert context.stages_ms(context.started + 0.005) == {"receive": 1.0}
-    context.stages = Stages(*(context.started + number / 1e3 for number in range(1, 9)))
-    assert context.stages_ms(context.started + 0.01) == dict.fromkeys(STAGES[:-1], 1.0) | {"respond": 2.0}
+    context.stages = Stages(*(context.started + number / 1e3 for number in range(1, 10)))
+    assert context.stages_ms(context.started + 0.011) == dict.fromkeys(STAGES[:-1], 1.0) | {"respond": 2.0}
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ async def test_spans_tell_refusals_and_failures_apart(running: Start, collector:
     assert "error.type" not in values(refused)
     assert refused.status.code == 0
     children = [span.name for span in collector.spans if span.parent_span_id == refused.span_id]
-    assert children == ["receive", "parse"]
+    assert children == ["receive", "fetch", "parse"]
     assert unknown.name == "HTTP"
     assert values(unknown)["http.request.method"] == "_OTHER"
     assert "http.route" not in values(unknown)

@@ -1,0 +1,21 @@
+"""A server to fetch from, with certificates of an authority of the tests."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ...support.authority import OPENSSL, Authority
+from .origin import Origin, running_origin
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    if OPENSSL is None:
+        pytest.skip("needs the openssl command")
+    return Authority(tmp_path_factory.mktemp("tls"), "authority")
+
+
+@pytest.fixture
+async def origin(authority: Authority) -> AsyncIterator[Origin]:
+    async with running_origin(authority) as origin:
+        yield origin
