@@ -73,6 +73,29 @@ def test_clients_and_local_models_give_the_servers_answers(server: Any, model: L
         assert list(map(why, found)) == list(map(why, model.classify(images)))
 
 
+def test_embeddings_are_the_servers(server: Any, model: LocalModel, images: list[bytes]) -> None:
+    good = images[:7]
+    body = httpx.post(f"{server.url}/embed", files=[("i", ("a", image)) for image in good]).json()
+    expected = np.array([result["embedding"] for result in body["results"]], np.float32)
+
+    async def asked() -> Any:
+        async with AsyncClient(server.url, batch_size=5) as client:
+            return await client.embed(good), await client.embed(good[0])
+
+    with Client(server.url, batch_size=4) as client:
+        for rows in (client.embed(good), asyncio.run(asked())[0], model.embed(good)):
+            np.testing.assert_array_equal(rows, expected)
+        np.testing.assert_array_equal(client.embed(good[0]), expected[0])
+        np.testing.assert_array_equal(asyncio.run(asked())[1], expected[0])
+        normalised = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+        np.testing.assert_allclose(client.embed(good, normalize=True), normalised, rtol=1e-6)
+        answer = client.classify(good[0], embedding=True)
+        np.testing.assert_array_equal(np.asarray(answer.embedding), expected[0])
+        assert answer.predictions == client.classify(good[0]).predictions
+        with pytest.raises(MilkweedError, match="unsupported_format"):
+            client.embed(images)
+
+
 def test_one_image_however_it_is_given(server: Any, model: LocalModel, images: list[bytes], tmp_path: Path) -> None:
     want = plain(server.url, images[0])
     path = tmp_path / "a.jpg"
