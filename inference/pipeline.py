@@ -170,8 +170,8 @@ class Pipeline:
         """The answers of a batch, with the embeddings of those that are to have them."""
         rows = self.forward_stage.on_host(embeddings)
         return [
-            replace(answer, embedding=row.tobytes()) if wanted and isinstance(answer, TopClasses) else answer
-            for answer, row, wanted in zip(answers, rows, asked, strict=True)
+            replace(answer, embedding=row.tobytes()) if flag and isinstance(answer, TopClasses) else answer
+            for answer, row, flag in zip(answers, rows, asked, strict=True)
         ]
 
     def _answers(self, probabilities: Any, top_k: list[int]) -> list[ImageResult]:

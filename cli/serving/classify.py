@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,11 +84,7 @@ def classify(
     if answers.held:
         note(f"{output} holds {answers.count} answers: {len(left)} of {len(names)} images are left")
     if left:
-        opened = (
-            bundle_classifier(model, device, asked)
-            if url is None
-            else server_classifier(url, model, asked, len(left) > 1, shrink)
-        )
+        opened = classifier_of(url, model, device, asked, len(left) > 1, shrink)
         with opened as classifier, answers, progress("classify", "images") as update:
             answer_images(left, classifier, answers, update)
     if answers.failed:
@@ -140,10 +136,15 @@ def answer_images(names: Sequence[str], classifier: Classifier, answers: AnswerF
         raise
 
 
+def classifier_of(
+    url: str | None, model: str | None, device: str | None, asked: "ClassifyOptions", several: bool, shrink: bool
+) -> "AbstractContextManager[Classifier]":
+    """Open a bundle, or a running server's connection where there is a URL."""
+    return _bundle(model, device, asked) if url is None else _server(url, model, asked, several, shrink)
+
+
 @contextmanager
-def server_classifier(
-    url: str, model: str | None, asked: "ClassifyOptions", several: bool, shrink: bool
-) -> Iterator[Classifier]:
+def _server(url: str, model: str | None, asked: "ClassifyOptions", several: bool, shrink: bool) -> Iterator[Classifier]:
     from ...client import BadAnswer, Client, MilkweedError, NoAnswer
     from ...client.requests import base_url
 
@@ -162,7 +163,7 @@ def server_classifier(
 
 
 @contextmanager
-def bundle_classifier(path: str | None, device: str | None, asked: "ClassifyOptions") -> Iterator[Classifier]:
+def _bundle(path: str | None, device: str | None, asked: "ClassifyOptions") -> Iterator[Classifier]:
     """Open a bundle as a server does; images go through the same pipeline as over HTTP."""
     from ...local import open_local
 

@@ -17,9 +17,8 @@ from .classify import (
     Url,
     answer_images,
     asked_of_each,
-    bundle_classifier,
+    classifier_of,
     failure_of,
-    server_classifier,
 )
 from .classify_inputs import named_images
 from .classify_output import AnswerFile
@@ -32,7 +31,7 @@ OutputFile = Annotated[
     Path | None,
     typer.Option("--output", metavar="FILE", help="FILE.npy or FILE.ndjson; NDJSON on stdout if not given."),
 ]
-Resume = Annotated[
+ResumeLines = Annotated[
     bool, typer.Option("--resume", help="Go on with --output FILE.ndjson: images that it holds are skipped.")
 ]
 
@@ -45,7 +44,7 @@ def embed(
     device: DeviceOption = None,
     shrink: Shrink = False,
     output: OutputFile = None,
-    resume: Resume = False,
+    resume: ResumeLines = False,
 ) -> None:
     """Write the embeddings of images: what a model's classifier reads.
 
@@ -66,12 +65,7 @@ def embed(
     if answers.held:
         note(f"{output} holds {answers.count} embeddings: {len(left)} of {len(names)} images are left")
     if left:
-        several = len(left) > 1
-        opened = (
-            bundle_classifier(model, device, asked)
-            if url is None
-            else server_classifier(url, model, asked, several, shrink)
-        )
+        opened = classifier_of(url, model, device, asked, len(left) > 1, shrink)
         with opened as classifier, answers, progress("embed", "images") as update:
             answer_images(left, classifier, answers, update)
     if answers.failed:

@@ -271,31 +271,26 @@ class _Assembly:
     def _head(self) -> Fields:
         head = self.program.head
         normed = inputs_of(head.classifier, self.isa, [self.order])
-        answers = Vector(np.arange(head.classifier.width), None, structs.F32)
-        embedding = Vector(np.arange(self.state.width), None, structs.F32)
-        embedding_bytes = 4 * self.state.width
-        output = self.tables.rows("output", embedding_bytes + answers.row_bytes, 1)
-        logits = {**output, "offset": output["offset"] + embedding_bytes}
-        first = self._mean(head.mean_from)
+        sizes = (self.state.width, head.classifier.width)
+        embedding, answers = (Vector(np.arange(size), None, structs.F32) for size in sizes)
+        output = self.tables.rows("output", 4 * self.state.width + answers.row_bytes, 1)
+        logits = {**output, "offset": output["offset"] + 4 * self.state.width}
         tile = self.tables.tile(LEAST_ROWS, 0, normed.kind, normed.row_bytes)
         stages = [
-            {**self._normed(head.norm, embedding), "from": 0, "to": 2},
-            {**self._normed(head.norm, normed), "from": 0, "to": 1},
+            {**self.stages.norm(head.norm, self.order, embedding), "from": 0, "to": 2},
+            {**self.stages.norm(head.norm, self.order, normed), "from": 0, "to": 1},
             {**self.stages.factor(head.classifier, normed, answers.order, answers), "from": 1, "to": 3},
         ]
-        self.tables.step(structs.ROWS, [first, tile, output, logits], stages, rows=1, tile=LEAST_ROWS)
+        buffers = [self._mean(head.mean_from), tile, output, logits]
+        self.tables.step(structs.ROWS, buffers, stages, rows=1, tile=LEAST_ROWS)
         return output
-
-    def _normed(self, norm: Norm | None, out: Vector) -> Fields:
-        return self.stages.cast(self.order, out) if norm is None else self.stages.norm(norm, self.order, out)
 
     def _mean(self, first: int | None) -> Fields:
         """What is classified: the first token, or the mean of those from one on."""
         if first is None:
             return self.stream
-        width = self.state.width
+        width, rows = self.state.width, self.state.tokens - first
         mean = self.tables.rows("mean", 4 * width, 1)
-        rows = self.state.tokens - first
         buffers, takes = [from_row(self.stream, first), mean], [(rows, 4 * width), (1, 4 * width)]
         self.tables.step(structs.MEAN, buffers, takes=takes, rows=rows, channels=width)
         return mean

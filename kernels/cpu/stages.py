@@ -21,8 +21,10 @@ class StageBuilder:
     def __init__(self, constants: structs.Constants, isa: InstructionSet) -> None:
         self.constants, self.isa = constants, isa
 
-    def norm(self, norm: Norm, order: Places, out: Vector) -> Fields:
-        """A norm of columns in that order."""
+    def norm(self, norm: Norm | None, order: Places, out: Vector) -> Fields:
+        """A norm of columns in that order, or a cast where there is none."""
+        if norm is None:
+            return self.cast(order, out)
         weight, bias = norm.weight, norm.bias
         if out.quantiser is not None:
             weight, bias = weight / out.quantiser.scale, bias / out.quantiser.scale + out.quantiser.zero

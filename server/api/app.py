@@ -25,7 +25,7 @@ from ..telemetry.metrics import package_version
 from ..telemetry.tracer import Tracer
 from .classify import Classify
 from .docs import docs_routes
-from .embed import Embed, OpenAiEmbeddings
+from .embed import EmbedImages, OpenAiEmbeddings
 from .page import page_routes
 from .status import status_routes
 
@@ -48,7 +48,7 @@ def http_app(
     app = _App(title="milkweed", version=package_version(), lifespan=lifespan, **options)
     classify = Classify(service, auth, "/classify")
     app.router.routes.insert(0, Route("/classify", classify, methods=["POST"], name="classify"))
-    for endpoint in (Embed(service, auth, "/embed"), OpenAiEmbeddings(service, auth, "/v1/embeddings")):
+    for endpoint in (EmbedImages(service, auth, "/embed"), OpenAiEmbeddings(service, auth, "/v1/embeddings")):
         app.router.routes.append(Route(endpoint.route, endpoint, methods=["POST"], name=endpoint.route[1:]))
     app.router.routes += [*oip_routes(service, auth), *more.routes]
     for router in (status_routes(service), docs_routes(app), *([page_routes()] if service.settings.page else [])):

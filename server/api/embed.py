@@ -27,7 +27,7 @@ from .classify import Classify, accepts
 NPY_TYPE = b"application/x-npy"
 
 
-class Embed(Classify):
+class EmbedImages(Classify):
     """POST /embed: bodies and parameters as /classify takes them, embeddings in place of classes."""
 
     parameters: Sequence[str] = ("model", "normalize", "encoding", "dtype")
@@ -119,7 +119,7 @@ def _inside(entry: Raw, place: int) -> Raw:
     return decoded(entry, _ImageOf, f"input[{place}]").image
 
 
-class OpenAiEmbeddings(Embed):
+class OpenAiEmbeddings(EmbedImages):
     """POST /v1/embeddings: the request and the answer of OpenAI's API, with images for input."""
 
     streams, parameters = False, ()

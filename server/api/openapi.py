@@ -75,7 +75,7 @@ _DESCRIPTION = """Classes of one image or several, best first.
 | `image/*` or `application/octet-stream` | one image, raw: the fast path: `curl --data-binary @dog.jpg URL` |
 | `application/x-npy` | a numpy array: uint8 (H, W, 3) is a picture, float32 or float16 (3, S, S) a model's input |
 | `multipart/form-data` | every file part is an image, in order: `curl -F image=@dog.jpg -F top_k=3 URL` |
-| `application/json` | `{"images": ["<base64>", "https://...", ...], "top_k": 3}` |
+| `application/json` | `{"images": ["<base64 or URL>", ...], "top_k": 3}` |
 
 `model`, `top_k`, `threshold` and `embedding` count in the URL, as fields of a form and as members of the JSON; all
 else is refused.

@@ -15,7 +15,7 @@ from milkweed.models import BundleConfig, load_bundle, save_bundle
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.bundle.labels import default_labels
 
-from ..support.server_parts import encoded
+from ...support.server_parts import encoded
 
 PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
 ARGS = {"num_classes": 10, "embed_dim": 64, "depth": 2, "num_heads": 2, "img_size": 32, "patch_size": 8}
