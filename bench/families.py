@@ -102,7 +102,7 @@ def judged(baseline: Baseline, forwards: dict[str, Forward]) -> Iterator[tuple[s
     """What each form answers to the photographs that judge, beside the dense model in torch."""
     held_out = baseline.held_out
     for form, forward in forwards.items():
-        answers = log_probabilities(forward, held_out.batches)
+        answers, _ = log_probabilities(forward, held_out.batches)
         yield form, QualityEvaluator(baseline.dense, held_out.targets)(answers).to_dict()
 
 

@@ -22,7 +22,9 @@ from ..models import BundleConfig, load_bundle
 from ..models.bundle.provenance import library_versions
 from ..models.bundle.reading import read_single_label
 from ..models.divergence import answers
+from ..models.hooks import hooked
 from ..models.progress import Progress
+from ..models.serving.embedding import classifier_name
 from .job import MIN_IMAGES, CompressJob
 
 BATCH, SCREENED_IMAGES = 32, 64
@@ -110,6 +112,16 @@ class Baseline:
                 f"the dense model's answers to {len(dense)} images are all the same: give images that differ"
             )
         return dense
+
+    @cached_property
+    def dense_embedding(self) -> Tensor:
+        """The dense model's embeddings of the held-out images, (images, width), of width 0 where it has none."""
+        name, rows = classifier_name(self.model), list[Tensor]()
+        if name is None:
+            return torch.empty(len(self.held_out), 0)
+        with hooked(self.model, [name], lambda _, inputs, output: rows.append(inputs[0])):
+            answers(self.model, self.held_out.batches)
+        return torch.cat(rows)
 
     @property
     def select(self) -> Tensor:

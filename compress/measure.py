@@ -25,7 +25,7 @@ from .data import Baseline
 from .job import OURS, CompressJob, usable_runtimes
 from .journal import Trials
 from .pace import Pace
-from .quality import QualityEvaluator, log_probabilities
+from .quality import QualityEvaluator, embedding_quality, log_probabilities
 from .recipe import Recipe
 from .selection import AS_FAST, MeasuredCandidate, speedup
 from .structure.latency import LayerTimes
@@ -155,8 +155,9 @@ class CandidateEvaluator:
             ms |= self._beside_base(timed, opened)
             values: dict[SearchCandidate, dict[str, Any]] = {}
             for candidate, (forward, program) in made.items():
-                answers = log_probabilities(forward, self.baseline.held_out.batches)
+                answers, embeddings = log_probabilities(forward, self.baseline.held_out.batches)
                 change, sure = self.evaluate_quality(answers), self.evaluate_quality.confidence(answers)
+                change = replace(change, embedding=embedding_quality(self.baseline.dense_embedding, embeddings))
                 try:
                     size = self._bytes(candidate, program)
                     values[candidate] = {"ms": ms[candidate], "quality": change.to_dict(), "bytes": size}

@@ -13,10 +13,12 @@ from torch.nn import functional as F
 
 from ..inference.forward import Forward
 from ..models.confidence import ConfidenceThreshold, Reference, find_threshold
-from ..models.report.frontier import ConfidenceInterval, Quality
+from ..models.report.frontier import ConfidenceInterval, EmbeddingQuality, Quality
 
 RESAMPLES, SEED = 4000, 0
 CONFIDENCE = 0.95
+
+NEIGHBOURS = 10
 
 FEWEST = 1e-30
 """Probabilities below are this, which has a logarithm."""
@@ -99,7 +101,27 @@ def bootstrap(samples: Tensor) -> list[ConfidenceInterval]:
     return [ConfidenceInterval(*map(float, ends)) for ends in zip(samples.double().mean(1), low, high, strict=True)]
 
 
-def log_probabilities(forward: Forward, batches: Iterable[Tensor]) -> Tensor:
-    """Return a forward's answers for batches of normalised images: log-probabilities (images, classes), float64."""
-    answers = [torch.as_tensor(forward.run(batch).probabilities) for batch in batches]
-    return torch.cat(answers).double().clamp(min=FEWEST).log()
+def log_probabilities(forward: Forward, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return a forward's answers for batches of normalised images: log-probabilities (images, classes), float64, and
+    embeddings (images, width), of width 0 where it gives none."""
+    results = [forward.run(batch) for batch in batches]
+    answers, embeddings = (
+        torch.cat([torch.as_tensor(getattr(result, name)) for result in results])
+        for name in ("probabilities", "embeddings")
+    )
+    return answers.double().clamp(min=FEWEST).log(), embeddings
+
+
+def embedding_quality(dense: Tensor, embeddings: Tensor) -> EmbeddingQuality | None:
+    """Compare embeddings (images, width) with the dense model's; None where one of them has none, or images are few."""
+    if dense.shape != embeddings.shape or not dense.shape[1] or len(dense) <= NEIGHBOURS:
+        return None
+    one, other = (F.normalize(rows.double()) for rows in (dense, embeddings))
+    same = []
+    for rows in (one, other):
+        likeness = (rows @ rows.T).fill_diagonal_(-2)
+        same.append(likeness.topk(NEIGHBOURS).indices)
+    nearest = same[0][:, 0] == same[1][:, 0]
+    shared = (same[0][:, :, None] == same[1][:, None]).any(2)
+    means = (float((one * other).sum(1).mean()), *(100 * float(rows.double().mean()) for rows in (nearest, shared)))
+    return EmbeddingQuality(*(round(mean, 6) for mean in means))

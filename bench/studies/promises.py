@@ -69,7 +69,7 @@ def recorded(bundle: Path, photos: Path, file: Path) -> dict[str, Tensor]:
             cost[name] = macs(merged, size).total
             lanes = replace(plan_lanes(CPU, cost[name]), most_threads=1)
             with closing(program_forward(stored.loaded, lanes, size, stored.activations)) as forward:
-                rows[name] = log_probabilities(forward, images.batches)
+                rows[name], _ = log_probabilities(forward, images.batches)
             print(
                 f"{name}: {100 * float(torch.eq(rows[name].argmax(-1), images.targets).float().mean()):.1f} %",
                 flush=True,

@@ -160,6 +160,7 @@ def _print(out: Path, config: "BundleConfig", frontier: "Frontier", result: "Sea
             "judged on": f"{frontier.images} held-out images"
             + ("" if top1 is None else f"; top-1 of the dense model {top1:.1f} %"),
             **sure_field(config),
+            **({} if (embedding := frontier.chosen.quality.embedding) is None else {"embedding": embedding}),
             "took": duration(result.seconds),
             **({"kept": f"{result.work}: another target goes on from there"} if result.work.exists() else {}),
             "report": out / "report.html",

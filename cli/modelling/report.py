@@ -45,6 +45,7 @@ def print_search(frontier: "Frontier") -> None:
         {
             "  chosen": _text(chosen.name),
             "  result": f"{speed}, {same}{top1}",
+            **({} if quality.embedding is None else {"  embedding": quality.embedding}),
             "  judged on": f"{counted(frontier.images, 'held-out image')}{machine}; [95 %]",
         }
     )

@@ -28,6 +28,24 @@ class ConfidenceInterval:
 
 
 @dataclass(frozen=True)
+class EmbeddingQuality:
+    """A model's embeddings beside the dense model's of the same images, compared by cosine.
+
+    Args:
+        cosine: mean over the images.
+        nearest, nearest10: percent of the images nearest to each, and of the ten nearest, that are the dense model's.
+    """
+
+    cosine: float
+    nearest: float
+    nearest10: float
+
+    def __str__(self) -> str:
+        same = f"{self.nearest:.1f} % of the nearest images and {self.nearest10:.1f} % of the ten nearest"
+        return f"mean cosine {self.cosine:.4f} with the dense model's, {same} are the same"
+
+
+@dataclass(frozen=True)
 class Quality:
     """A model's answers beside the dense model's to the same images.
 
@@ -38,6 +56,7 @@ class Quality:
         top1: change of top-1 in points; None without labels.
         top1_of_dense: percent; None without labels.
         expected: expected change of top-1 in points, by the dense model's margins; None in old records.
+        embedding: None where one of the two gives none, and in old records.
     """
 
     images: int
@@ -46,6 +65,7 @@ class Quality:
     top1: ConfidenceInterval | None = None
     top1_of_dense: float | None = None
     expected: ConfidenceInterval | None = None
+    embedding: EmbeddingQuality | None = None
 
     @property
     def change(self) -> ConfidenceInterval:
@@ -66,7 +86,8 @@ class Quality:
         top1, expected = (
             None if values.get(name) is None else ConfidenceInterval(**values[name]) for name in ("top1", "expected")
         )
-        return cls(values["images"], kl, agreement, top1, values["top1_of_dense"], expected)
+        embedding = EmbeddingQuality(**known) if (known := values.get("embedding")) else None
+        return cls(values["images"], kl, agreement, top1, values["top1_of_dense"], expected, embedding)
 
 
 @dataclass(frozen=True, kw_only=True)

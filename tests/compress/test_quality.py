@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from milkweed.compress.quality import QualityEvaluator, bootstrap
+from milkweed.compress.quality import QualityEvaluator, bootstrap, embedding_quality
 from milkweed.models.report.frontier import Quality
 
 
@@ -89,3 +89,26 @@ def test_answers_are_sure_by_labels_or_else_by_the_dense_model() -> None:
         assert float(sure[found.argmax(1) == right].double().mean()) == pytest.approx(threshold.right, abs=1e-4)
         assert float(sure[found.argmax(1) != right].double().mean()) == pytest.approx(threshold.wrong, abs=1e-4)
     assert QualityEvaluator(dense).confidence(dense) is None  # nothing of it is wrong
+
+
+def test_embeddings_are_compared_by_cosine_and_neighbours() -> None:
+    generator = torch.Generator().manual_seed(0)
+    dense = torch.randn(40, 6, generator=generator)
+    found = dense + 0.5 * torch.randn(40, 6, generator=generator)
+    quality = embedding_quality(dense, found)
+    assert quality is not None
+
+    def nearest(rows: np.ndarray) -> list[list[int]]:
+        unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        others = [[other for other in range(40) if other != place] for place in range(40)]
+        return [sorted(others[place], key=lambda other: -unit[place] @ unit[other])[:10] for place in range(40)]
+
+    one, other = dense.double().numpy(), found.double().numpy()
+    cosine = (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
+    pairs = list(zip(nearest(one), nearest(other), strict=True))
+    assert quality.cosine == pytest.approx(cosine.mean(), abs=1e-5)
+    assert quality.nearest == pytest.approx(100 * np.mean([a[0] == b[0] for a, b in pairs]))
+    assert quality.nearest10 == pytest.approx(10 * np.mean([len(set(a) & set(b)) for a, b in pairs]))
+    assert embedding_quality(dense, dense) == type(quality)(1.0, 100.0, 100.0)
+    assert embedding_quality(dense, torch.empty(40, 0)) is None
+    assert embedding_quality(dense[:10], found[:10]) is None
