@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..inference.pipeline import Pipeline
 from ..inference.results import BatchResult, ImageResult, TopClasses
 from ..loaders.dataset.training import Sample
@@ -22,10 +25,10 @@ class Evaluation:
         images: how many were answered.
         correct1, correct5: how many of them have their class as the best answer, and among the best five.
         num_classes: classes of the model; top-5 says nothing where there are no more than five.
-        sure, sure1: how many of them the model is sure of, and is right about; None where it says that of none.
         skipped: images that could not be read, and why.
         seconds: reading, decoding and forward together.
         decode_seconds, forward_seconds: the parts of `seconds` spent in the two stages.
+        scores, right: of the best class of each answered image its score, and whether it is the image's (images,).
     """
 
     images: int
@@ -36,8 +39,8 @@ class Evaluation:
     seconds: float
     decode_seconds: float
     forward_seconds: float
-    sure: int | None = None
-    sure1: int | None = None
+    scores: NDArray[np.float64]
+    right: NDArray[np.bool_]
 
     @property
     def top1(self) -> float | None:
@@ -60,7 +63,6 @@ def evaluate(
     samples: Sequence[Sample],
     *,
     max_image_bytes: int,
-    threshold: float | None = None,
     batch_size: int | None = None,
     progress: Progress = SILENT,
 ) -> Evaluation:
@@ -68,14 +70,14 @@ def evaluate(
 
     Args:
         max_image_bytes: a larger file is not read.
-        threshold: the score of its best class from which on an answer is sure.
         batch_size: images handed to the pipeline at once; answers do not depend on it.
 
     Raises:
         RuntimeError: the model failed on an image that could be read.
     """
     size = batch_size or pipeline.default_batch_size
-    correct1 = correct5 = answered = sure = sure1 = 0
+    correct1 = correct5 = answered = 0
+    scores, right = list[float](), list[bool]()
     skipped: dict[Path, InputError] = {}
     progress.step("evaluate", 0, len(samples))
     decode_seconds = forward_seconds = 0.0
@@ -88,11 +90,10 @@ def evaluate(
         for sample, outcome in zip(part, outcomes, strict=True):
             if isinstance(outcome, TopClasses):
                 answered += 1
-                correct1 += outcome.index[0] == sample.target
+                scores.append(outcome.confidence)
+                right.append(outcome.best == sample.target)
+                correct1 += right[-1]
                 correct5 += sample.target in outcome.index
-                if threshold is not None and outcome.confidence >= threshold:
-                    sure += 1
-                    sure1 += outcome.index[0] == sample.target
             elif isinstance(outcome, InputError):
                 skipped[sample.path] = outcome
             else:
@@ -109,8 +110,8 @@ def evaluate(
         seconds,
         decode_seconds,
         forward_seconds,
-        None if threshold is None else sure,
-        None if threshold is None else sure1,
+        np.array(scores),
+        np.array(right, bool),
     )
 
 

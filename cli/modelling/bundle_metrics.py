@@ -1,12 +1,15 @@
-"""Writes measured figures into a bundle's config.json, which no hash covers: the bundle's version stays the same."""
+"""Writes what was measured into a bundle's config.json. No hash covers figures: the version stays the same."""
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CommandError
+
+if TYPE_CHECKING:
+    from ...models.confidence import ConfidenceThreshold
 
 EVALUATIONS = "evaluations"
 """The member of `metrics` that has one entry for each data set, by the name of its folder."""
@@ -22,6 +25,21 @@ def record_evaluation(bundle: Path, version: str, name: str, figures: Mapping[st
         CommandError: the bundle has changed since.
         BundleError: the bundle cannot be read.
     """
+
+    def recorded(document: dict[str, Any]) -> None:
+        metrics = document["metrics"]
+        earlier = metrics.get(EVALUATIONS)
+        metrics[EVALUATIONS] = {**(earlier if isinstance(earlier, dict) else {}), name: dict(figures)}
+
+    _change(bundle, version, recorded)
+
+
+def record_threshold(bundle: Path, version: str, confidence: "ConfidenceThreshold") -> None:
+    """Write from which score on the bundle's answers are sure, which makes another version of it; errors as above."""
+    _change(bundle, version, lambda document: document.update(confidence=confidence.to_dict()))
+
+
+def _change(bundle: Path, version: str, change: Callable[[dict[str, Any]], None]) -> None:
     from ...models import read_config
     from ...models.bundle.strict_json import parse_json, readable_json
 
@@ -32,9 +50,7 @@ def record_evaluation(bundle: Path, version: str, name: str, figures: Mapping[st
         )
     path = bundle / "config.json"
     document = parse_json(path.read_bytes())
-    metrics = document["metrics"]
-    earlier = metrics.get(EVALUATIONS)
-    metrics[EVALUATIONS] = {**(earlier if isinstance(earlier, dict) else {}), name: dict(figures)}
+    change(document)
     _replace(path, readable_json(document))
     read_config(bundle)
 

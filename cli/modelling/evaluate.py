@@ -1,5 +1,6 @@
 """`milkweed evaluate` measures a bundle's top-1, top-5 and images a second on labelled images."""
 
+from collections.abc import Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,11 +12,12 @@ from ..errors import CommandError
 from ..options import Bundle, DeviceOption, Json, number_option
 from ..output import command_line, print_fields, print_json, skipped_images
 from ..progress import job_progress
-from .bundle_metrics import record_evaluation
+from .bundle_metrics import record_evaluation, record_threshold
 
 if TYPE_CHECKING:
     from ...jobs.dataset import DataSet
     from ...jobs.evaluate import Evaluation
+    from ...models.confidence import ConfidenceThreshold
     from ...server.repository.served_model import ServedModel
 
 Data = Annotated[
@@ -26,6 +28,11 @@ BatchSize = Annotated[
 ]
 LimitMeasured = Annotated[int | None, number_option("Measure only N images, evenly spaced over all.")]
 Record = Annotated[bool, typer.Option("--record", help="Write the figures into the bundle's config.json.")]
+FindThreshold = Annotated[
+    bool,
+    typer.Option("--find-threshold", help="Write into the bundle from which score on its answers are sure, by DATA."),
+]
+NO_THRESHOLD = "no threshold tells right answers from wrong ones, of which it needs ten each"
 
 
 def evaluate(
@@ -35,6 +42,7 @@ def evaluate(
     limit: LimitMeasured = None,
     device: DeviceOption = None,
     record: Record = False,
+    threshold: FindThreshold = False,
     json: Json = False,
 ) -> None:
     """Measure a bundle's accuracy and speed on labelled images.
@@ -50,6 +58,7 @@ def evaluate(
     from ...jobs.dataset import labelled_images, spaced
     from ...jobs.evaluate import evaluate
     from ...models.bundle.reading import read_single_label
+    from ...models.confidence import find_threshold
     from ...server.config.sources import load_settings
     from ...server.repository.served_model import open_model
 
@@ -61,22 +70,27 @@ def evaluate(
             model.pipeline,
             spaced(dataset.samples, limit) if limit else dataset.samples,
             max_image_bytes=settings.max_image_bytes,
-            threshold=None if model.config.confidence is None else model.config.confidence.threshold,
             batch_size=batch_size,
             progress=progress,
         )
     if not result.images:
         raise CommandError(f"DATA {data}: none of {len(result.skipped)} images could be read")
     figures = {**_figures(result), "classes": dataset.classes, "limit": limit, **_means(model)}
+    confidence = find_threshold(result.scores, result.right, "labels") if threshold else model.config.confidence
+    figures |= _sure(result, confidence)
     if record:
         record_evaluation(bundle, model.config.version, data.resolve().name, {**figures, **_circumstances()})
+    if threshold:
+        if confidence is None:
+            raise CommandError(f"DATA {data}: {NO_THRESHOLD}")
+        record_threshold(bundle, model.config.version, confidence)
     if json:
         about = {"bundle": str(bundle), "version": model.config.version, "data": str(data), "layout": dataset.layout}
         more = {"passed_over": dataset.passed_over, "skipped": skipped_images(result.skipped), "recorded": record}
         print_json({**about, **figures, **more})
         return
-    _print(bundle, model, dataset, result)
-    if record:
+    _print(bundle, model, dataset, result, figures)
+    if record or threshold:
         print_fields({"recorded ": bundle / "config.json"})
 
 
@@ -88,8 +102,6 @@ def _figures(result: "Evaluation") -> dict[str, Any]:
         "top5": _rounded(result.top5, 4),
         "correct1": result.correct1,
         "correct5": result.correct5,
-        "sure": result.sure,
-        "sure1": result.sure1,
         "unreadable": len(result.skipped),
         "images_per_second": round(result.images_per_second, 2),
         "seconds": round(result.seconds, 3),
@@ -111,7 +123,9 @@ def _means(model: "ServedModel") -> dict[str, str]:
     }
 
 
-def _print(bundle: Path, model: "ServedModel", dataset: "DataSet", result: "Evaluation") -> None:
+def _print(
+    bundle: Path, model: "ServedModel", dataset: "DataSet", result: "Evaluation", figures: Mapping[str, Any]
+) -> None:
     unreadable = f", {len(result.skipped)} unreadable and skipped" if result.skipped else ""
     others = f", {dataset.passed_over} files passed over" if dataset.passed_over else ""
     top5 = "-, no more than five classes" if result.top5 is None else f"{result.top5:.2f} % ({result.correct5})"
@@ -122,7 +136,7 @@ def _print(bundle: Path, model: "ServedModel", dataset: "DataSet", result: "Eval
             "images": f"{result.images}{unreadable}",
             "top-1": f"{result.top1:.2f} % ({result.correct1})",
             "top-5": top5,
-            **({} if result.sure is None else {"sure": _sure(result)}),
+            **({} if figures["sure"] is None else {"sure": _sure_line(result, figures["sure"], figures["sure1"])}),
             "images/s": f"{result.images_per_second:.1f} (decode {result.decode_seconds:.1f} s, "
             f"forward {result.forward_seconds:.1f} s)",
             "on": ", ".join(_means(model).values()),
@@ -130,9 +144,16 @@ def _print(bundle: Path, model: "ServedModel", dataset: "DataSet", result: "Eval
     )
 
 
-def _sure(result: "Evaluation") -> str:
+def _sure(result: "Evaluation", confidence: "ConfidenceThreshold | None") -> dict[str, Any]:
+    """Count the answers that are sure, and the right ones of them."""
+    if confidence is None:
+        return {"threshold": None, "sure": None, "sure1": None}
+    sure = result.scores >= confidence.threshold
+    return {"threshold": confidence.threshold, "sure": int(sure.sum()), "sure1": int((sure & result.right).sum())}
+
+
+def _sure_line(result: "Evaluation", sure: int, sure1: int) -> str:
     """Say of how many images the model is sure, and how often it is right about them and about the others."""
-    sure, sure1 = result.sure or 0, result.sure1 or 0
     parts = ((sure1, sure), (result.correct1 - sure1, result.images - sure))
     right = ["none" if not images else f"{right / images:.2%} right" for right, images in parts]
     return f"{sure / result.images:.2%} of the images ({right[0]}), not of the others ({right[1]})"

@@ -30,7 +30,7 @@ IN_THE_REPOSITORY = {"docs/start.md"}
 
 # What has to be in what the commands of a block print, by a command of the block.
 PRINTS = {
-    "curl -F image=@docs/pictures/ship.jpg": r'"version": "d140765d1710".*"label": "ship", "score": 0\.(89|9[01])',
+    "curl -F image=@docs/pictures/ship.jpg": r'"version": "3a90dd00781b".*"label": "ship", "score": 0\.(89|9[01])',
     "curl -i --data-binary @docs/pictures/ship.jpg": r"(?si)server-timing: receive;dur=.*total;dur=.*ship",
     "curl -F good=@docs/pictures/ship.jpg": r'"label": "ship", "score": 0\.(89|9[01]).*"code": "unsupported_format"',
     ".venv/bin/milkweed inspect models/demo --recipe": r'"arch": "vitae_basic",\s+"quantization": {',

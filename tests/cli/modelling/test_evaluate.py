@@ -1,11 +1,14 @@
 """Tests `milkweed evaluate`: layouts of data, known answers, agreement with the pipeline, recorded figures."""
 
+import io
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from milkweed.inference.open import open_model
 from milkweed.inference.pipeline import Pipeline
@@ -14,11 +17,22 @@ from milkweed.jobs.dataset import DataError, labelled_images, read_image, spaced
 from milkweed.jobs.evaluate import evaluate
 from milkweed.loaders.errors import InputError
 from milkweed.models import Label, load_bundle
+from milkweed.models.confidence import find_threshold
 
 from ...support.command import Milkweed, Refused
 from ...support.repositories import with_confidence
 
 TINY = 1 << 20
+
+
+def picture(seed: int) -> bytes:
+    """A PNG of waves."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:32, 0:32]
+    waves = [128 + 120 * np.sin(x / a + y / b) for a, b in rng.uniform(1, 30, (3, 2))]
+    out = io.BytesIO()
+    Image.fromarray(np.stack(waves, -1).astype(np.uint8)).save(out, "PNG")
+    return out.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +96,33 @@ def test_evaluate_says_of_how_many_images_the_model_is_sure(
     text = milkweed("evaluate", tmp_path / "sure", data).ok().out
     assert f"{len(sure) / 12:.2%} of the images ({share:.2%} right), not of the others ({others:.2%} right)" in text
     assert milkweed("evaluate", bundle, data, "--json").document["sure"] is None
+
+
+def test_evaluate_finds_the_threshold_of_a_bundle(
+    milkweed: Milkweed, refused: Refused, pipeline: Pipeline, bundle: Path, labels: tuple[Label, ...], tmp_path: Path
+) -> None:
+    known, data, few = tmp_path / "known", tmp_path / "many", tmp_path / "few"
+    shutil.copytree(bundle, known)
+    pictures = [picture(seed) for seed in range(60)]
+    best = [outcome for outcome in pipeline.classify(pictures, 1) if isinstance(outcome, TopClasses)]
+    scores = np.array([outcome.score[0] for outcome in best])
+    right = np.arange(60) % 2 == 0
+    for place, (content, outcome) in enumerate(zip(pictures, best, strict=True)):
+        target = outcome.index[0] if right[place] else (outcome.index[0] + 1) % len(labels)
+        for folder in [data, *([few] if place < 12 else [])]:
+            (folder / labels[target].id).mkdir(parents=True, exist_ok=True)
+            (folder / labels[target].id / f"{place:02d}.png").write_bytes(content)
+    expected = find_threshold(scores, right, "labels")
+    assert expected is not None
+    before = json.loads((known / "config.json").read_text())
+    document = milkweed("evaluate", known, data, "--find-threshold", "--json").ok().document
+    after = json.loads((known / "config.json").read_text())
+    assert after.pop("confidence") == expected.to_dict()
+    assert after == before
+    assert (document["threshold"], document["sure"]) == (expected.threshold, (scores >= expected.threshold).sum())
+    milkweed("inspect", known).ok()
+    words = refused("evaluate", known, few, "--find-threshold")
+    assert words == f"DATA {few}: no threshold tells right answers from wrong ones, of which it needs ten each"
 
 
 def test_evaluate_agrees_with_classify_at_any_batch_size(pipeline: Pipeline, data: Path, labels: Any) -> None:
