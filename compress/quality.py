@@ -116,12 +116,12 @@ def embedding_quality(dense: Tensor, embeddings: Tensor) -> EmbeddingQuality | N
     """Compare embeddings (images, width) with the dense model's; None where one of them has none, or images are few."""
     if dense.shape != embeddings.shape or not dense.shape[1] or len(dense) <= NEIGHBOURS:
         return None
-    one, other = (F.normalize(rows.double()) for rows in (dense, embeddings))
-    same = []
-    for rows in (one, other):
-        likeness = (rows @ rows.T).fill_diagonal_(-2)
-        same.append(likeness.topk(NEIGHBOURS).indices)
-    nearest = same[0][:, 0] == same[1][:, 0]
-    shared = (same[0][:, :, None] == same[1][:, None]).any(2)
-    means = (float((one * other).sum(1).mean()), *(100 * float(rows.double().mean()) for rows in (nearest, shared)))
+    pair = [F.normalize(rows.double()) for rows in (dense, embeddings)]
+    of_dense, of_model = ((rows @ rows.T).fill_diagonal_(-2).topk(NEIGHBOURS).indices for rows in pair)
+    nearest = of_dense[:, 0] == of_model[:, 0]
+    shared = (of_dense[:, :, None] == of_model[:, None]).any(2)
+    means = (
+        float((pair[0] * pair[1]).sum(1).mean()),
+        *(100 * float(rows.double().mean()) for rows in (nearest, shared)),
+    )
     return EmbeddingQuality(*(round(mean, 6) for mean in means))

@@ -34,9 +34,25 @@ def record_evaluation(bundle: Path, version: str, name: str, figures: Mapping[st
     _change(bundle, version, recorded)
 
 
-def record_threshold(bundle: Path, version: str, confidence: "ConfidenceThreshold") -> None:
-    """Write from which score on the bundle's answers are sure, which makes another version of it; errors as above."""
-    _change(bundle, version, lambda document: document.update(confidence=confidence.to_dict()))
+def record_threshold(
+    bundle: Path, version: str, confidence: "ConfidenceThreshold", arguments: Mapping[str, Any], seconds: float
+) -> None:
+    """Write from which score on the bundle's answers are sure, which makes another version of it, and by which command.
+
+    Args:
+        arguments, seconds: of the evaluation.
+
+    Raises:
+        BundleError, CommandError: as `record_evaluation`.
+    """
+    from ...models.bundle.provenance import add_step
+
+    def changed(document: dict[str, Any]) -> None:
+        facts = {"input_version": version}
+        document["provenance"] = add_step(document["provenance"], "evaluate", arguments, seconds, **facts)
+        document["confidence"] = confidence.to_dict()
+
+    _change(bundle, version, changed)
 
 
 def _change(bundle: Path, version: str, change: Callable[[dict[str, Any]], None]) -> None:

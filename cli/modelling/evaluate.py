@@ -83,7 +83,8 @@ def evaluate(
     if threshold:
         if confidence is None:
             raise CommandError(f"DATA {data}: {NO_THRESHOLD}")
-        record_threshold(bundle, model.config.version, confidence)
+        arguments = {"data": data.resolve().name, "limit": limit, "find_threshold": True}
+        record_threshold(bundle, model.config.version, confidence, arguments, result.seconds)
     if json:
         about = {"bundle": str(bundle), "version": model.config.version, "data": str(data), "layout": dataset.layout}
         more = {"passed_over": dataset.passed_over, "skipped": skipped_images(result.skipped), "recorded": record}

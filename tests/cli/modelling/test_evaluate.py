@@ -118,7 +118,10 @@ def test_evaluate_finds_the_threshold_of_a_bundle(
     document = milkweed("evaluate", known, data, "--find-threshold", "--json").ok().document
     after = json.loads((known / "config.json").read_text())
     assert after.pop("confidence") == expected.to_dict()
-    assert after == before
+    step = after["provenance"]["commands"].pop()
+    assert (step["command"], step["arguments"]["data"]) == ("evaluate", "many")
+    assert after == {**before, "provenance": {**before["provenance"], "commands": after["provenance"]["commands"]}}
+    assert after["provenance"]["commands"] == before["provenance"].get("commands", [])
     assert (document["threshold"], document["sure"]) == (expected.threshold, (scores >= expected.threshold).sum())
     milkweed("inspect", known).ok()
     words = refused("evaluate", known, few, "--find-threshold")
