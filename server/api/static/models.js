@@ -29,9 +29,10 @@ export function labelInWords(label) {
 }
 
 /** What a model can answer, in a sentence, where its classes are few enough to read. */
-export function knowsInWords({ label, labels }) {
+export function knowsInWords({ label, labels, confidence }) {
   if (!labels || labels.length > MAX_CLASSES_IN_WORDS) return "";
   const known = labels.map(labelInWords).join(", ");
   const larger = label === "demo" ? " “milkweed demo imagenet” serves one of 1,000 classes." : "";
-  return `${label} knows ${known}. Whatever else a photo shows, it answers with the nearest of these, and may be sure of it.${larger}`;
+  const doubt = confidence ? "often without being sure" : "and may be sure of it";
+  return `${label} knows ${known}. Whatever else a photo shows, it answers with the nearest of these, ${doubt}.${larger}`;
 }
