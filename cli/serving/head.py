@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,14 +14,24 @@ from ..output import note, print_fields, print_json
 from ..progress import progress
 
 if TYPE_CHECKING:
-    from ...models.bundle.labels import Label
+    from collections.abc import Sequence
+
+    from ...loaders.dataset.training import Sample
     from ...models.heads.linear_head import LinearHead
+
+
+def new_file(text: str) -> Path:
+    """A path where nothing is yet. Raises CommandError."""
+    if Path(text).exists():
+        raise CommandError(f"--out {text}: exists already")
+    return Path(text)
+
 
 ClassFolders = Annotated[Path, typer.Argument(metavar="DIR", help="One folder of images a class.", show_default=False)]
 TextEmbeddings = Annotated[
     Path, typer.Argument(metavar="TEXTS", help="Embeddings of the classes, .npy.", show_default=False)
 ]
-HeadFile = Annotated[Path, text_option("FILE", "The new head, a safetensors file.")]
+HeadFile = Annotated[Path, text_option("FILE", "The new head, a safetensors file.", parser=new_file)]
 Embedder = Annotated[str, text_option("BUNDLE", "Whose embeddings it will take.")]
 MethodOption = Annotated[str, text_option("ridge|means", "Ridge regression, or the cosine to the mean of a class.")]
 ClassNames = Annotated[Path, text_option("FILE", "Class labels: .tsv (index, id, label), .json, or one a line.")]
@@ -57,24 +67,25 @@ def fit(
     Example:
       milkweed head fit birds/ --model ./dino --out birds.head.safetensors
     """
+    from ...jobs.dataset import class_labels, labelled_images
     from ...models.heads.fit import METHODS, share_interval
     from ...models.heads.linear_head import LinearHead, normalized
 
     if method not in METHODS:
         raise CommandError(f"--method {method}: must be {' or '.join(METHODS)}", WRONG_USAGE)
-    _check_new(out)
-    started = time.perf_counter()
-    data = _labelled_embeddings(images, model, device)
-    made, count = METHODS[method](normalized(data.rows), data.targets), len(data.targets)
-    head = LinearHead(
-        weight=made.weight, bias=made.bias, scale=made.scale, labels=data.labels, model_version=data.version
-    )
-    right = int((made.left_out.argmax(1) == data.targets).sum())
+    started, labels = time.perf_counter(), class_labels(images)
+    samples = labelled_images(images, labels).samples
+    rows, targets, version = _embeddings(samples, model, device)
+    if few := [label.id for place, label in enumerate(labels) if (targets == place).sum() < 2]:
+        raise CommandError(f"DIR {images}: fewer than two images that can be read of {', '.join(few[:5])}")
+    made, total = METHODS[method](normalized(rows), targets), len(targets)
+    head = LinearHead(weight=made.weight, bias=made.bias, scale=made.scale, labels=labels, model_version=version)
+    right = int((made.left_out.argmax(1) == targets).sum())
     figures = {
-        "images": count,
-        "skipped": data.skipped,
-        "leave_one_out": round(right / count, 4),
-        "interval_95": [round(end, 4) for end in share_interval(right, count)],
+        "images": total,
+        "skipped": len(samples) - total,
+        "leave_one_out": round(right / total, 4),
+        "interval_95": [round(end, 4) for end in share_interval(right, total)],
         "seconds": round(time.perf_counter() - started, 1),
     }
     (print_json if json else print_fields)({**_write(out, head), **figures})
@@ -94,7 +105,6 @@ def make(texts: TextEmbeddings, names: ClassNames, out: HeadFile, scale: ScaleOp
     from ...models.bundle.labels import read_labels
     from ...models.heads.linear_head import LinearHead, normalized
 
-    _check_new(out)
     labels = read_labels(names)
     try:
         with open(texts, "rb") as file:
@@ -103,11 +113,6 @@ def make(texts: TextEmbeddings, names: ClassNames, out: HeadFile, scale: ScaleOp
     except (OSError, ValueError, TypeError) as error:
         raise CommandError(f"TEXTS {texts}: {error}") from None
     (print_json if json else print_fields)(_write(out, head))
-
-
-def _check_new(out: Path) -> None:
-    if out.exists():
-        raise CommandError(f"--out {out}: exists already")
 
 
 def _write(out: Path, head: "LinearHead") -> dict[str, Any]:
@@ -124,24 +129,13 @@ def _write(out: Path, head: "LinearHead") -> dict[str, Any]:
     return {"head": str(out), "version": version, "classes": len(head.labels), "width": head.width}
 
 
-class _Labelled(NamedTuple):
-    """The embeddings (n, width) of images, their classes (n,), how many had none; the labels, the model's version."""
-
-    rows: Any
-    targets: Any
-    skipped: int
-    labels: "tuple[Label, ...]"
-    version: str
-
-
-def _labelled_embeddings(images: Path, bundle: str, device: str | None) -> _Labelled:
+def _embeddings(samples: "Sequence[Sample]", bundle: str, device: str | None) -> tuple[Any, Any, str]:
+    """The embeddings (n, width) of the images that can be read, their classes (n,), and the version of the model."""
     import numpy as np
 
-    from ...jobs.dataset import class_labels, labelled_images
     from ...local import open_local
 
-    labels = class_labels(images)
-    samples, rows, targets = labelled_images(images, labels).samples, [], []
+    rows, targets = [], []
     with open_local(bundle_path(bundle), device) as model, progress("embed", "images") as update:
         answers = model.stream((sample.path for sample in samples), 1, embedding=True)
         for place, (sample, answer) in enumerate(zip(samples, answers, strict=True), 1):
@@ -151,7 +145,4 @@ def _labelled_embeddings(images: Path, bundle: str, device: str | None) -> _Labe
             else:
                 note(f"{sample.path}: left out: {answer.error}")
             update(place, len(samples))
-    counts = np.bincount(np.array(targets, int), minlength=len(labels))
-    if few := [label.id for label, count in zip(labels, counts, strict=True) if count < 2]:
-        raise CommandError(f"DIR {images}: fewer than two images that can be read of {', '.join(few[:5])}")
-    return _Labelled(np.array(rows), np.array(targets), len(samples) - len(rows), labels, model.version)
+        return np.array(rows), np.array(targets, int), model.version
