@@ -20,6 +20,7 @@ from .serving.classify import classify
 from .serving.config import config_app
 from .serving.demo import demo
 from .serving.embed import embed
+from .serving.head import head_app
 from .serving.keys import keys_app
 from .serving.serve import with_settings
 
@@ -45,5 +46,6 @@ def add_commands(app: typer.Typer, command: str) -> None:
     app.command("inspect", cls=page())(inspect)
     app.command("models", cls=page())(models)
     app.add_typer(config_app(with_options=command == "config"), name="config")
+    app.add_typer(head_app(), name="head")
     app.add_typer(keys_app(), name="keys")
     add_bench(app)

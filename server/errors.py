@@ -22,6 +22,7 @@ ERROR_CODES: dict[str, ErrorKind] = {
     "url_not_allowed": ErrorKind(400, "url_not_allowed"),
     "unauthorized": ErrorKind(401, "unauthorized"),
     "unknown_model": ErrorKind(404, "unknown_model"),
+    "unknown_head": ErrorKind(404, "unknown_head"),
     "not_found": ErrorKind(404, "not_found"),
     "method_not_allowed": ErrorKind(405, "method_not_allowed"),
     "request_timeout": ErrorKind(408, "request_timeout"),

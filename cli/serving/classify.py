@@ -35,6 +35,7 @@ ModelOption = Annotated[
 ]
 TopK = Annotated[int | None, number_option("Classes an answer. [5]")]
 Threshold = Annotated[float, decimal_option("Least score of an answer's classes, 0 to 1.")]
+HeadOption = Annotated[str | None, text_option("NAME", "With --url: a head of the model, which answers in its place.")]
 FormatOption = Annotated[str | None, text_option("|".join(KINDS), "Of the answers; by the name of --output, or text.")]
 Output = Annotated[Path | None, text_option("FILE", "Where the answers go; stdout if not given.")]
 Resume = Annotated[
@@ -59,6 +60,7 @@ def classify(
     model: ModelOption = None,
     top_k: TopK = None,
     threshold: Threshold = 0.0,
+    head: HeadOption = None,
     device: DeviceOption = None,
     shrink: Shrink = False,
     format: FormatOption = None,
@@ -76,10 +78,9 @@ def classify(
       milkweed classify dog.jpg ./holiday --top-k 3
       milkweed classify ./archive --url http://gpu:8000 --output a.csv --resume
     """
-    asked = asked_of_each(top_k, threshold, url, device, shrink)
-    kind = kind_of(format, output, json)
+    asked = asked_of_each(top_k, threshold, url, device, shrink, head)
     names = named_images(images or [], from_file)
-    answers = AnswerFile(kind, output, resume)
+    answers = AnswerFile(kind_of(format, output, json), output, resume)
     left = [name for name in names if name not in answers.held]
     if answers.held:
         note(f"{output} holds {answers.count} answers: {len(left)} of {len(names)} images are left")
@@ -99,7 +100,7 @@ def failure_of(answers: "AnswerFile") -> str:
 
 
 def asked_of_each(
-    top_k: int | None, threshold: float, url: str | None, device: str | None, shrink: bool
+    top_k: int | None, threshold: float, url: str | None, device: str | None, shrink: bool, head: str | None = None
 ) -> "ClassifyOptions":
     """Return what is asked of each image; refuse options that do not go together, and a threshold that cannot be."""
     if threshold > 1:
@@ -108,7 +109,9 @@ def asked_of_each(
         raise CommandError("--url has a server classify: --device does not go with it", WRONG_USAGE)
     if shrink and url is None:
         raise CommandError("--shrink is for what is sent: it goes with --url", WRONG_USAGE)
-    return {"top_k": top_k, "threshold": threshold or None}  # older servers know no threshold
+    if head is not None and url is None:
+        raise CommandError("--head is for a server's heads: it goes with --url", WRONG_USAGE)
+    return {"top_k": top_k, "threshold": threshold or None, "head": head}  # older servers know no threshold
 
 
 def answer_images(names: Sequence[str], classifier: Classifier, answers: AnswerFile, update: Update) -> None:

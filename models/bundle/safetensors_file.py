@@ -42,10 +42,12 @@ _CHUNK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class ArrayFile:
-    """The arrays of a file, bfloat16 as the uint16 of its bits, and the sha256 of all its bytes."""
+    """The arrays of a file, bfloat16 as the uint16 of its bits, and the sha256 of all its bytes. `metadata`: as the
+    header has it; None where it has none."""
 
     arrays: dict[str, NDArray[Any]]
     sha256: str
+    metadata: Any = None
 
 
 @dataclass(frozen=True)
@@ -79,18 +81,22 @@ def read_arrays(path: str | Path, check: Check | None = None) -> ArrayFile:
         OSError: the file cannot be opened or read.
     """
     with open(path, "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        digest = hashlib.sha256()
-        entries = _header(file, size, digest)
-        if check is not None:
-            check({entry.name: entry for entry in entries})
-        arrays = {}
-        for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
-            array = np.empty(entry.shape, _NO_NUMPY.get(entry.dtype, entry.dtype))
-            if array.size:
-                _read_into(file, array.reshape(-1).view(np.uint8).data, digest)
-            arrays[entry.name] = array
-    return ArrayFile(arrays, digest.hexdigest())
+        return parse_arrays(file, os.fstat(file.fileno()).st_size, check)
+
+
+def parse_arrays(file: BinaryIO, size: int, check: Check | None = None) -> ArrayFile:
+    """Read as `read_arrays`, from an open file of `size` bytes."""
+    digest = hashlib.sha256()
+    entries, metadata = _header(file, size, digest)
+    if check is not None:
+        check({entry.name: entry for entry in entries})
+    arrays = {}
+    for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
+        array = np.empty(entry.shape, _NO_NUMPY.get(entry.dtype, entry.dtype))
+        if array.size:
+            _read_into(file, array.reshape(-1).view(np.uint8).data, digest)
+        arrays[entry.name] = array
+    return ArrayFile(arrays, digest.hexdigest(), metadata)
 
 
 def read_tensors(path: str | Path, check: Check | None = None) -> TensorFile:
@@ -137,7 +143,7 @@ def _owned(tensor: "Tensor", *, shared: bool) -> "Tensor":
     return tensor if whole and not shared else tensor.clone()
 
 
-def _header(file: BinaryIO, size: int, digest: Any) -> list[TensorEntry]:
+def _header(file: BinaryIO, size: int, digest: Any) -> tuple[list[TensorEntry], Any]:
     prefix = _read(file, min(8, size), digest)
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or not 2 <= length <= MAX_HEADER_BYTES:
@@ -150,7 +156,7 @@ def _header(file: BinaryIO, size: int, digest: Any) -> list[TensorEntry]:
         raise ValueError("not a safetensors file: the header is not an object")
     entries = [_entry(name, value) for name, value in document.items() if name != "__metadata__"]
     _check_layout(entries, size - 8 - length)
-    return entries
+    return entries, document.get("__metadata__")
 
 
 def _entry(name: str, value: Any) -> TensorEntry:

@@ -50,6 +50,7 @@ class Answer:
         embedding: float32 values, where it was asked for; numpy takes it as an array.
         error: why the image has no answer; None where it has one.
         model, version: the model that answered; empty where none did.
+        head, head_version: the head on its embedding that answered; empty where the model itself did.
         request_id: the id of the request that the image was part of.
         stages: the time of each stage of that request on the server, ms by name, in order (`Server-Timing`).
     """
@@ -62,6 +63,8 @@ class Answer:
     stages: Mapping[str, float] = field(default_factory=dict)
     sure: bool | None = None
     embedding: "array[float] | None" = None
+    head: str = ""
+    head_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ def read_answers(content: bytes, headers: Mapping[str, str], status: int, images
             "model": str(document["model"]),
             "version": str(document["version"]),
             "request_id": str(document["request_id"]),
+            **{name: str(document.get(name, "")) for name in ("head", "head_version")},
             "stages": {name: float(ms) for name, ms in _STAGE.findall(headers.get("server-timing", ""))},
         }
         results = enumerate(document["results"])

@@ -124,6 +124,7 @@ class AsyncClient:
             timeout: seconds a request may take with all its tries.
             priority: `bulk` lets interactive requests go first.
             embedding: answers have the image's embedding too.
+            head: the name of one of the model's heads, which answers in its place.
 
         Returns:
             An answer, or a list of them in order, in which an image that got none has its `error`.

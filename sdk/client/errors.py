@@ -46,7 +46,7 @@ class Unauthorized(MilkweedError):
 
 
 class UnknownModel(MilkweedError):
-    """No such model, or no milkweed at this path."""
+    """No such model or head, or no milkweed at this path."""
 
 
 class Unavailable(MilkweedError):
@@ -87,6 +87,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "url_not_allowed": ErrorCode(400, ImageRefused),
     "unauthorized": ErrorCode(401, Unauthorized),
     "unknown_model": ErrorCode(404, UnknownModel),
+    "unknown_head": ErrorCode(404, UnknownModel),
     "not_found": ErrorCode(404, UnknownModel),
     "method_not_allowed": ErrorCode(405, BadRequest),
     "request_timeout": ErrorCode(408, DeadlineExceeded),

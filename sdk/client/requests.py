@@ -25,6 +25,7 @@ class ClassifyOptions(TypedDict, total=False):
     timeout: float | None
     priority: Priority | None
     embedding: bool
+    head: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class CallParams:
     timeout_seconds: float
     threshold: float | None = None
     embedding: bool = False
+    head: str | None = None
 
     @classmethod
     def of(cls, options: ClassifyOptions, timeout_seconds: float) -> "CallParams":
@@ -61,7 +63,7 @@ class CallParams:
     @property
     def query(self) -> dict[str, str]:
         """The parameters that go into the query of the URL."""
-        parameters = {"model": self.model, "top_k": self.top_k, "threshold": self.threshold}
+        parameters = {"model": self.model, "top_k": self.top_k, "threshold": self.threshold, "head": self.head}
         parameters |= {"embedding": "base64"} if self.embedding else {}
         return {name: str(value) for name, value in parameters.items() if value is not None}
 

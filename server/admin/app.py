@@ -12,11 +12,13 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ...models.heads.linear_head import MAX_HEAD_BYTES
 from ..config.aliases import AliasTarget, describe_alias
 from ..errors import ServiceError, error_headers
 from ..http.parameters import read_pairs
 from ..http.routing import Routing, routing_error
 from ..http.transport.counted_protocol import REFUSAL_KEY
+from ..repository.heads import make_head
 from ..repository.served_model import ServedModel
 from ..repository.store import RepositoryError, StoredBundle
 from ..security.auth import Authenticator
@@ -24,7 +26,7 @@ from ..service.poller import RepositoryPoller
 from ..service.service import Service
 
 MAX_BODY_BYTES = 1 << 16
-"""Bytes that a body may have; an alias needs a few dozen."""
+"""Bytes that a body may have, that of a head aside; an alias needs a few dozen."""
 
 ADMIN = "admin"
 """The only caller that this API answers where API keys are on."""
@@ -39,6 +41,7 @@ class AliasBody(BaseModel):
     version: str | None = Field(default=None, min_length=1, max_length=80)
 
 
+_HEAD_BODY = {"required": True, "content": {"application/octet-stream": {"schema": {"format": "binary"}}}}
 _ALIAS_BODY = {"required": True, "content": {"application/json": {"schema": AliasBody.model_json_schema()}}}
 
 
@@ -71,7 +74,7 @@ def create_admin_app(service: Service, auth: Authenticator | None = None) -> Fas
 
 def admin_routes(service: Service) -> list[BaseRoute]:
     """Make the routes of one service."""
-    return [*_repository_routes(service).routes, *_alias_routes(service).routes]
+    return [*_repository_routes(service).routes, *_alias_routes(service).routes, *_head_routes(service).routes]
 
 
 def _repository_routes(service: Service) -> APIRouter:
@@ -128,6 +131,27 @@ def _alias_routes(service: Service) -> APIRouter:
     return router
 
 
+def _head_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.put("/v1/models/{name}/heads/{head}", openapi_extra={"requestBody": _HEAD_BODY})
+    async def set_head(name: str, head: str, request: Request) -> JSONResponse:
+        """Serve a head, a safetensors file, from the next request on; those that run keep the one they have."""
+        _check_loaded(service)
+        model, body = service.models.find(name), await _body(request, MAX_HEAD_BYTES)
+        served = await service.parsers.run(lambda: make_head(model.name, head, model, lambda: body), len(body))
+        before = service.heads.put(model.name, served)
+        return JSONResponse({**served.describe(), "before": None if before is None else before.head.version})
+
+    @router.delete("/v1/models/{name}/heads/{head}")
+    async def delete_head(name: str, head: str) -> JSONResponse:
+        """Serve a head no more."""
+        _check_loaded(service)
+        return JSONResponse({"deleted": service.heads.delete(service.models.find(name), head).describe()})
+
+    return router
+
+
 class _WholeBodies:
     """An ASGI layer that raises the reason why the rest of a body will never come, where it is read."""
 
@@ -144,17 +168,17 @@ class _WholeBodies:
         await self._app(scope, receive_or_raise, send)
 
 
-async def _body(request: Request) -> bytes:
-    body = b""
+async def _body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
+    body = bytearray()
     try:
         async for piece in request.stream():
             body += piece
-            if len(body) > MAX_BODY_BYTES:
-                text = f"the body has at least {len(body)} bytes; the limit is {MAX_BODY_BYTES}"
+            if len(body) > most:
+                text = f"the body has at least {len(body)} bytes; the limit is {most}"
                 raise ServiceError("too_large", text)  # the connection drops the rest, within the header timeout
     except ClientDisconnect:  # nobody will read this
         raise ServiceError("bad_request", "the client left in the middle of its body", close=True) from None
-    return body
+    return bytes(body)
 
 
 def _target(body: bytes) -> AliasTarget:

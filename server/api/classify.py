@@ -84,7 +84,8 @@ class Classify:
 
     def params(self, asked: dict[str, str], context: RequestContext) -> ClassifyParams:
         """What the parameters and headers ask for. Raises ServiceError as `read_params`."""
-        return read_params(asked, context.headers, self._service.models, self._service.settings)
+        service = self._service
+        return read_params(asked, context.headers, service.models, service.heads, service.settings)
 
     def _params_of_default(self, context: RequestContext) -> ClassifyParams:
         return params_for(self._service.models.find(), context.headers, self._service.settings)
@@ -128,15 +129,15 @@ class Classify:
         finally:
             waiter.cancel()
             dispatcher.finish(request)
-            dispatcher.count(params.model, stream.counts)
+            dispatcher.count(params, stream.counts)
 
     def query(self, params: ClassifyParams, context: RequestContext, images: list[CheckedImage]) -> _ReadQuery:
         """What the body brought, and how it is answered."""
         return Query(images, partial(self.write, params, context), self.whole)
 
-    def head(self, model: ServedModel) -> bytes:
+    def opening(self, params: ClassifyParams) -> bytes:
         """The beginning of an answer."""
-        return model.head_json
+        return params.opening_json
 
     def write(self, params: ClassifyParams, context: RequestContext, outcomes: list[Outcome]) -> HttpAnswer:
         """Write predictions and errors in order; where no image succeeded, the first one's status counts."""
@@ -145,7 +146,7 @@ class Classify:
             result_json(params, outcome, f"image {index}: " if several else "")
             for index, outcome in enumerate(outcomes)
         )
-        body = b'%b%b", "results": [%b]}' % (self.head(params.model), context.request_id, results)
+        body = b'%b%b", "results": [%b]}' % (self.opening(params), context.request_id, results)
         first = outcomes[0]
         if isinstance(first, TopClasses) or any(isinstance(outcome, TopClasses) for outcome in outcomes):
             return HttpAnswer(body)

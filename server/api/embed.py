@@ -16,7 +16,6 @@ from ..http.client_json import decoded, elements
 from ..http.parameters import read_choice
 from ..http.payload import Encoded, PayloadFormat, image_of
 from ..http.responses import JSON_TYPE, HttpAnswer
-from ..repository.served_model import ServedModel
 from ..scheduler.request import Outcome
 from ..service.embedding_format import ENCODINGS, EmbeddingFormat
 from ..service.inference_handler import Query, image_error
@@ -50,9 +49,9 @@ class EmbedImages(Classify):
         as_array = accepts(context.headers, NPY_TYPE)  # which has no place for an error
         return Query(images, partial(_npy if as_array else self.write, params, context), whole=as_array)
 
-    def head(self, model: ServedModel) -> bytes:
+    def opening(self, params: ClassifyParams) -> bytes:
         """The beginning of an answer: the width, and what /classify has."""
-        return b'{"width": %d, %b' % (model.embedding_width, model.head_json[1:])
+        return b'{"width": %d, %b' % (params.model.embedding_width, params.opening_json[1:])
 
 
 def _npy(params: ClassifyParams, context: RequestContext, outcomes: list[Outcome]) -> HttpAnswer:

@@ -45,7 +45,7 @@ _HEADERS: dict[int, dict[str, Any]] = {
 
 _STATUSES = {
     400: "malformed request, no image, or a bad parameter",
-    404: "no such model",
+    404: "no such model or head",
     413: "a body, an image or a number of images above its limit, which the message names",
     415: "not an accepted image or body",
     422: "an image that is broken or cut off",
@@ -77,8 +77,8 @@ _DESCRIPTION = """Classes of one image or several, best first.
 | `multipart/form-data` | every file part is an image, in order: `curl -F image=@dog.jpg -F top_k=3 URL` |
 | `application/json` | `{"images": ["<base64 or URL>", ...], "top_k": 3}` |
 
-`model`, `top_k`, `threshold` and `embedding` count in the URL, as fields of a form and as members of the JSON; all
-else is refused.
+`model`, `top_k`, `threshold`, `embedding` and `head` count in the URL, as fields of a form and as members of the
+JSON; all else is refused.
 
 An image that fails is an error in its own place and touches no other. The status is 200 while any image
 succeeded, else the first one's. JPEG, PNG, WebP and NPY are accepted, wherever an image may be, and BMP, TIFF, PPM,
@@ -168,6 +168,7 @@ def _parameters(settings: Settings) -> list[dict[str, Any]]:
         ("query", "top_k", "classes of an answer, at most the model's number of classes", top_k),
         ("query", "threshold", "least score of an answer's classes, of which there may then be none", _SHARE),
         ("query", "embedding", "answers have the image's embedding too", _EMBEDDING),
+        ("query", "head", "a head of the model, which answers from the embedding in its place", text),
         ("header", "X-Request-ID", "comes back; made where it is missing or odd", text),
         ("header", "X-Request-Timeout-Ms", "milliseconds after which the answer is of no use", timeout),
         ("header", "X-Priority", "bulk lets interactive requests go first", priority),
@@ -188,6 +189,7 @@ def _bodies(settings: Settings) -> dict[str, Any]:
         "top_k": {"type": "integer", "minimum": 1},
         "threshold": _SHARE,
         "embedding": _EMBEDDING,
+        "head": {"type": "string"},
     }
     return {
         "image/*": {"schema": binary},

@@ -7,10 +7,13 @@ from ..service.params import ClassifyParams
 
 def result_json(params: ClassifyParams, outcome: Outcome, where: str = "") -> bytes:
     """One entry of `results`; `where` begins an error's message where a request has several images."""
-    model, form = params.model, params.embedding
-    if form is None or not isinstance(outcome, TopClasses):
+    model, form, head = params.model, params.embedding, params.head
+    if not isinstance(outcome, TopClasses):
         return model.result_json(outcome, where, params.threshold)
-    embedding = b'"embedding": %b}' % form.json(outcome.embedding)
-    if not params.classes:
-        return b"{" + embedding
-    return b"%b, %b" % (model.result_json(outcome, where, params.threshold)[:-1], embedding)
+    if head is not None:
+        entry = head.result_json(outcome.embedding, params.top_k, params.threshold)
+    else:
+        entry = model.result_json(outcome, where, params.threshold) if params.classes else b"{}"
+    if form is None:
+        return entry
+    return b'%b%b"embedding": %b}' % (entry[:-1], b", " if params.classes else b"", form.json(outcome.embedding))

@@ -52,6 +52,8 @@ class ClassifyAnswer(BaseModel):
 
     model: str = Field(examples=["demo"])
     version: str = Field(examples=["3f2a91c04b7d"])
+    head: str | None = Field(default=None, description="and head_version: left out where the model itself answers")
+    head_version: str | None = None
     request_id: str = Field(examples=["9f0c5a4c3e1b4d6e8a7f2b1c0d9e8f7a"])
     results: list[Predictions | ImageError]
 
@@ -74,6 +76,7 @@ class ClassifyJson(BaseModel):
     top_k: int | None = None
     threshold: float | None = Field(default=None, ge=0, le=1)
     embedding: bool | Literal["base64"] | None = None
+    head: str | None = None
 
 
 class Health(BaseModel):
@@ -136,6 +139,15 @@ class KernelPlans(BaseModel):
 
     fusion: Fusion | None
     cuda_graphs: CudaGraphs | None
+
+
+class ModelHead(BaseModel):
+    """A classifier on the model's embedding, which answers where a request names it."""
+
+    name: str = Field(examples=["birds"])
+    version: str = Field(description="hash of its file")
+    num_classes: int
+    model_version: str | None = Field(description="version of the model that it was fitted on, if known")
 
 
 class Limits(BaseModel):
@@ -242,6 +254,7 @@ class Model(BaseModel):
     load_seconds: float
     warmup_seconds: float
     limits: Limits
+    heads: list[ModelHead]
 
 
 class Alias(BaseModel):

@@ -5,7 +5,7 @@ from collections import Counter
 
 from starlette.types import Send
 
-from ...inference.results import SCORE_COST, TopClasses
+from ...inference.results import TopClasses
 from ..errors import ClientDisconnected, ServiceError
 from ..http.disconnect import cancel_on_disconnect
 from ..http.parser_threads import ParserThreads
@@ -65,7 +65,7 @@ class Stream:
 
     async def _write(self, done: list[tuple[int, Outcome]]) -> None:
         params = self._params
-        cost = SCORE_COST * params.values * sum(isinstance(outcome, TopClasses) for _, outcome in done)
+        cost = params.cost * sum(isinstance(outcome, TopClasses) for _, outcome in done)
         lines = await self._parsers.run(lambda: b"".join(_line(params, *place) for place in done), cost)
         for index, outcome in done:  # only now: a deadline in between gives each of them an error
             self._open.discard(index)
@@ -74,8 +74,8 @@ class Stream:
 
     async def _end(self) -> None:
         ok, total = self.counts["ok"], self.counts.total()
-        head, request_id = self._params.model.head_json, self._caller.context.request_id
-        body = b'%b%b", "images": %d, "succeeded": %d}\n' % (head, request_id, total, ok)
+        opening, request_id = self._params.opening_json, self._caller.context.request_id
+        body = b'%b%b", "images": %d, "succeeded": %d}\n' % (opening, request_id, total, ok)
         await self._send({"type": "http.response.body", "body": body})
 
 

@@ -20,7 +20,7 @@ IN_QUERY = ("top_k", "threshold")
 class WholeRequest(Classify):
     """Its path may name the model, `name`, and the `version`; top_k and threshold count in the URL."""
 
-    streams, whole = False, True
+    streams, whole, parameters = False, True, ("model", *IN_QUERY)
 
     def asked(self, scope: Scope, context: RequestContext) -> dict[str, str]:
         """Read path and query; a version in the path counts as in the header X-Model-Version, which may repeat it."""

@@ -140,6 +140,10 @@ class Settings(BaseModel):
         default={}, description="names for models or versions of them: NAME=MODEL or NAME=MODEL@VERSION, ..."
     )
 
+    heads: Annotated[dict[str, dict[str, str]], BeforeValidator(read_model_limits)] = Field(
+        default={}, description="classifiers on models' embeddings: MODEL.HEAD=FILE.safetensors, ..."
+    )
+
     max_batch_size: int = _number(0, 0, 4096, "images of one batch at most; 0 = auto")
     max_batch_pixels: int = _number(
         64_000_000, 1, 10**12, "decoded pixels of one batch at most (one image may exceed it)"

@@ -5,7 +5,7 @@ from urllib.parse import parse_qsl
 
 from ..errors import ServiceError, no_such
 
-PARAMETERS = ("model", "top_k", "threshold", "embedding")
+PARAMETERS = ("model", "top_k", "threshold", "embedding", "head")
 
 
 def read_query(query: bytes, known: Sequence[str] = PARAMETERS) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -61,7 +61,7 @@ class ServedModel:
     @cached_property
     def label_json(self) -> tuple[bytes, ...]:
         """Each prediction up to its score, as answers have it."""
-        return tuple(_label_json(i, label.id, label.label) for i, label in enumerate(self.labels))
+        return tuple(label_json(i, label.id, label.label) for i, label in enumerate(self.labels))
 
     @cached_property
     def label_texts(self) -> LabelTexts:
@@ -69,9 +69,9 @@ class ServedModel:
         return LabelTexts(label.label for label in self.labels)
 
     @cached_property
-    def head_json(self) -> bytes:
+    def opening_json(self) -> bytes:
         """The beginning of every answer."""
-        return b'{"model": %b, "version": %b, "request_id": "' % (_json(self.name), _json(self.version))
+        return b'{"model": %b, "version": %b, "request_id": "' % (json_of(self.name), json_of(self.version))
 
     @cached_property
     def spec(self) -> PreprocessSpec:
@@ -109,9 +109,7 @@ class ServedModel:
         if not isinstance(outcome, TopClasses):
             error = {"code": outcome.code, "message": where + outcome.message}
             return json.dumps({"error": error}, ensure_ascii=False).encode()
-        scores = zip(outcome.index, outcome.score, strict=True)
-        rows = [b"%b%a}" % (self.label_json[i], score) for i, score in scores if score >= threshold]
-        return b'{"predictions": [%b]%b}' % (b", ".join(rows), self._sure_json(outcome))
+        return b"%b%b}" % (predictions_json(self.label_json, outcome, threshold), self._sure_json(outcome))
 
     def _sure_json(self, outcome: TopClasses) -> bytes:
         """Whether an answer is sure, where the bundle says from which score on it is."""
@@ -266,9 +264,18 @@ def open_model(name: str, path: Path, settings: Settings, version: str | None = 
     )
 
 
-def _json(value: str) -> bytes:
+def json_of(value: str) -> bytes:
+    """A text as JSON."""
     return json.dumps(value, ensure_ascii=False).encode()
 
 
-def _label_json(index: int, id: str, label: str) -> bytes:
-    return b'{"index": %d, "id": %b, "label": %b, "score": ' % (index, _json(id), _json(label))
+def label_json(index: int, id: str, label: str) -> bytes:
+    """A prediction up to its score, as answers have it."""
+    return b'{"index": %d, "id": %b, "label": %b, "score": ' % (index, json_of(id), json_of(label))
+
+
+def predictions_json(label_json: Sequence[bytes], top: TopClasses, threshold: float) -> bytes:
+    """One entry of `results`, all but its end. `label_json`: of each class."""
+    scores = zip(top.index, top.score, strict=True)
+    rows = [b"%b%a}" % (label_json[i], score) for i, score in scores if score >= threshold]
+    return b'{"predictions": [%b]' % b", ".join(rows)

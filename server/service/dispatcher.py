@@ -49,13 +49,13 @@ class Dispatcher:
             if request.pending:
                 await caller.wait(waiter)
         except BaseException as error:
-            self.count(params.model, {outcome_label(error): len(images)})
+            self.count(params, {outcome_label(error): len(images)})
             raise
         finally:
             self.finish(request)
         self._mark_engine(params.model, request, caller.context)
         outcomes = [outcome for outcome in request.outcomes if outcome is not None]
-        self.count(params.model, Counter(map(outcome_label, outcomes)))
+        self.count(params, Counter(map(outcome_label, outcomes)))
         return outcomes
 
     def submit(
@@ -67,9 +67,10 @@ class Dispatcher:
         model, context = params.model, caller.context
         context.note_request(model.name, len(images))
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        top_k, embeds = (params.top_k, params.embedding is not None) if params.head is None else (1, True)
         request = Request(
-            *(model.key, params.top_k, context.started + params.timeout_seconds, waiter, len(images)),
-            *(context.caller, params.priority, context.flow, listener, params.embedding is not None),
+            *(model.key, top_k, context.started + params.timeout_seconds, waiter, len(images)),
+            *(context.caller, params.priority, context.flow, listener, embeds),
         )
         checked: list[tuple[int, bytes, ImageInfo]] = []
         for index, image in enumerate(images):
@@ -82,7 +83,7 @@ class Dispatcher:
                 self._scheduler.submit(request, checked, unseen_seconds=2 * self._lag.seconds())
             except ServiceError as error:
                 error.retry_after_seconds = self._retry_after_seconds()
-                self.count(model, {outcome_label(error): len(images)})
+                self.count(params, {outcome_label(error): len(images)})
                 raise
             self.requests.add(request)
         return request, waiter
@@ -97,9 +98,12 @@ class Dispatcher:
         else:
             self._scheduler.answered()
 
-    def count(self, model: ServedModel, outcomes: Mapping[str, int]) -> None:
+    def count(self, params: ClassifyParams, outcomes: Mapping[str, int]) -> None:
         """Count images by how they ended."""
-        images = self._metrics.model(model.name).images
+        name, head = params.model.name, params.head
+        images = self._metrics.model(name).images
+        if head is not None and outcomes.get("ok"):
+            self._metrics.head_images.labels(name, head.name, head.head.version).inc(outcomes["ok"])
         for outcome, count in outcomes.items():
             images[outcome].inc(count)
 

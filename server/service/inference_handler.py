@@ -8,10 +8,9 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from ...inference.results import SCORE_BYTES, SCORE_COST
+from ...inference.results import SCORE_BYTES
 from ..errors import ServiceError
 from ..http.parser_threads import ParserThreads
-from ..repository.served_model import ServedModel
 from ..scheduler.request import Outcome, outcome_label
 from ..telemetry.context import RequestContext
 from .caller import Caller, CheckedImage
@@ -91,8 +90,7 @@ class InferenceHandler:
                         timeout.reschedule(None)  # late images become lines, and do not end what has begun
                         return await stream(params, query.images)
                     outcomes = await self._dispatcher.classify(params, query.images, caller)
-                    cost = SCORE_COST * len(outcomes) * params.values
-                    return await self._parsers.run(partial(query.write, outcomes), cost)
+                    return await self._parsers.run(partial(query.write, outcomes), len(outcomes) * params.cost)
             except TimeoutError:
                 raise ServiceError("deadline", f"no answer within {round(params.timeout_seconds * 1e3)} ms") from None
 
@@ -102,25 +100,25 @@ class InferenceHandler:
         try:
             caller.charge(len(images))
         except ServiceError:
-            self._dispatcher.count(model, {"rejected": len(images)})
+            self._dispatcher.count(params, {"rejected": len(images)})
             raise
         await self._fetched.fetch(images, model, caller, _left(params, caller.context))
         if query.whole:
-            self._refuse_bad(model, images)
+            self._refuse_bad(params, images)
         caller.lease.take_for_answer(SCORE_BYTES * len(images) * params.values)
         left = _left(params, caller.context)
         # In their place, so that nothing holds the files any more.
         images[:] = await self._sandbox.decode(images, model.spec, caller, left)
         caller.context.end_stage("parse")
         if query.whole:
-            self._refuse_bad(model, images)
+            self._refuse_bad(params, images)
 
-    def _refuse_bad(self, model: ServedModel, images: Sequence[CheckedImage]) -> None:
+    def _refuse_bad(self, params: ClassifyParams, images: Sequence[CheckedImage]) -> None:
         """Fail a request where the header check or the sandbox refused an image."""
         bad = [index for index, image in enumerate(images) if not isinstance(image, tuple)]
         if bad:
             counts = Counter(outcome_label(images[index]) for index in bad)
-            self._dispatcher.count(model, counts + Counter(rejected=len(images) - len(bad)))
+            self._dispatcher.count(params, counts + Counter(rejected=len(images) - len(bad)))
             raise image_error(images[bad[0]], bad[0], len(images))
 
 

@@ -70,11 +70,14 @@ class ModelLifecycle:
 
         Raises:
             AliasError: an alias hides a model or stands for none.
-            ValueError: limits are set for a model that is not there.
+            ValueError: limits or heads are set for a model that is not there.
         """
         for alias, target in self.index.aliases.items():
             check_alias(alias, target, names)
-        check_limited(self._settings.model_limits, names, more_may_come=self._settings.repository != OFF)
+        for setting in ("model_limits", "heads"):
+            check_limited(
+                setting, getattr(self._settings, setting), names, more_may_come=self._settings.repository != OFF
+            )
 
     def open(self, name: str, path: Path, number: str = "", *, serving: bool = False) -> ServedModel:
         """Load a bundle, warm it up and hold it against its golden images; it serves nobody yet.

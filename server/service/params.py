@@ -4,9 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ...inference.results import SCORE_COST
 from ..config.settings import Settings
 from ..errors import ServiceError
 from ..http.parameters import read_choice
+from ..repository.heads import ServedHead, ServedHeads
 from ..repository.index import ModelIndex
 from ..repository.served_model import ServedModel
 from ..scheduler.request import PRIORITIES, Priority
@@ -21,7 +23,7 @@ class ClassifyParams:
     """The model that answers, classes an answer, seconds the whole may take, and whether others go first.
     `timeout_named`: the client named the time; else it is our default. `threshold`: the least score of an answer's
     classes. `embedding`: how answers have embeddings, where they do; `dtype`: the type of an array of them. `classes`:
-    whether answers have classes."""
+    whether answers have classes. `head`: what makes them of the embedding; None: the model itself."""
 
     model: ServedModel
     top_k: int
@@ -32,6 +34,18 @@ class ClassifyParams:
     embedding: EmbeddingFormat | None = None
     classes: bool = True
     dtype: str = "float32"
+    head: ServedHead | None = None
+
+    @property
+    def opening_json(self) -> bytes:
+        """The beginning of every answer."""
+        opening = self.model.opening_json
+        return opening if self.head is None else b"{%b, %b" % (self.head.json, opening[1:])
+
+    @property
+    def cost(self) -> int:
+        """What writing an image's answer takes, in bytes of a body that would take as long to read."""
+        return SCORE_COST * self.values + (0 if self.head is None else self.head.head.weight.size // 3)
 
     @property
     def values(self) -> int:
@@ -40,13 +54,17 @@ class ClassifyParams:
 
 
 def read_params(
-    asked: Mapping[str, str], headers: dict[bytes, bytes], models: ModelIndex, settings: Settings
+    asked: Mapping[str, str], headers: dict[bytes, bytes], models: ModelIndex, heads: ServedHeads, settings: Settings
 ) -> ClassifyParams:
     """The question in a request's parameters and headers. Raises ServiceError `bad_request` for a parameter that cannot
-    be, naming it, its value and the limit; `unknown_model`."""
+    be, naming it, its value and the limit; `unknown_model`, `unknown_head`, `no_embedding`."""
     version = headers.get(b"x-model-version")
     model = models.find(asked.get("model"), None if version is None else version.decode("latin-1").strip())
-    params, threshold = params_for(model, headers, settings, asked.get("top_k")), asked.get("threshold")
+    threshold, head = asked.get("threshold"), None
+    if "head" in asked:
+        check_embedding(model)
+        head = heads.find(model, asked["head"])
+    params = params_for(model, headers, settings, asked.get("top_k"), head)
     if threshold is not None:
         params = replace(params, threshold=_share("threshold", threshold))
     form = read_choice("embedding", asked.get("embedding"), ("false", "true", "base64"))
@@ -57,11 +75,16 @@ def read_params(
 
 
 def params_for(
-    model: ServedModel, headers: dict[bytes, bytes], settings: Settings, top_k: str | None = None
+    model: ServedModel,
+    headers: dict[bytes, bytes],
+    settings: Settings,
+    top_k: str | None = None,
+    head: ServedHead | None = None,
 ) -> ClassifyParams:
     """The question to a model that is known already; its own limits count. `top_k`: as the request has it. Raises
     ServiceError as `read_params`."""
-    settings, num_classes = settings.of(model.name), model.num_classes
+    settings = settings.of(model.name)
+    num_classes = model.num_classes if head is None else len(head.head.labels)
     classes = min(settings.top_k, num_classes)
     if top_k is not None:
         classes = _whole_number("top_k", top_k, 1, num_classes)
@@ -70,7 +93,7 @@ def params_for(
         timeout_ms = settings.timeout_ms
     else:
         timeout_ms = _whole_number("X-Request-Timeout-Ms", timeout.decode("latin-1"), 1, settings.max_timeout_ms)
-    return ClassifyParams(model, classes, timeout_ms / 1e3, _priority(headers), timeout is not None)
+    return ClassifyParams(model, classes, timeout_ms / 1e3, _priority(headers), timeout is not None, head=head)
 
 
 def check_scores(images: int, values: int) -> None:

@@ -17,6 +17,7 @@ from ..engine.events import EngineEvents
 from ..errors import ServiceError
 from ..http.body_budget import BodyBudget
 from ..http.parser_threads import ParserThreads, start_thread
+from ..repository.heads import ServedHeads
 from ..repository.index import ModelIndex
 from ..repository.open import opening
 from ..repository.served_model import OpenModel, ServedModel, open_tried
@@ -80,6 +81,7 @@ class Service(EngineEvents):
         )
         self.dispatcher, self.prepared = Dispatcher(self.scheduler, self.metrics, self.lag), Future[None]()
         self.engines, self.loaded = EngineGroup(settings, self.scheduler, devices, self), LoadedModels()
+        self.heads = ServedHeads(self.metrics.head_images)
         self.lifecycle = ModelLifecycle(settings, self.scheduler, self.engines, self.loaded, open_model, self.metrics)
         self.poller = None if settings.repository == OFF else RepositoryPoller(settings, self.lifecycle)
         self.handler = InferenceHandler(
@@ -209,6 +211,7 @@ class Service(EngineEvents):
             models = [model for models in opened for model in models]
             if self.poller is not None:
                 models += self.poller.open_first(in_repository, calls)
+        self.heads.open(self.settings.heads, models, strict=not self.settings.start_with_failures)
         return self.lifecycle.publish(models)
 
     def ready(self, engine_id: int, error: BaseException | None) -> None:

@@ -137,6 +137,9 @@ class Metrics:
             "batch_padding_images_total", "Empty places computed to fill fixed batch shapes.", ("model",)
         )
         self.images = self._counter("images_total", "Images by how they ended.", ("model", "outcome"))
+        self.head_images = self._counter(
+            "head_images_total", "Images answered by a head on the embedding.", ("model", "head", "version")
+        )
         self.confidence = self._histogram(
             "prediction_confidence", "Score of the best class of answered images.", ("model",), CONFIDENCE_BUCKETS
         )

@@ -44,6 +44,8 @@ def make_placeholders(folder: Path) -> None:
     for name in ("deit/4", "vitae/2"):
         shutil.copytree(folder / "vit", folder / "models" / name)
     _checkpoints(folder)
+    np.save(folder / "labels.npy", rng.normal(size=(len(CLASSES), 512)).astype(np.float32))
+    (folder / "labels.txt").write_text("".join(f"{label.label}\n" for label in CLASSES))
 
 
 def _photo(rng: np.random.Generator, place: int) -> Image.Image:

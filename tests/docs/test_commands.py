@@ -54,8 +54,10 @@ images, targets = torch.randn(128, 3, 32, 32), torch.randint(3, (128,))
 held_out = [(images, targets)]
 """,
     "docs/oip.md": None,
+    "docs/heads.md": None,
 }
-"""None stands for code that is parsed and not run: the clients of oip.md, which tests/e2e/oip_clients.py runs."""
+"""None stands for code that is parsed and not run: the clients of oip.md, which tests/e2e/oip_clients.py runs, and
+open_clip, which would fetch its weights."""
 
 
 def shells(page: str) -> list[Block]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,13 @@ import pytest
 from PIL import Image
 
 import milkweed
+from milkweed.cli import main
 from milkweed.client import AsyncClient, BadRequest, Client, DeadlineExceeded, MilkweedError, Prediction, UnknownModel
 from milkweed.local import LocalModel
+from milkweed.models.heads.linear_head import parse_head
+
+from ..models.heads.plain_head import expected, make_head
+from .conftest import Serve
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +100,36 @@ def test_embeddings_are_the_servers(server: Any, model: LocalModel, images: list
         assert answer.predictions == client.classify(good[0]).predictions
         with pytest.raises(MilkweedError, match="unsupported_format"):
             client.embed(images)
+
+
+def test_a_head_of_the_server_answers(
+    serving: Serve, images: list[bytes], tiny_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with milkweed.load(tiny_bundle, device="cpu") as opened:
+        head, rows = make_head(4, opened.embedding_width), opened.embed(images[:6])
+    file = tmp_path / "birds.safetensors"
+    file.write_bytes(head.to_bytes())
+    want = expected(head, rows)
+
+    async def asked(url: str) -> Any:
+        async with AsyncClient(url) as client:
+            return await client.classify(images[:6], head="birds", top_k=4)
+
+    with serving(heads=f"tiny.birds={file}") as server:
+        url = server.wait_ready()
+        with Client(url) as client:
+            for answers in (client.classify(images[:6], head="birds", top_k=4), asyncio.run(asked(url))):
+                for answer, row in zip(answers, want, strict=True):
+                    assert (answer.head, answer.head_version) == ("birds", parse_head(head.to_bytes()).version)
+                    scores = {each.index: each.score for each in answer.predictions}
+                    np.testing.assert_allclose([scores[place] for place in range(4)], row, rtol=1e-4)
+            assert (client.classify(images[0]).head, client.classify(images[0]).head_version) == ("", "")
+            with pytest.raises(UnknownModel, match="unknown_head: model tiny has no head 'fish'; there are: birds"):
+                client.classify(images[0], head="fish")
+        (tmp_path / "a.jpg").write_bytes(images[0])
+        capfd.readouterr()
+        assert main(["classify", str(tmp_path / "a.jpg"), "--url", url, "--head", "birds", "--json"]) == 0
+        assert json.loads(capfd.readouterr().out)["results"][0]["predictions"][0]["index"] == want[0].argmax()
 
 
 def test_one_image_however_it_is_given(server: Any, model: LocalModel, images: list[bytes], tmp_path: Path) -> None:

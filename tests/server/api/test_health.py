@@ -83,7 +83,13 @@ async def test_openapi_documents_classify_in_full(running: Start) -> None:
     assert set(post["responses"]) == {
         *("200", "400", "404", "408", "413", "415", "422", "431", "500", "502", "503", "504")
     }
-    assert {p["name"] for p in post["parameters"] if p["in"] == "query"} == {"model", "top_k", "threshold", "embedding"}
+    assert {p["name"] for p in post["parameters"] if p["in"] == "query"} == {
+        "model",
+        "top_k",
+        "threshold",
+        "embedding",
+        "head",
+    }
     # A generated client can send only what is named here.
     told = (ROOT / "docs" / "http.md").read_text(encoding="utf-8").partition("Headers in: ")[2].partition("Out: ")[0]
     headers = set(re.findall(r"`(X-[\w-]+)`", told))

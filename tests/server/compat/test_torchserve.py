@@ -38,6 +38,15 @@ def check_refusal(answer: httpx.Response, status: int, kind: str, *words: str) -
         assert word in body["message"]
 
 
+async def test_a_form_has_no_parameter_that_the_answer_has_no_place_for(app: Running) -> None:
+    for name in ("embedding", "head"):
+        answer = await app.client.post(
+            "/predictions/held", files={"data": ("a.png", encoded(), "image/png")}, data={name: "true"}
+        )
+        assert answer.status_code == 400
+        assert f"{name!r}; there are: model, top_k, threshold" in answer.json()["message"]
+
+
 async def test_curls_uploads_and_forms_answer_as_classify_does(app: Running) -> None:
     image, post, put = encoded("JPEG", seed=4), app.client.post, app.client.put
     version = make_config().version

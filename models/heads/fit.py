@@ -1,0 +1,84 @@
+"""Fits linear classifiers to embeddings in closed form, and scores each image by a fit without it (leave-one-out)."""
+
+from math import exp, log, sqrt
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .linear_head import normalized
+
+F64 = NDArray[np.float64]
+
+PENALTIES = 10.0 ** np.arange(-6, 2.5, 0.5)
+"""That ridge regression chooses from, in mean squared singular values of the centred embeddings."""
+
+
+class HeadFit(NamedTuple):
+    """A classifier. `left_out`: scores (n, classes) of each image by a fit without it. `scale`: by which their softmax
+    makes the right classes most probable. `log_likelihood`: the mean of those classes then."""
+
+    weight: F64
+    bias: F64
+    left_out: F64
+    scale: float
+    log_likelihood: float
+
+
+def fit_ridge(embeddings: F64, targets: NDArray[np.int64]) -> HeadFit:
+    """Ridge regression of one-hot targets; the penalty, which spares the bias, is that of the largest likelihood.
+
+    Scores without an image follow from its residual and its leverage, the diagonal of the hat matrix (Hastie,
+    Tibshirani, Friedman 2009, The Elements of Statistical Learning, 7.10).
+
+    Args:
+        embeddings: (n, width), of length 1.
+        targets: (n,), classes from 0 on, each at least twice.
+    """
+    one_hot = np.eye(targets.max() + 1)[targets]
+    middle, share = embeddings.mean(0), one_hot.mean(0)
+    u, s, vt = np.linalg.svd(embeddings - middle, full_matrices=False)
+    projected, fits = u.T @ (one_hot - share), []
+    for penalty in PENALTIES * (np.mean(s**2) or 1.0):
+        kept = s**2 / (s**2 + penalty)
+        residual = one_hot - share - u @ (kept[:, None] * projected)
+        left_out = one_hot - residual / (1 - 1 / len(u) - u**2 @ kept)[:, None]
+        weight = ((s / (s**2 + penalty))[:, None] * projected).T @ vt
+        fits.append(HeadFit(weight, share - weight @ middle, left_out, *_scale(left_out, targets)))
+    return max(fits, key=lambda fit: fit.log_likelihood)
+
+
+def fit_means(embeddings: F64, targets: NDArray[np.int64]) -> HeadFit:
+    """The cosine to the mean of each class; arguments as those of `fit_ridge`."""
+    sums = np.eye(targets.max() + 1)[targets].T @ embeddings
+    left_out = embeddings @ normalized(sums).T
+    left_out[np.arange(len(targets)), targets] = (normalized(sums[targets] - embeddings) * embeddings).sum(1)
+    return HeadFit(normalized(sums), np.zeros(len(sums)), left_out, *_scale(left_out, targets))
+
+
+METHODS = {"ridge": fit_ridge, "means": fit_means}
+
+
+def _scale(scores: F64, targets: NDArray[np.int64]) -> tuple[float, float]:
+    """The scale with the largest likelihood, which is concave in it, by bisection; and its mean logarithm.
+
+    Targets are a little below 1, or scores that are all right would be scaled without end (Platt 1999).
+    """
+    rows, slack = np.arange(len(scores)), 1 / (len(scores) + 2)
+    scores = scores - scores.max(1, keepdims=True)
+    aim = (slack * scores.mean(1) + (1 - slack) * scores[rows, targets]).sum()
+    low, high = log(1e-4), log(1e6)
+    while high - low > 1e-5:
+        middle = (low + high) / 2
+        powers = np.exp(exp(middle) * scores)
+        low, high = (middle, high) if aim > ((powers * scores).sum(1) / powers.sum(1)).sum() else (low, middle)
+    logits = exp(low) * scores
+    return exp(low), float(np.mean(logits[rows, targets] - np.log(np.exp(logits).sum(1))))
+
+
+def share_interval(count: int, total: int) -> tuple[float, float]:
+    """The ends of the 95 % interval of a share (Wilson 1927)."""
+    z, share = 1.959964, count / total
+    half = z * sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
+    middle, whole = share + z * z / (2 * total), 1 + z * z / total
+    return max(0.0, (middle - half) / whole), min(1.0, (middle + half) / whole)

@@ -1,0 +1,130 @@
+"""LinearHead: a linear classifier on a model's embedding, and the file that holds one.
+
+That is a safetensors file of `weight` (classes, width), maybe `bias` (classes) and `scale`; its metadata has `labels`
+(a JSON list), `normalize` (true or false) and maybe `model_version`.
+"""
+
+import io
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..bundle.labels import Label, labels_document, parse_labels
+from ..bundle.safetensors_file import TensorEntry, parse_arrays
+from ..bundle.strict_json import canonical_json, parse_json
+from ..errors import quoted
+
+MAX_HEAD_BYTES = 64 << 20
+"""Enough for 21,000 classes and width 768 in float32."""
+
+_SHAPES = {"weight": "(classes, width)", "bias": "(classes)", "scale": "()"}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinearHead:
+    """Gives the softmax of `scale * (weight @ embedding + bias)`.
+
+    Args:
+        weight: (classes, width), in float64, which what fits into float32 cannot overflow.
+        normalize: embeddings are scaled to length 1 before.
+        model_version: of the bundle that it was fitted on; empty where that is not known.
+        version: 12 hex digits of the sha256 of its file; empty before there is one.
+    """
+
+    weight: NDArray[np.float64]
+    bias: NDArray[np.float64]
+    scale: float
+    labels: tuple[Label, ...]
+    normalize: bool = True
+    model_version: str = ""
+    version: str = ""
+
+    @property
+    def width(self) -> int:
+        """Values of the embeddings that it takes."""
+        return self.weight.shape[1]
+
+    def probabilities(self, embedding: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The probability of each class, of one embedding (width,)."""
+        values = normalized(embedding) if self.normalize else np.float64(embedding)
+        # Not by BLAS: its threads would take cores from forwards, and it sums batches of other sizes in another order.
+        logits = self.scale * (np.einsum("cw,w->c", self.weight, values) + self.bias)
+        powers: NDArray[np.float64] = np.exp(logits - logits.max())
+        return (powers / powers.sum()).astype(np.float32)
+
+    def to_bytes(self) -> bytes:
+        """The content of its file, always the same for the same head."""
+        about = {"labels": json.dumps(labels_document(self.labels)), "model_version": self.model_version}
+        header: dict[str, Any] = {"__metadata__": {**about, "normalize": str(self.normalize).lower()}}
+        data = b""
+        for name in _SHAPES:
+            array = np.asarray(getattr(self, name), "<f4")
+            offsets = len(data), len(data) + array.nbytes
+            header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": offsets}
+            data += array.tobytes()
+        text = canonical_json(header)
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text + data
+
+
+def normalized(embeddings: NDArray[Any]) -> NDArray[np.float64]:
+    """Embeddings (..., width) scaled to length 1; zeros stay zeros."""
+    values = np.float64(embeddings)
+    lengths = np.linalg.norm(values, axis=-1, keepdims=True)
+    return values / np.where(lengths > 0, lengths, 1)
+
+
+def parse_head(data: bytes) -> LinearHead:
+    """Make a head of the content of its file. Raises ValueError where it is none, one line."""
+    if len(data) > MAX_HEAD_BYTES:
+        raise ValueError(f"more than {MAX_HEAD_BYTES} bytes, the limit of a head")
+    file = parse_arrays(io.BytesIO(data), len(data), _check)
+    arrays = {"bias": np.zeros(len(file.arrays["weight"])), "scale": np.ones(()), **file.arrays}
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name} has a value that is not a finite number")
+    scale = float(arrays["scale"].item())
+    if scale <= 0:
+        raise ValueError(f"scale is {scale:g}: must be above 0")
+    about = file.metadata if isinstance(file.metadata, dict) else {}
+    if about.get("normalize") not in ("true", "false"):
+        raise ValueError(f"normalize in its metadata is {quoted(about.get('normalize'))}: must be true or false")
+    return LinearHead(
+        weight=arrays["weight"].astype(np.float64),
+        bias=arrays["bias"].astype(np.float64),
+        scale=scale,
+        labels=_labels(about.get("labels"), len(arrays["weight"])),
+        normalize=about["normalize"] == "true",
+        model_version=str(about.get("model_version", ""))[:80],
+        version=file.sha256[:12],
+    )
+
+
+def _check(entries: Mapping[str, TensorEntry]) -> None:
+    """Check names, types and shapes before memory is taken."""
+    if "weight" not in entries or entries.keys() - _SHAPES:
+        raise ValueError(f"its tensors are {quoted(sorted(entries))}: must be weight, maybe bias and scale")
+    shape = entries["weight"].shape
+    fitting: dict[str, list[tuple[int, ...]]] = {"weight": [shape], "bias": [shape[:1]], "scale": [(), (1,)]}
+    for name, entry in sorted(entries.items(), reverse=True):
+        right = entry.shape in fitting[name] and len(shape) == 2 and all(shape)
+        if not right or entry.dtype not in ("float32", "float16"):
+            raise ValueError(f"{name} is {entry.dtype} {list(entry.shape)}: must be {_SHAPES[name]} in F32 or F16")
+
+
+def _labels(text: Any, classes: int) -> tuple[Label, ...]:
+    try:
+        labels = parse_labels(parse_json(str(text).encode()))
+    except ValueError as error:
+        raise ValueError(f"labels in its metadata: {error}") from None
+    if len(labels) != classes:
+        raise ValueError(f"{len(labels)} labels for {classes} rows of weight")
+    [(name, times)] = Counter(label.label for label in labels).most_common(1)
+    if times > 1:
+        raise ValueError(f"the label {quoted(name)} is there {times} times")
+    return labels

@@ -1,0 +1,128 @@
+"""Heads fitted in closed form against refits without each image, and against a search of the scale."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from milkweed.models.heads.fit import METHODS, PENALTIES, fit_means, fit_ridge, share_interval
+from milkweed.models.heads.linear_head import normalized
+
+Array = NDArray[np.float64]
+
+
+def clusters(classes: int = 3, each: int = 7, width: int = 5, spread: float = 1.0) -> tuple[Array, NDArray[np.int64]]:
+    """Embeddings of length 1 around a centre a class; classes of different sizes."""
+    rng = np.random.default_rng(classes * 100 + width)
+    targets = np.repeat(np.arange(classes), [each + number for number in range(classes)])
+    centres = rng.normal(size=(classes, width))
+    return normalized(centres[targets] + spread * rng.normal(size=(len(targets), width))), targets
+
+
+def solved(embeddings: Array, one_hot: Array, penalty: float) -> tuple[Array, Array]:
+    """Ridge regression by its normal equations, with a column of ones for the bias, which has no penalty."""
+    x = np.hstack([embeddings, np.ones((len(embeddings), 1))])
+    weights = np.diag([penalty] * embeddings.shape[1] + [0.0])
+    both = np.linalg.solve(x.T @ x + weights, x.T @ one_hot)
+    return both[:-1].T, both[-1]
+
+
+def log_likelihood(scores: Array, targets: NDArray[np.int64], scale: float) -> float:
+    logits = scale * scores
+    logits = logits - logits.max(1, keepdims=True)
+    return float(np.mean(logits[np.arange(len(targets)), targets] - np.log(np.exp(logits).sum(1))))
+
+
+def penalties(embeddings: Array) -> Array:
+    s = np.linalg.svd(embeddings - embeddings.mean(0), compute_uv=False)
+    return np.asarray(PENALTIES * np.mean(s**2))
+
+
+@pytest.mark.parametrize(("classes", "each", "width"), [(3, 7, 5), (2, 2, 40), (6, 3, 16)])
+def test_scores_of_ridge_without_an_image_are_those_of_a_refit(classes: int, each: int, width: int) -> None:
+    embeddings, targets = clusters(classes, each, width)
+    fit, one_hot = fit_ridge(embeddings, targets), np.eye(classes)[targets]
+    weights = [solved(embeddings, one_hot, penalty) for penalty in penalties(embeddings)]
+    [place] = [place for place, (weight, _) in enumerate(weights) if np.allclose(weight, fit.weight, rtol=1e-5)]
+    np.testing.assert_allclose(fit.bias, weights[place][1], rtol=1e-6)
+    for image in range(len(targets)):
+        others = np.arange(len(targets)) != image
+        weight, bias = solved(embeddings[others], one_hot[others], penalties(embeddings)[place])
+        np.testing.assert_allclose(fit.left_out[image], weight @ embeddings[image] + bias, rtol=1e-6, atol=1e-9)
+
+
+def test_ridge_takes_the_penalty_of_the_largest_likelihood() -> None:
+    embeddings, targets = clusters(4, 5, 12, spread=1.5)
+    fit, one_hot, rows = fit_ridge(embeddings, targets), np.eye(4)[targets], range(len(targets))
+    best = []
+    for penalty in penalties(embeddings):
+        refits = [solved(np.delete(embeddings, row, 0), np.delete(one_hot, row, 0), penalty) for row in rows]
+        scores = np.array([weight @ embeddings[row] + bias for row, (weight, bias) in enumerate(refits)])
+        best.append(max(log_likelihood(scores, targets, scale) for scale in np.geomspace(1e-2, 1e4, 400)))
+    assert fit.log_likelihood == pytest.approx(max(best), abs=2e-3)
+    weight, _ = solved(embeddings, one_hot, penalties(embeddings)[int(np.argmax(best))])
+    np.testing.assert_allclose(fit.weight, weight, rtol=1e-6, atol=1e-9)
+
+
+def test_scores_of_means_without_an_image_are_those_of_a_refit() -> None:
+    embeddings, targets = clusters()
+    fit = fit_means(embeddings, targets)
+    for image in range(len(targets)):
+        others = np.arange(len(targets)) != image
+        means = np.array([embeddings[others & (targets == each)].mean(0) for each in range(3)])
+        cosines = means @ embeddings[image] / np.linalg.norm(means, axis=1)
+        np.testing.assert_allclose(fit.left_out[image], cosines, rtol=1e-9)
+    means = np.array([embeddings[targets == each].mean(0) for each in range(3)])
+    np.testing.assert_allclose(fit.weight, means / np.linalg.norm(means, axis=1, keepdims=True), rtol=1e-9)
+    assert not fit.bias.any()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_scale_makes_the_right_classes_most_probable(method: str) -> None:
+    embeddings, targets = clusters(4, 9, 6, spread=1.2)
+    fit = METHODS[method](embeddings, targets)
+    slack, rows = 1 / (len(targets) + 2), np.arange(len(targets))
+    aims = np.full(fit.left_out.shape, slack / 4)
+    aims[rows, targets] += 1 - slack
+
+    def likelihood(scale: float) -> float:
+        logits = scale * fit.left_out
+        return float((aims * (logits - np.log(np.exp(logits).sum(1, keepdims=True)))).sum())
+
+    scales = fit.scale * np.geomspace(0.5, 2, 41)
+    assert max(scales, key=likelihood) == pytest.approx(fit.scale)
+    assert fit.log_likelihood == pytest.approx(log_likelihood(fit.left_out, targets, fit.scale))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_that_are_all_right_have_a_finite_scale(method: str) -> None:
+    embeddings, targets = clusters(3, 20, 8, spread=0.01)
+    fit = METHODS[method](embeddings, targets)
+    assert (fit.left_out.argmax(1) == targets).all()
+    top = np.exp(fit.scale * fit.left_out)
+    top /= top.sum(1, keepdims=True)
+    assert 0.97 < top.max(1).mean() < 0.9999  # 63 images prove no more
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_labels_by_chance_give_no_confidence(method: str) -> None:
+    rng = np.random.default_rng(0)
+    embeddings, targets = normalized(rng.normal(size=(900, 10))), np.arange(900) % 3
+    fit = METHODS[method](embeddings, targets)
+    assert fit.log_likelihood == pytest.approx(np.log(1 / 3), abs=0.01)
+
+
+def test_images_that_are_all_alike_are_fitted_too() -> None:
+    embeddings, targets = normalized(np.ones((6, 4))), np.array([0, 0, 0, 1, 1, 1])
+    for fit in (fit_ridge(embeddings, targets), fit_means(embeddings, targets)):
+        assert np.isfinite(fit.weight).all()
+        assert fit.log_likelihood == pytest.approx(np.log(0.5), abs=1e-3)
+
+
+def test_the_interval_is_wilsons() -> None:
+    """Both ends solve |share - p| = z sqrt(p (1 - p) / n)."""
+    for count, total in ((0, 5), (3, 7), (98, 100), (40, 40)):
+        for end in share_interval(count, total):
+            off = abs(count / total - end)
+            assert off == pytest.approx(1.959964 * np.sqrt(end * (1 - end) / total), abs=1e-7)
+        low, high = share_interval(count, total)
+        assert 0 <= low <= count / total <= high <= 1
