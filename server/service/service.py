@@ -73,20 +73,19 @@ class Service(EngineEvents):
         self.body_budget, self.draining, self._accepting = BodyBudget(settings.max_held_bytes), False, True
         self._loop: asyncio.AbstractEventLoop | None = None
         self.lag, self.parsers, self._scraping = LoopLag(self.metrics.loop_lag), ParserThreads(), asyncio.Lock()
-        self.fetched_images = FetchedImages(settings, self.parsers)
         self.sandboxed_images = SandboxedImages(settings, self.body_budget)
         devices = resolve_devices(settings.device)
         self.scheduler = Scheduler(
             max_queue_images=settings.max_queue_images, max_queue_pixels=settings.max_queue_pixels, engines=len(devices)
         )
         self.dispatcher, self.prepared = Dispatcher(self.scheduler, self.metrics, self.lag), Future[None]()
-        self.engines, self.loaded = EngineGroup(settings, self.scheduler, devices, self), LoadedModels()
-        self.heads = ServedHeads(self.metrics.head_images)
+        self.heads, self.loaded = ServedHeads(self.metrics.head_images), LoadedModels()
+        self.engines = EngineGroup(settings, self.scheduler, devices, self)
         self.lifecycle = ModelLifecycle(settings, self.scheduler, self.engines, self.loaded, open_model, self.metrics)
         self.poller = None if settings.repository == OFF else RepositoryPoller(settings, self.lifecycle)
-        self.handler = InferenceHandler(
-            self.lifecycle.leases, self.dispatcher, self.parsers, self.fetched_images, self.sandboxed_images
-        )
+        self.fetched_images = FetchedImages(settings, self.parsers)
+        images = self.fetched_images, self.sandboxed_images
+        self.handler = InferenceHandler(self.lifecycle.leases, self.dispatcher, self.parsers, *images)
         self._cpu, self._on_prepared, self._on_ended = StageCpu(CPU_STAGES), on_prepared or _log_failure, on_ended
         self._show_metrics()
 

@@ -15,6 +15,7 @@ NOT_RUN = (
     (r"milkweed (import|serve) (\w+=)?(timm:|hf:)", "needs the network"),
     (r".*milkweed train ", "takes minutes, and hundreds of photographs: tests/cli/modelling/test_train.py"),
     (r".*milkweed compress .*--images", "takes minutes: tests/compress, tests/cli/modelling/test_search.py"),
+    (r"milkweed serve mine=\./mine-int8", "what it serves takes minutes to make"),
     (r"curl .*https://images\.example\.com", "needs the network: tests/server/service/test_fetched_images.py"),
     (r"milkweed convert \./float32 ", "what it converts takes an hour to train"),
     (r"milkweed bench ", "takes minutes"),
