@@ -25,7 +25,12 @@ def status_routes(service: Service) -> APIRouter:
     async def list_models() -> JSONResponse:
         """Every version of every served model, the default one first; empty while they load."""
         models = [
-            {**model.describe(), "default": index == 0, "limits": service.settings.limits_of(model.name)}
+            {
+                **model.describe(),
+                "default": index == 0,
+                "limits": service.settings.limits_of(model.name),
+                "shadow": (seen := service.shadows.evidence(model)) and seen.describe(),
+            }
             for index, model in enumerate(service.models.every())
         ]
         aliases = [describe_alias(*alias) for alias in service.models.aliases.items()]

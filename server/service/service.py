@@ -34,6 +34,7 @@ from .loaded_models import LoadedModels
 from .model_metrics import observe_batch, record_batch
 from .poller import RepositoryPoller
 from .sandboxed_images import SandboxedImages
+from .shadows import Shadows
 
 logger = logging.getLogger("milkweed.service")
 
@@ -78,9 +79,11 @@ class Service(EngineEvents):
         self.scheduler = Scheduler(
             max_queue_images=settings.max_queue_images, max_queue_pixels=settings.max_queue_pixels, engines=len(devices)
         )
-        self.dispatcher, self.prepared = Dispatcher(self.scheduler, self.metrics, self.lag), Future[None]()
         self.engines, self.loaded = EngineGroup(settings, self.scheduler, devices, self), LoadedModels()
         self.lifecycle = ModelLifecycle(settings, self.scheduler, self.engines, self.loaded, open_model, self.metrics)
+        self.shadows = Shadows(settings, self.scheduler, self.lifecycle, self.body_budget, self.metrics)
+        self.dispatcher = Dispatcher(self.scheduler, self.metrics, self.lag, self.shadows)
+        self.prepared = Future[None]()
         self.poller = None if settings.repository == OFF else RepositoryPoller(settings, self.lifecycle)
         self.handler = InferenceHandler(
             self.lifecycle.leases, self.dispatcher, self.parsers, self.fetched_images, self.sandboxed_images
@@ -132,6 +135,7 @@ class Service(EngineEvents):
         """Refuse new requests; those in flight go on."""
         self.draining = True
         self._accepting = False
+        self.shadows.close()
 
     def abandon(self) -> None:
         """Fail every request in flight: the time to drain is over."""
