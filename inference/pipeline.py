@@ -179,9 +179,9 @@ class Pipeline:
         rows = self.forward_stage.on_host(values)
         return [
             replace(answer, **{name: row.tobytes(), "forward_seconds": seconds})
-            if wanted and isinstance(answer, TopClasses)
+            if has_it and isinstance(answer, TopClasses)
             else answer
-            for answer, row, wanted in zip(answers, rows, asked, strict=True)
+            for answer, row, has_it in zip(answers, rows, asked, strict=True)
         ]
 
     def _answers(self, probabilities: Any, top_k: list[int]) -> list[ImageResult]:
