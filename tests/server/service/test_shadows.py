@@ -114,9 +114,7 @@ def test_a_class_that_the_shadow_rounds_to_nothing_costs_a_finite_number() -> No
 
 
 @pytest.mark.parametrize(("share", "turns"), [(0.05, 20), (0.25, 4), (0.0, 7), (1.0, 7)])
-async def test_the_share_is_kept_and_of_images_that_come_in_turns_too(
-    running: Start, share: float, turns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_share_is_kept_and_of_images_that_come_in_turns_too(running: Start, share: float, turns: int) -> None:
     async with running(settings={"shadow": f"small=big:{share}"}, names=NAMES) as app:
         model, chosen = app.service.models["big"], list[int]()
         for number in range(0, 4000, 8):
