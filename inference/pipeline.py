@@ -101,12 +101,14 @@ class Pipeline:
         batches: Sequence[DecodedBatch],
         top_k: Sequence[Sequence[int]],
         embeds: Sequence[Sequence[bool]] | None = None,
+        distributions: Sequence[Sequence[bool]] | None = None,
     ) -> list[BatchResult]:
         """The second half of one batch or several, in one forward.
 
         Args:
             top_k: for each batch, the number of classes of each answer; 1..num_classes.
             embeds: for each batch, whether each answer has the image's embedding; None: none has.
+            distributions: the same of the probabilities of all classes; the best classes are as without.
 
         Returns:
             A result for each batch; the first one has the statistics of the forward.
@@ -122,9 +124,13 @@ class Pipeline:
             forwarded, cpu_postprocess = time.perf_counter(), thread_cpu_seconds()
             ks = [batch_ks[place] for batch, batch_ks in zip(batches, top_k, strict=True) for place in batch.ok]
             answers = self._answers(computed.probabilities, ks)
-            if embeds is not None and any(map(any, embeds)):
-                asked = [flags[place] for batch, flags in zip(batches, embeds, strict=True) for place in batch.ok]
-                answers = self._embedded(answers, computed.embeddings, asked)
+            for name, flagged, values in (
+                ("embedding", embeds, computed.embeddings),
+                ("distribution", distributions, computed.probabilities),
+            ):
+                if flagged is not None and any(map(any, flagged)):
+                    asked = [flags[place] for batch, flags in zip(batches, flagged, strict=True) for place in batch.ok]
+                    answers = self._extended(name, answers, values, asked, (forwarded - launched) / count)
         unclaimed = iter(answers)
         outcomes = [_completed(batch, unclaimed) for batch in batches]
         spent = {"forward": cpu_forward, "postprocess": thread_cpu_seconds() - cpu_postprocess}
@@ -166,12 +172,16 @@ class Pipeline:
         ready = [batch.ready for batch in batches if batch.ready is not None]
         return self.forward_stage.joined([batch.pixels for batch in batches if batch.ok], ready)
 
-    def _embedded(self, answers: Sequence[ImageResult], embeddings: Any, asked: Sequence[bool]) -> list[ImageResult]:
-        """The answers of a batch, with the embeddings of those that are to have them."""
-        rows = self.forward_stage.on_host(embeddings)
+    def _extended(
+        self, name: str, answers: Sequence[ImageResult], values: Any, asked: Sequence[bool], seconds: float
+    ) -> list[ImageResult]:
+        """The answers of a batch, with a row of values under a name in those that are to have it."""
+        rows = self.forward_stage.on_host(values)
         return [
-            replace(answer, embedding=row.tobytes()) if flag and isinstance(answer, TopClasses) else answer
-            for answer, row, flag in zip(answers, rows, asked, strict=True)
+            replace(answer, **{name: row.tobytes(), "forward_seconds": seconds})
+            if has_it and isinstance(answer, TopClasses)
+            else answer
+            for answer, row, has_it in zip(answers, rows, asked, strict=True)
         ]
 
     def _answers(self, probabilities: Any, top_k: list[int]) -> list[ImageResult]:

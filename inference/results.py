@@ -50,11 +50,15 @@ class TopClasses:
         float32: their probabilities, as the bytes of float32 values: whoever writes the answer makes numbers
             of them, not the engine's thread, where 1,000 take a millisecond. Numbers take ten times the memory.
         embedding: the image's embedding as the bytes of float32 values; empty where it was not asked for.
+        distribution: the probabilities of all classes, in the order of the labels, alike.
+        forward_seconds: what the forward of the image's batch took for each image of it, where one of these was.
     """
 
     int32: bytes
     float32: bytes
     embedding: bytes = b""
+    distribution: bytes = b""
+    forward_seconds: float = 0.0
 
     @property
     def confidence(self) -> float:

@@ -27,6 +27,7 @@ ERROR_CODES: dict[str, ErrorKind] = {
     "method_not_allowed": ErrorKind(405, "method_not_allowed"),
     "request_timeout": ErrorKind(408, "request_timeout"),
     "conflict": ErrorKind(409, "conflict"),
+    "not_yet": ErrorKind(409, "not_yet"),
     "too_large": ErrorKind(413, "body_too_large"),
     "too_many_pixels": ErrorKind(413, "pixels"),
     "too_many_images": ErrorKind(413, "too_many_images"),

@@ -92,6 +92,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "method_not_allowed": ErrorCode(405, BadRequest),
     "request_timeout": ErrorCode(408, DeadlineExceeded),
     "conflict": ErrorCode(409, BadRequest),
+    "not_yet": ErrorCode(409, BadRequest),
     "too_large": ErrorCode(413, ImageRefused),
     "too_many_pixels": ErrorCode(413, ImageRefused),
     "too_many_images": ErrorCode(413, BadRequest),

@@ -32,6 +32,15 @@ ADMIN = "admin"
 """The only caller that this API answers where API keys are on."""
 
 
+class AliasCondition(BaseModel):
+    """What is asked of a shadow before an alias moves to it: the lower end of its agreement's interval, and images."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    shadow_agreement: float = Field(ge=0, le=1)
+    images: int = Field(ge=1)
+
+
 class AliasBody(BaseModel):
     """The body that says what an alias shall stand for."""
 
@@ -39,10 +48,13 @@ class AliasBody(BaseModel):
 
     model: str = Field(min_length=1, max_length=255)
     version: str | None = Field(default=None, min_length=1, max_length=80)
+    condition: AliasCondition | None = Field(default=None, alias="if")
 
 
 _HEAD_BODY = {"required": True, "content": {"application/octet-stream": {"schema": {"format": "binary"}}}}
-_ALIAS_BODY = {"required": True, "content": {"application/json": {"schema": AliasBody.model_json_schema()}}}
+_SCHEMA = AliasBody.model_json_schema()
+_SCHEMA["properties"]["if"] = _SCHEMA.pop("$defs")["AliasCondition"]  # a reference would be into the whole document
+_ALIAS_BODY = {"required": True, "content": {"application/json": {"schema": _SCHEMA}}}
 
 
 def create_admin_app(service: Service, auth: Authenticator | None = None) -> FastAPI:
@@ -115,9 +127,13 @@ def _alias_routes(service: Service) -> APIRouter:
 
     @router.put("/v1/aliases/{name}", openapi_extra={"requestBody": _ALIAS_BODY})
     async def set_alias(name: str, request: Request) -> JSONResponse:
-        """Let a name stand for a model, or one version of it, from the next request on."""
+        """Let a name stand for a model, or one version of it, from the next request on; with `if`, once a shadow agrees
+        with its model, until when the answer is 409 `not_yet`."""
         _check_loaded(service)
-        target = _target(await _body(request))
+        target, condition = _target(await _body(request))
+        if condition is not None:
+            service.models.with_alias(name, target)  # raises
+            _check_evidence(service, target, condition)
         before = service.lifecycle.set_alias(name, target)
         return JSONResponse({**describe_alias(name, target), "before": None if before is None else str(before)})
 
@@ -129,6 +145,13 @@ def _alias_routes(service: Service) -> APIRouter:
         return JSONResponse({"deleted": name, "before": str(before)})
 
     return router
+
+
+def _check_evidence(service: Service, target: AliasTarget, condition: AliasCondition) -> None:
+    evidence = service.shadows.evidence(service.models.find(target.model, target.version))
+    if evidence is None:
+        raise ServiceError("conflict", f"{target} is no shadow: --shadow {target.model}=MODEL:SHARE")
+    evidence.check(condition.shadow_agreement, condition.images)
 
 
 def _head_routes(service: Service) -> APIRouter:
@@ -181,7 +204,7 @@ async def _body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
     return bytes(body)
 
 
-def _target(body: bytes) -> AliasTarget:
+def _target(body: bytes) -> tuple[AliasTarget, AliasCondition | None]:
     try:
         read = AliasBody.model_validate_json(body)
     except ValidationError as error:
@@ -189,7 +212,7 @@ def _target(body: bytes) -> AliasTarget:
         where = ".".join(map(str, first["loc"])) or "the body"
         message = f'{where}: {first["msg"]}; expected {{"model": "NAME", "version": "3" or null}}'
         raise ServiceError("bad_request", message) from None
-    return AliasTarget(read.model, read.version)
+    return AliasTarget(read.model, read.version), read.condition
 
 
 def _check_loaded(service: Service) -> None:

@@ -207,6 +207,17 @@ class SearchSummary(BaseModel):
     models: list[Tried] = Field(description="the fastest first")
 
 
+class Shadow(BaseModel):
+    """What was seen of a shadow beside its model since both were loaded, in this process."""
+
+    of: str
+    images: int = Field(description="that were compared; one that only the shadow failed is a disagreement")
+    agreement: Interval | None = Field(description="share with the same best class; its ends by Wilson; null of none")
+    kl: float | None = Field(description="mean divergence of the classes from those of `of`, nats; null of none")
+    since: str = Field(examples=["2026-11-29T12:00:00+00:00"])
+    off: str | None = Field(description="why nothing is compared, if so")
+
+
 class Model(BaseModel):
     """A served model."""
 
@@ -255,6 +266,7 @@ class Model(BaseModel):
     warmup_seconds: float
     limits: Limits
     heads: list[ModelHead]
+    shadow: Shadow | None = Field(description="null of a model that is no shadow")
 
 
 class Alias(BaseModel):

@@ -30,6 +30,7 @@ def status_routes(service: Service) -> APIRouter:
                 "heads": [head.describe() for head in service.heads.fitting(model).values()],
                 "default": index == 0,
                 "limits": service.settings.limits_of(model.name),
+                "shadow": (seen := service.shadows.evidence(model)) and seen.describe(),
             }
             for index, model in enumerate(service.models.every())
         ]

@@ -1,7 +1,7 @@
 """Limits of one model where they differ from the service's."""
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
@@ -54,11 +54,11 @@ def contradictions(name: str, limits: ModelLimits, *, queue: int, timeout_ms: in
         yield f"{where}.timeout_ms = {limits.timeout_ms} is above max_timeout_ms = {timeout_ms}"
 
 
-def check_limited(setting: str, limited: Collection[str], names: Collection[str], *, more_may_come: bool) -> None:
+def check_named(setting: str, named: Iterable[str], names: Collection[str], *, more_may_come: bool) -> None:
     """Compare the names in a setting with the models'. `more_may_come`: log a name that no model has instead of
     raising, since a repository may bring such a model. Raises ValueError where no model has such a name, and none will
     come."""
-    unknown = [name for name in limited if name not in names]
+    unknown = [name for name in dict.fromkeys(named) if name not in names]
     if unknown:
         line = f"{setting} names {', '.join(unknown)}: no such model is served; there are: {', '.join(names)}"
         if not more_may_come:

@@ -23,6 +23,7 @@ from .aliases import read_aliases
 from .compat import COMPAT
 from .fetch_hosts import read_fetch_hosts
 from .model_limits import ModelLimits, contradictions, read_model_limits
+from .shadows import read_shadows
 
 MIB = 1 << 20
 
@@ -138,6 +139,9 @@ class Settings(BaseModel):
 
     aliases: Annotated[dict[str, str], BeforeValidator(read_aliases)] = Field(
         default={}, description="names for models or versions of them: NAME=MODEL or NAME=MODEL@VERSION, ..."
+    )
+    shadow: Annotated[dict[str, str], BeforeValidator(read_shadows)] = Field(
+        default={}, description="models that see a share of the images that others answer: NAME=MODEL:SHARE, ..."
     )
 
     heads: Annotated[dict[str, dict[str, str]], BeforeValidator(read_model_limits)] = Field(

@@ -210,6 +210,7 @@ class Engine:
                 [images for _, images in decoded],
                 [[item.request.top_k for item in batch.items] for batch, _ in decoded],
                 [[item.request.embeds for item in batch.items] for batch, _ in decoded],
+                [[item.request.shadow or item.index in item.request.sampled for item in b.items] for b, _ in decoded],
             )
             self._failures = 0
         except Exception:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,16 @@ class ServedModel:
     def search(self) -> dict[str, Any] | None:
         """What the search that made the model measured, in short; None where none did."""
         return search_summary(self.name, self.config.metrics)
+
+    def check_shadow(self, shadow: "ServedModel") -> None:
+        """Raises ValueError where another model's answers cannot be compared with this one's: other classes."""
+        line = f"{shadow.name} cannot be a shadow of {self.name}: "
+        if "multi_label_classification" in (self.config.problem_type, shadow.config.problem_type):
+            raise ValueError(line + "of multi-label models there is no one best class to compare")
+        for place, (expected, label) in enumerate(zip_longest(self.labels, shadow.labels)):
+            if label != expected:
+                names = [None if other is None else other.label[:40] for other in (label, expected)]
+                raise ValueError(line + f"its class {place} is {names[0]!r}, not {names[1]!r}")
 
     @property
     def loader(self) -> str:

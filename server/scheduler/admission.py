@@ -27,14 +27,14 @@ class QueueLimits:
             queues: the queues of all models.
         """
         bulk = request.priority == "bulk"
-        queues = tuple(queues)
-        waiting = sum(queued.images for queued in queues)
+        counts = [(queued.label, *queued.waiting(shadows=request.shadow)) for queued in queues]
+        waiting = sum(images_of for _, images_of, _ in counts)
         _check(waiting, images, self._max_images, bulk)
         if queue.max_images is not None:  # a flood of one model keeps no other model's requests out
-            of_model = sum(queued.images for queued in queues if queued.label == queue.label)
+            of_model = sum(images_of for label, images_of, _ in counts if label == queue.label)
             _check(of_model, images, queue.max_images, bulk, queue.label)
         # One request alone always fits: each of its images was found small enough.
-        waiting_pixels = sum(queued.pixels for queued in queues)
+        waiting_pixels = sum(of_queue for *_, of_queue in counts)
         if waiting and waiting_pixels + pixels > self._max_pixels:
             raise ServiceError(
                 "overloaded", f"{waiting_pixels} pixels wait, {pixels} more exceed the limit {self._max_pixels}"

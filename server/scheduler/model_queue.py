@@ -14,9 +14,6 @@ from operator import attrgetter
 from .cost_model import CostModel
 from .request import Batch, QueuedImage, Request
 
-BULK_DELAY_SECONDS = 2.0
-"""Bulk images wait so long behind interactive ones; from then on they wait their turn like these: nobody starves."""
-
 MOST_OVERTAKING = 4
 """Times the flows: so many images of flows that have no other waiting go before the next turn of those that have; these
 get at least a fifth of what they would in strict turns, and nobody starves."""
@@ -52,7 +49,7 @@ class ModelQueue:
         self.label = label
         self.max_images = max_images
         self.max_batch_pixels = max_batch_pixels
-        self.images = self.pixels = self.bytes = self._interactive_pixels = 0
+        self.images = self.pixels = self.bytes = self._interactive_pixels = self._shadows = self._shadow_pixels = 0
         self._interactive: deque[QueuedImage] = deque()  # by turns, and as they came
         self._bulk: deque[QueuedImage] = deque()
         self._turn = 0  # of the image of a flow that has none waiting; flows that have are at the next
@@ -65,8 +62,8 @@ class ModelQueue:
         yield from self._bulk
 
     def add(self, item: QueuedImage) -> None:
-        """Put a bulk image at the end, an interactive one behind those whose turn comes first."""
-        queue = self._bulk
+        """Put a bulk image at the end, but before shadows, an interactive one behind those whose turn comes first."""
+        queue, item.turn = self._bulk, int(item.request.shadow)
         if item.request.priority == "interactive":
             queue, item.turn = self._interactive, self._turn_after(item.request.flow, 1)
             self._last_turns[item.request.flow] = item.turn
@@ -102,13 +99,19 @@ class ModelQueue:
         self._bulk.clear()
         self._flows.clear()
         self._last_turns.clear()
-        self.images = self.pixels = self.bytes = self._interactive_pixels = 0
+        self.images = self.pixels = self.bytes = self._interactive_pixels = self._shadows = self._shadow_pixels = 0
         return requests
 
     def peek(self) -> QueuedImage | None:
         """The image whose turn it is."""
         queue = self._next()
         return queue[0] if queue else None
+
+    def waiting(self, *, shadows: bool) -> tuple[int, int]:
+        """Images that wait and their pixels, with shadows or without."""
+        return (
+            (self.images, self.pixels) if shadows else (self.images - self._shadows, self.pixels - self._shadow_pixels)
+        )
 
     def oldest_submitted(self) -> float | None:
         """When the image that has waited longest came."""
@@ -148,7 +151,7 @@ class ModelQueue:
         costs = self.costs[engine_id]
         expired: list[Request] = []
         most = costs.max_batch_size
-        count = min(len(self._interactive) + self._overdue(now) or self.images, most)
+        count = min(len(self._interactive) + self._overdue(now) or self.waiting(shadows=False)[0] or self.images, most)
         single = bisect_right(self._interactive, self._turn, key=_TURN)  # of flows that have no other waiting
         if single and not costs.sizes and len(self._flows) > 1:
             count = min(count, single + MOST_BESIDE)
@@ -194,14 +197,13 @@ class ModelQueue:
 
     def _overdue(self, now: float) -> int:
         """How many bulk images wait their turn like the others."""
-        return sum(1 for _ in takewhile(lambda item: item.submitted + BULK_DELAY_SECONDS <= now, self._bulk))
+        return sum(1 for _ in takewhile(lambda item: item.due <= now, self._bulk))
 
     def _next(self) -> deque[QueuedImage] | None:
         """The queue, interactive or bulk, whose first image is next."""
         if not self._bulk or not self._interactive:
             return self._interactive or self._bulk or None
-        bulk_first = self._bulk[0].submitted + BULK_DELAY_SECONDS < self._interactive[0].submitted
-        return self._bulk if bulk_first else self._interactive
+        return self._bulk if self._bulk[0].due < self._interactive[0].due else self._interactive
 
     def _count(self, item: QueuedImage, sign: int) -> None:
         self.images += sign
@@ -212,6 +214,9 @@ class ModelQueue:
             self._flows[item.request.flow] += sign
             if not self._flows[item.request.flow]:
                 del self._flows[item.request.flow], self._last_turns[item.request.flow]
+        elif item.request.shadow:
+            self._shadows += sign
+            self._shadow_pixels += sign * item.pixels
 
     def _advance(self, image: QueuedImage) -> None:
         """Begin the next turn once an image of the one behind it is taken, or enough of this one."""

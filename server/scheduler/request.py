@@ -1,6 +1,7 @@
 """Requests in the queue, their images, and the batches that these are taken into."""
 
 import asyncio
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import InitVar, dataclass, field
 from typing import Literal, Protocol
@@ -11,6 +12,9 @@ from ..errors import ClientDisconnected, ServiceError
 
 Priority = Literal["interactive", "bulk"]
 PRIORITIES: tuple[Priority, ...] = ("interactive", "bulk")
+
+BULK_DELAY_SECONDS = 2.0
+"""Bulk images wait so long behind interactive ones; from then on they wait their turn like these: nobody starves."""
 
 _LABELS = {"internal": "error", "overloaded": "rejected", "draining": "rejected", "deadline": "expired"}
 
@@ -46,6 +50,9 @@ class Request:
     flow: Hashable = None  # takes turns with other flows, an image each
     listener: Listener | None = None
     embeds: bool = False  # answers have embeddings
+    shadow: bool = False  # no client waits for it: it goes behind all others, and takes no place of theirs
+    sampled: dict[int, list[Callable[[TopClasses], None]]] = field(default_factory=dict)
+    """What takes the answer of an image, by its index, with the distribution, once the request is answered."""
     outcomes: list[Outcome | None] = field(init=False)
     pending: int = field(default=0, init=False)  # images without an outcome
     last: BatchResult | None = field(default=None, init=False)  # the batch that completed it
@@ -90,6 +97,13 @@ class QueuedImage:
     def pixels(self) -> int:
         """Decoded size, px."""
         return self.info.pixels
+
+    @property
+    def due(self) -> float:
+        """perf_counter seconds; interactive images that come until then go before it, whatever their model."""
+        if self.request.priority == "interactive":
+            return self.submitted
+        return math.inf if self.request.shadow else self.submitted + BULK_DELAY_SECONDS
 
 
 @dataclass(slots=True, eq=False)

@@ -102,6 +102,11 @@ class Scheduler:
         """Drop the images of a request that still wait, because nobody wants them; returns how many there were."""
         with self._lock:
             self._given_up += PATIENCE_GAIN * (1 - self._given_up)
+            return self.drop(request)
+
+    def drop(self, request: Request) -> int:
+        """The same of a shadow: no caller has lost patience."""
+        with self._lock:
             queue = self._queues.get(request.model)
             return 0 if queue is None else queue.remove(request)
 
@@ -204,7 +209,7 @@ class Scheduler:
         """Refuse what would be late. An idle device tries whatever comes: estimates are corrected by what runs."""
         work = self._work(request.priority, now, (request, images, pixels))
         ahead = time_to_finish(self._engines, work, now)
-        if self._given_up <= IMPATIENT_SHARE:  # else it goes in another order
+        if self._given_up <= IMPATIENT_SHARE and not request.shadow:  # else it goes in another order
             request.expected_finish = now + ahead
         if self._is_idle():
             return
@@ -221,7 +226,8 @@ class Scheduler:
         """What goes before a request of that priority; with a new one, its images and its pixels, also itself."""
         for name, queue in self._queues.items():
             request, images, pixels = new if new is not None and new[0].model == name else (None, 0, 0)
-            waiting = (queue.images, queue.pixels) if priority == "bulk" else queue.before(now, request, images)
+            bulk = queue.waiting(shadows=False) if priority == "bulk" else None
+            waiting = bulk or queue.before(now, request, images)
             yield queue.costs, waiting[0] + images, waiting[1] + pixels
 
     def _alive(self) -> list[int]:
@@ -263,8 +269,8 @@ class Scheduler:
             del self._queues[key], self._removing[key]
 
     def _oldest(self) -> ModelQueue | None:
-        """The queue of the model whose next image has waited longest."""
-        heads = [(head.submitted, name) for name, queue in self._queues.items() if (head := queue.peek()) is not None]
+        """The queue of the model whose next image has waited longest, bulk behind interactive as in one queue."""
+        heads = [(head.due, name) for name, queue in self._queues.items() if (head := queue.peek()) is not None]
         return self._queues[min(heads)[1]] if heads else None
 
     def _pop_batch(self, engine_id: int, queue: ModelQueue) -> Batch:

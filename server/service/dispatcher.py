@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from ...inference.results import TopClasses
 from ...loaders.headers.info import ImageInfo
 from ..errors import ServiceError
 from ..repository.served_model import ServedModel
@@ -18,13 +19,15 @@ from ..telemetry.loop_lag import LoopLag
 from ..telemetry.metrics import Metrics
 from .caller import Caller, CheckedImage
 from .params import ClassifyParams
+from .shadows import Shadows
 
 
 class Dispatcher:
-    """Belongs to the event loop. `lag`: of that loop, which no estimate of the scheduler's contains."""
+    """Belongs to the event loop. `lag`: of that loop, which no estimate of the scheduler's contains. `shadows`: see
+    some of the images that are answered."""
 
-    def __init__(self, scheduler: Scheduler, metrics: Metrics, lag: LoopLag) -> None:
-        self._scheduler, self._metrics, self._lag = scheduler, metrics, lag
+    def __init__(self, scheduler: Scheduler, metrics: Metrics, lag: LoopLag, shadows: Shadows) -> None:
+        self._scheduler, self._metrics, self._lag, self._shadows = scheduler, metrics, lag, shadows
         self.requests: set[Request] = set()
         """Requests that are queued or computed."""
 
@@ -79,6 +82,8 @@ class Dispatcher:
             else:
                 request.store(index, image)
         if checked:
+            if params.classes:
+                self._shadows.sample(request, model, checked)
             try:
                 self._scheduler.submit(request, checked, unseen_seconds=2 * self._lag.seconds())
             except ServiceError as error:
@@ -97,6 +102,10 @@ class Dispatcher:
             self._scheduler.cancel(request)
         else:
             self._scheduler.answered()
+            for index, offers in request.sampled.items():
+                if isinstance(answer := request.outcomes[index], TopClasses):
+                    for offer in offers:
+                        offer(answer)
 
     def count(self, params: ClassifyParams, outcomes: Mapping[str, int]) -> None:
         """Count images by how they ended."""
@@ -114,8 +123,7 @@ class Dispatcher:
 
     def fail_all(self, error: ServiceError) -> None:
         """Answer every request in flight with one error."""
-        self._scheduler.abandon()
-        self.fail(list(self.requests), error)
+        self.fail({*self._scheduler.abandon(), *self.requests}, error)
 
     def _retry_after_seconds(self) -> int:
         """When what runs and waits now should be done."""

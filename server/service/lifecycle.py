@@ -16,8 +16,9 @@ from pathlib import Path
 
 from ...inference.device import trim_heap
 from ..config.aliases import AliasError, AliasTarget, check_alias, targets_of
-from ..config.model_limits import check_limited
+from ..config.model_limits import check_named
 from ..config.settings import OFF, Settings
+from ..config.shadows import parse_shadows
 from ..engine.engine_group import EngineGroup, Pipelines
 from ..repository.index import ModelIndex
 from ..repository.open import open_on_all
@@ -53,7 +54,7 @@ class ModelLifecycle:
         open_model: OpenModel,
         metrics: Metrics,
     ) -> None:
-        self.index = ModelIndex(aliases=targets_of(settings.aliases))
+        self.index, self._shadows = ModelIndex(aliases=targets_of(settings.aliases)), parse_shadows(settings.shadow)
         self._settings, self._scheduler, self._engines, self._loaded = settings, scheduler, engines, loaded
         self._open_model, self._metrics = open_model, metrics
         self.failures: dict[tuple[str, str], str] = {}
@@ -70,14 +71,14 @@ class ModelLifecycle:
 
         Raises:
             AliasError: an alias hides a model or stands for none.
-            ValueError: limits or heads are set for a model that is not there.
+            ValueError: limits or heads are set for a model that is not there, or a shadow is not, or its model.
         """
         for alias, target in self.index.aliases.items():
             check_alias(alias, target, names)
-        for setting in ("model_limits", "heads"):
-            check_limited(
-                setting, getattr(self._settings, setting), names, more_may_come=self._settings.repository != OFF
-            )
+        shadowed = (of for of, _ in self._shadows.values())
+        of_settings = {name: getattr(self._settings, name) for name in ("model_limits", "heads")}
+        for setting, named in {**of_settings, "shadow": (*self._shadows, *shadowed)}.items():
+            check_named(setting, named, names, more_may_come=self._settings.repository != OFF)
 
     def open(self, name: str, path: Path, number: str = "", *, serving: bool = False) -> ServedModel:
         """Load a bundle, warm it up and hold it against its golden images; it serves nobody yet.
@@ -128,13 +129,16 @@ class ModelLifecycle:
 
     def publish(self, models: Iterable[ServedModel]) -> dict[str, Pipelines]:
         """Serve the first models, all at once, so that ready means all; on the engine thread. Raises AliasError where
-        an alias stands for a version that is not there."""
+        an alias stands for a version that is not there, ValueError where a shadow has other classes than its model."""
         index = self.index
         for model in models:
             index, _ = index.with_model(self._enter(model), self._settings.keep_versions, first=False)
         for alias, target in index.aliases.items():
             if not any(target.model == failed for failed, _ in self.failures):  # its model may come yet
                 index.with_alias(alias, target)  # raises where it stands for nothing
+        for shadow, (of, _) in self._shadows.items():
+            if shadow in index and of in index:
+                index[of].check_shadow(index[shadow])
         self.index = index
         return {model.key: model.pipelines for model in index.every()}
 

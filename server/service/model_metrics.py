@@ -36,8 +36,8 @@ def record_batch(metrics: Metrics, model: ServedModel, engine: str, batch: Batch
     for decoder, format in decoded_by([item.info for item in batch.items], result.decoders):
         metrics.decode_backend.labels(decoder, format).inc()
     bound = metrics.model(model.name)
-    for outcome in result.outcomes:
-        if isinstance(outcome, TopClasses):
+    for item, outcome in zip(batch.items, result.outcomes, strict=True):
+        if isinstance(outcome, TopClasses) and not item.request.shadow:  # which nobody was answered
             bound.confidence.observe(outcome.confidence)
             if (counter := bound.predictions.get(outcome.best)) is not None:
                 counter.inc()

@@ -35,6 +35,7 @@ from .loaded_models import LoadedModels
 from .model_metrics import observe_batch, record_batch
 from .poller import RepositoryPoller
 from .sandboxed_images import SandboxedImages
+from .shadows import Shadows
 
 logger = logging.getLogger("milkweed.service")
 
@@ -73,19 +74,19 @@ class Service(EngineEvents):
         self.body_budget, self.draining, self._accepting = BodyBudget(settings.max_held_bytes), False, True
         self._loop: asyncio.AbstractEventLoop | None = None
         self.lag, self.parsers, self._scraping = LoopLag(self.metrics.loop_lag), ParserThreads(), asyncio.Lock()
-        self.sandboxed_images = SandboxedImages(settings, self.body_budget)
         devices = resolve_devices(settings.device)
-        self.scheduler = Scheduler(
-            max_queue_images=settings.max_queue_images, max_queue_pixels=settings.max_queue_pixels, engines=len(devices)
-        )
-        self.dispatcher, self.prepared = Dispatcher(self.scheduler, self.metrics, self.lag), Future[None]()
-        self.heads, self.loaded = ServedHeads(self.metrics.head_images), LoadedModels()
+        limits = {name: getattr(settings, name) for name in ("max_queue_images", "max_queue_pixels")}
+        self.scheduler = Scheduler(**limits, engines=len(devices))
+        self.heads, self.loaded, self.prepared = ServedHeads(self.metrics.head_images), LoadedModels(), Future[None]()
         self.engines = EngineGroup(settings, self.scheduler, devices, self)
         self.lifecycle = ModelLifecycle(settings, self.scheduler, self.engines, self.loaded, open_model, self.metrics)
+        self.shadows = Shadows(settings, self.scheduler, self.lifecycle, self.body_budget, self.metrics)
+        self.dispatcher = Dispatcher(self.scheduler, self.metrics, self.lag, self.shadows)
         self.poller = None if settings.repository == OFF else RepositoryPoller(settings, self.lifecycle)
         self.fetched_images = FetchedImages(settings, self.parsers)
-        images = self.fetched_images, self.sandboxed_images
-        self.handler = InferenceHandler(self.lifecycle.leases, self.dispatcher, self.parsers, *images)
+        self.sandboxed_images = SandboxedImages(settings, self.body_budget)
+        images = self.parsers, self.fetched_images, self.sandboxed_images
+        self.handler = InferenceHandler(self.lifecycle.leases, self.dispatcher, *images)
         self._cpu, self._on_prepared, self._on_ended = StageCpu(CPU_STAGES), on_prepared or _log_failure, on_ended
         self._show_metrics()
 
@@ -133,6 +134,7 @@ class Service(EngineEvents):
         """Refuse new requests; those in flight go on."""
         self.draining = True
         self._accepting = False
+        self.shadows.close()
 
     def abandon(self) -> None:
         """Fail every request in flight: the time to drain is over."""

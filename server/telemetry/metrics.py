@@ -27,6 +27,7 @@ CANCEL_STAGES = ("receive", "wait")
 CPU_STAGES = ("decode", "forward", "postprocess")
 CLOSE_REASONS = ("head_timeout", "body_timeout", "malformed", "too_large", "evicted", "refused", "not_reading")
 BODY_FORMS = ("raw", "array", "multipart", "json")
+SHADOW_OUTCOMES = ("same", "other", "failed", "dropped")
 PARAMETER_FORMS = ("dense_equivalent", "resident", "on_disk")
 
 # Seconds. A small forward takes less than the usual first bucket, 5 ms.
@@ -36,6 +37,8 @@ SECONDS_BUCKETS = (
 )
 BYTES_BUCKETS = tuple(float(4**power) for power in range(5, 14))  # 1 KiB ... 64 MiB
 CONFIDENCE_BUCKETS = (*(tenth / 10 for tenth in range(1, 10)), 0.95, 0.99, 1.0)
+KL_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+DIFFERENCE_BUCKETS = (*(-seconds for seconds in reversed(SECONDS_BUCKETS)), 0.0, *SECONDS_BUCKETS)
 BATCH_BUCKETS = tuple(float(2**power) for power in range(9))  # 1 ... 256
 
 
@@ -65,6 +68,7 @@ class Metrics:
         self._define_engine()
         self._define_models()
         self._define_loading()
+        self._define_shadows()
         self._models: dict[str, ModelMetrics] = {}
         self._http_children: dict[tuple[str, str, int], Histogram] = {}
         # The stubs ask for a CollectorRegistry method that ProcessCollector never uses.
@@ -191,6 +195,15 @@ class Metrics:
             ("model",),
         )
 
+    def _define_shadows(self) -> None:
+        pair = ("model", "shadow")
+        text = "Images that a model answered and its shadow was to see, by whether both have the same best class."
+        self.shadow_images = self._counter("shadow_images_total", text, (*pair, "outcome"))
+        text = "Divergence of a shadow's classes from its model's, nats an image."
+        self.shadow_kl = self._histogram("shadow_kl", text, pair, KL_BUCKETS)
+        text = "Forward of a shadow less that of its model, each for one image of its batch."
+        self.shadow_seconds = self._histogram("shadow_seconds_difference", text, pair, DIFFERENCE_BUCKETS)
+
     def model(self, name: str) -> ModelMetrics:
         """The bound series of one model, made on first use."""
         if name not in self._models:
@@ -206,6 +219,11 @@ class Metrics:
         for gauge in (self.parameter_bytes, self.model_info, self.load_seconds, self.warmup_seconds, self.model_ready):
             gauge.remove_by_labels({"model": name, "version": version})
         self.kernel_fallbacks.remove_by_labels({"model": name, "version": version})
+
+    def forget_shadow(self, model: str, shadow: str) -> None:
+        """Remove the series of a shadow: it has new evidence."""
+        for metric in (self.shadow_images, self.shadow_kl, self.shadow_seconds):
+            metric.remove_by_labels({"model": model, "shadow": shadow})
 
     def forget_model(self, name: str) -> None:
         """Remove every series of a model."""

@@ -101,7 +101,7 @@ LOADERS = set(
 GPU_KINDS = re.findall(r"^\| `(\w+)` \|", OBSERVABILITY.partition("| kind of `gpu_memory_bytes`")[2], re.MULTILINE)
 VALUES: dict[str, Iterable[str]] = {
     "reason": {kind.reason for kind in ERROR_CODES.values()},
-    "outcome": metrics.OUTCOMES,
+    "outcome": metrics.OUTCOMES + metrics.SHADOW_OUTCOMES,
     "stage": metrics.STAGES,
     "form": metrics.PARAMETER_FORMS,
     "le": map(str, metrics.SECONDS_BUCKETS),

@@ -17,6 +17,7 @@ NOT_RUN = (
     (r".*milkweed compress .*--images", "takes minutes: tests/compress, tests/cli/modelling/test_search.py"),
     (r"milkweed serve mine=\./mine-int8", "what it serves takes minutes to make"),
     (r"curl .*https://images\.example\.com", "needs the network: tests/server/service/test_fetched_images.py"),
+    (r"curl .*shadow_agreement", "needs two thousand images: tests/server/service/test_shadows.py"),
     (r"milkweed convert \./float32 ", "what it converts takes an hour to train"),
     (r"milkweed bench ", "takes minutes"),
     (r"python -m milkweed\.bench\.", "takes minutes"),

@@ -40,6 +40,7 @@ def lines(
     *queries: Query,
     span: int = 8,
     stacked: bool = False,
+    least: float | None = 0,
     top: float | None = None,
     dashed: str | None = None,
 ) -> timeseries.Panel:
@@ -49,12 +50,11 @@ def lines(
         unit: as Grafana spells it.
         span: of 24 columns.
         stacked: areas upon each other.
-        top: where the axis ends.
+        least, top: where the axis begins and ends.
         dashed: name of the series that is a limit, not a measurement.
     """
     panel = (
         _framed(timeseries.Panel(), title, unit, text, 8, span)
-        .min(0)
         .targets(_targets(queries))
         .line_width(1)
         .fill_opacity(45 if stacked else 8)
@@ -77,6 +77,8 @@ def lines(
             .sort(common_model.SortOrder.DESCENDING)
         )
     )
+    if least is not None:
+        panel.min(least)
     if top is not None:
         panel.max(top)
     if dashed is not None:

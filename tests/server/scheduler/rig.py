@@ -59,20 +59,27 @@ class Rig:
         priority: Priority = "interactive",
         unseen: float = 0.0,
         flow: str | None = None,
+        shadow: bool = False,
     ) -> Request:
         """Submit a request whose deadline is so many seconds from now."""
         waiter: Future[None] = Future()
-        made = Request(model, 5, self.now + within, waiter, images, None, priority, flow)
+        made = Request(model, 5, self.now + within, waiter, images, None, priority, flow, shadow=shadow)
         queued = [(index, b"x" * IMAGE_BYTES, INFO) for index in range(images)]
         self.scheduler.submit(made, queued, unseen_seconds=unseen)
         return made
 
     def refused(
-        self, images: int = 1, *, within: float = 100.0, priority: Priority = "interactive", flow: str | None = None
+        self,
+        images: int = 1,
+        *,
+        within: float = 100.0,
+        priority: Priority = "interactive",
+        flow: str | None = None,
+        shadow: bool = False,
     ) -> str:
         """Submit a request that is refused as overloaded; what its error says."""
         with pytest.raises(ServiceError) as caught:
-            self.request(images, within=within, priority=priority, flow=flow)
+            self.request(images, within=within, priority=priority, flow=flow, shadow=shadow)
         assert caught.value.code == "overloaded"
         return caught.value.message
 

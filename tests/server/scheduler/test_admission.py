@@ -5,7 +5,8 @@ import pytest
 from milkweed.server.errors import ServiceError
 from milkweed.server.scheduler.admission import BULK_SHARE
 from milkweed.server.scheduler.cost_model import CostModel
-from milkweed.server.scheduler.model_queue import BULK_DELAY_SECONDS, ModelQueue
+from milkweed.server.scheduler.model_queue import ModelQueue
+from milkweed.server.scheduler.request import BULK_DELAY_SECONDS
 
 from .rig import Rig
 
@@ -89,6 +90,57 @@ def test_interactive_goes_before_bulk_but_not_for_ever():
     batch = rig.collect()
     assert [item.request for item in batch.items] == [bulk, bulk, second, second]
     assert batch.reason == "full"
+
+
+def test_bulk_of_one_model_goes_behind_interactive_of_another():
+    rig = Rig("ab")
+    bulk = rig.request(1, "a", priority="bulk")
+    rig.now += 0.01
+    first = rig.request(1, "b")
+    assert [item.request for item in rig.collect().items] == [first]
+    assert [item.request for item in rig.collect().items] == [bulk]
+    overdue = rig.request(1, "a", priority="bulk")
+    rig.now += BULK_DELAY_SECONDS + 0.01
+    rig.request(1, "b")
+    assert [item.request for item in rig.collect().items] == [overdue]
+
+
+def test_a_shadow_goes_behind_all_that_clients_wait_for_however_long_it_waits():
+    rig = Rig("ab")
+    shadow = rig.request(1, "a", priority="bulk", shadow=True)
+    rig.now += 2 * BULK_DELAY_SECONDS
+    clients = [rig.request(1, model, priority=priority) for priority in ("interactive", "bulk") for model in "ab"]
+    batches = [[item.request for item in rig.collect().items] for _ in range(5)]
+    assert batches == [[request] for request in (*clients, shadow)]
+
+
+def test_a_shadow_takes_no_place_and_no_time_of_a_client_and_is_refused_first():
+    rig = Rig(queue=10, queue_pixels=1000)
+    for _ in range(5):
+        rig.request(priority="bulk", shadow=True)
+    limit = int(10 * BULK_SHARE)
+    assert f"5 images wait, 1 more exceed the bulk limit {limit}" in rig.refused(priority="bulk", shadow=True)
+    rig.request(5, within=0.055, priority="bulk")  # as many as without, and as soon
+    rig.request(5, within=0.055)
+    assert "10 images wait, 1 more exceed the limit 10" in rig.refused()
+    assert rig.scheduler.depth == 15
+    for _ in range(4):
+        assert not any(item.request.shadow for item in rig.collect().items)
+        rig.scheduler.batch_done()
+    assert rig.scheduler.depth == 5
+    assert [item.request.shadow for item in rig.collect().items] == [True] * 4
+    rig.request(4, priority="bulk", shadow=True)  # what was computed is counted no more
+
+
+def test_shadows_that_are_dropped_are_no_sign_of_impatience():
+    rig = Rig()
+    for _ in range(100):
+        assert rig.scheduler.drop(rig.request(priority="bulk", shadow=True)) == 1
+    first, second = rig.request(), rig.request()
+    assert [item.request for item in rig.collect().items] == [first, second]
+    assert rig.scheduler.drop(first) == 0
+    late = rig.request(priority="bulk", shadow=True)
+    assert late.expected_finish is None  # it waits for whoever comes, and no estimate learns from it
 
 
 def test_bulk_takes_places_that_are_computed_anyway():
