@@ -104,7 +104,7 @@ class Baseline:
         Raises:
             DataError: they are all the same, so that no other model could be told from it.
         """
-        dense = answers(self.model, self.held_out.batches)
+        dense = self._dense_outputs[0]
         if not torch.isfinite(dense).all():
             raise DataError("the dense model's answers are not finite numbers: there is nothing to compare with")
         if float((dense - dense[0]).abs().max()) < 1e-6:
@@ -113,15 +113,18 @@ class Baseline:
             )
         return dense
 
-    @cached_property
+    @property
     def dense_embedding(self) -> Tensor:
         """The dense model's embeddings of the held-out images, (images, width), of width 0 where it has none."""
+        return self._dense_outputs[1]
+
+    @cached_property
+    def _dense_outputs(self) -> tuple[Tensor, Tensor]:
+        """The log-probabilities and the embeddings of the held-out images, by one pass."""
         name, rows = classifier_name(self.model), list[Tensor]()
-        if name is None:
-            return torch.empty(len(self.held_out), 0)
-        with hooked(self.model, [name], lambda _, inputs, output: rows.append(inputs[0])):
-            answers(self.model, self.held_out.batches)
-        return torch.cat(rows)
+        with hooked(self.model, () if name is None else (name,), lambda _, inputs, output: rows.append(inputs[0])):
+            dense = answers(self.model, self.held_out.batches)
+        return dense, torch.cat(rows) if rows else torch.empty(len(dense), 0)
 
     @property
     def select(self) -> Tensor:

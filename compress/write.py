@@ -72,7 +72,7 @@ def _write(search: Search, result: SearchResult) -> BundleConfig:
 
 
 def _confidence(search: Search, result: SearchResult) -> ConfidenceThreshold | None:
-    """From which score on the result is sure; as the dense model is where only that is known by labels."""
+    """Return the result's threshold of confidence, or the dense model's where that alone was found by labels."""
     of_dense, measured = search.baseline.config.confidence, result.models[result.chosen].confidence
     if measured is None or (measured.reference == "dense" and of_dense is not None and of_dense.reference == "labels"):
         return of_dense

@@ -107,7 +107,7 @@ class Pipeline:
 
         Args:
             top_k: for each batch, the number of classes of each answer; 1..num_classes.
-            embeds: for each batch, whether each answer has the image's embedding; None: none has.
+            embeds: by batch and image, whether the answer has the image's embedding; None: no answer has.
             distributions: the same of the probabilities of all classes; the best classes are as without.
 
         Returns:

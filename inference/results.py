@@ -51,7 +51,8 @@ class TopClasses:
             of them, not the engine's thread, where 1,000 take a millisecond. Numbers take ten times the memory.
         embedding: the image's embedding as the bytes of float32 values; empty where it was not asked for.
         distribution: the probabilities of all classes, in the order of the labels, alike.
-        forward_seconds: what the forward of the image's batch took for each image of it, where one of these was.
+        forward_seconds: seconds of the forward of the image's batch, divided by its images; 0 unless an embedding or a
+            distribution was asked for.
     """
 
     int32: bytes

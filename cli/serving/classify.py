@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,22 +81,36 @@ def classify(
     asked = asked_of_each(top_k, threshold, url, device, shrink, head)
     names = named_images(images or [], from_file)
     answers = AnswerFile(kind_of(format, output, json), output, resume)
+    answer_all(names, answers, asked, url=url, model=model, device=device, shrink=shrink, output=output)
+
+
+def answer_all(
+    names: Sequence[str],
+    answers: AnswerFile,
+    asked: "ClassifyOptions",
+    *,
+    url: str | None,
+    model: str | None,
+    device: str | None,
+    shrink: bool,
+    output: Path | None,
+    task: str = "classify",
+) -> None:
+    """Answer the images that `answers` does not hold yet, by a bundle, or by a running server where there is a URL.
+
+    Raises:
+        CommandError: images got no answer: how many, and why the first did not.
+    """
     left = [name for name in names if name not in answers.held]
     if answers.held:
         note(f"{output} holds {answers.count} answers: {len(left)} of {len(names)} images are left")
     if left:
-        opened = classifier_of(url, model, device, asked, len(left) > 1, shrink)
-        with opened as classifier, answers, progress("classify", "images") as update:
-            answer_images(left, classifier, answers, update)
+        opened = _bundle(model, device, asked) if url is None else _server(url, model, asked, len(left) > 1, shrink)
+        with opened as classifier, answers, progress(task, "images") as update:
+            _answer(left, classifier, answers, update)
     if answers.failed:
-        raise CommandError(failure_of(answers), FAILED)
-
-
-def failure_of(answers: "AnswerFile") -> str:
-    """Say how many images got no answer, and why the first did not."""
-    if answers.count == 1:
-        return answers.first_failure
-    return f"{answers.failed} of {answers.count} images got no answer, the first: {answers.first_failure}"
+        several = f"{answers.failed} of {answers.count} images got no answer, the first: " if answers.count > 1 else ""
+        raise CommandError(several + answers.first_failure, FAILED)
 
 
 def asked_of_each(
@@ -114,7 +128,7 @@ def asked_of_each(
     return {"top_k": top_k, "threshold": threshold or None, "head": head}  # older servers know no threshold
 
 
-def answer_images(names: Sequence[str], classifier: Classifier, answers: AnswerFile, update: Update) -> None:
+def _answer(names: Sequence[str], classifier: Classifier, answers: AnswerFile, update: Update) -> None:
     """Read images, classify them and write the answers; only the images in flight are held."""
     pending: deque[str] = deque()
     done, total = 0, len(names)
@@ -137,13 +151,6 @@ def answer_images(names: Sequence[str], classifier: Classifier, answers: AnswerF
         if answers.resumable and done:
             note(f"{done} more answers are kept: the same command with --resume goes on")
         raise
-
-
-def classifier_of(
-    url: str | None, model: str | None, device: str | None, asked: "ClassifyOptions", several: bool, shrink: bool
-) -> "AbstractContextManager[Classifier]":
-    """Open a bundle, or a running server's connection where there is a URL."""
-    return _bundle(model, device, asked) if url is None else _server(url, model, asked, several, shrink)
 
 
 @contextmanager

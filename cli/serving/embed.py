@@ -5,21 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import FAILED, WRONG_USAGE, CommandError
+from ..errors import WRONG_USAGE, CommandError
 from ..options import DeviceOption
-from ..output import note
-from ..progress import progress
-from .classify import (
-    FromFile,
-    ImageArguments,
-    ModelOption,
-    Shrink,
-    Url,
-    answer_images,
-    asked_of_each,
-    classifier_of,
-    failure_of,
-)
+from .classify import FromFile, ImageArguments, ModelOption, Shrink, Url, answer_all, asked_of_each
 from .classify_inputs import named_images
 from .classify_output import AnswerFile
 
@@ -61,15 +49,8 @@ def embed(
     if array and resume:
         raise CommandError("--resume goes with --output FILE.ndjson", WRONG_USAGE)
     answers: Any = EmbeddingArray(output) if array and output is not None else AnswerFile("ndjson", output, resume)
-    left = [name for name in names if name not in answers.held]
-    if answers.held:
-        note(f"{output} holds {answers.count} embeddings: {len(left)} of {len(names)} images are left")
-    if left:
-        opened = classifier_of(url, model, device, asked, len(left) > 1, shrink)
-        with opened as classifier, answers, progress("embed", "images") as update:
-            answer_images(left, classifier, answers, update)
-    if answers.failed:
-        raise CommandError(failure_of(answers), FAILED)
+    how: Any = {"url": url, "model": model, "device": device, "shrink": shrink}
+    answer_all(names, answers, asked, **how, output=output, task="embed")
 
 
 class EmbeddingArray:

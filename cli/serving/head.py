@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...models.intervals import share_interval
 from ..bundle_args import DEMO, bundle_path
 from ..errors import WRONG_USAGE, CommandError
 from ..help import page
@@ -68,7 +69,7 @@ def fit(
       milkweed head fit birds/ --model ./dino --out birds.head.safetensors
     """
     from ...jobs.dataset import class_labels, labelled_images
-    from ...models.heads.fit import METHODS, share_interval
+    from ...models.heads.fit import METHODS
     from ...models.heads.linear_head import LinearHead, normalized
 
     if method not in METHODS:

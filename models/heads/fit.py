@@ -1,6 +1,6 @@
 """Fits linear classifiers to embeddings in closed form, and scores each image by a fit without it (leave-one-out)."""
 
-from math import exp, log, sqrt
+from math import exp, log
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from .linear_head import normalized
 F64 = NDArray[np.float64]
 
 PENALTIES = 10.0 ** np.arange(-6, 2.5, 0.5)
-"""That ridge regression chooses from, in mean squared singular values of the centred embeddings."""
+"""Ridge regression chooses one of these penalties, in mean squared singular values of the centred embeddings."""
 
 
 class HeadFit(NamedTuple):
@@ -74,11 +74,3 @@ def _scale(scores: F64, targets: NDArray[np.int64]) -> tuple[float, float]:
         low, high = (middle, high) if aim > ((powers * scores).sum(1) / powers.sum(1)).sum() else (low, middle)
     logits = exp(low) * scores
     return exp(low), float(np.mean(logits[rows, targets] - np.log(np.exp(logits).sum(1))))
-
-
-def share_interval(count: int, total: int) -> tuple[float, float]:
-    """The ends of the 95 % interval of a share (Wilson 1927)."""
-    z, share = 1.959964, count / total
-    half = z * sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
-    middle, whole = share + z * z / (2 * total), 1 + z * z / total
-    return max(0.0, (middle - half) / whole), min(1.0, (middle + half) / whole)

@@ -89,7 +89,7 @@ def distillation_loss(logits: Tensor, teacher_logits: Tensor, temperature: float
 
 @torch.inference_mode()
 def confidence_threshold(model: nn.Module, batches: Iterable[TrainingBatch]) -> ConfidenceThreshold | None:
-    """From which score on a model's answers are sure, by batches of images and their classes; see `find_threshold`.
+    """Find the score from which a model's answers are sure, by batches of images and their classes (`find_threshold`).
 
     Args:
         model: a model in eval mode.
@@ -100,7 +100,7 @@ def confidence_threshold(model: nn.Module, batches: Iterable[TrainingBatch]) -> 
     device, scores, right = next(model.parameters()).device, list[Tensor](), list[Tensor]()
     for pixels, targets in batches:
         if targets is None:
-            raise ValueError("images without classes: a threshold of confidence needs a class for each")
+            raise ValueError("images without classes: a threshold of confidence needs their classes")
         score, best = model(pixels.to(device)).float().softmax(-1).cpu().max(-1)
         scores.append(score)
         right.append(best == targets)

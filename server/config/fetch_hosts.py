@@ -16,7 +16,7 @@ FetchHosts = frozenset[tuple[str, str]]
 
 
 def read_fetch_hosts(text: str) -> FetchHosts:
-    """The hosts in the setting, separated by commas; `off` is none. Raises ValueError for one that is no name."""
+    """Read the hosts in the setting, separated by commas; `off` is none. Raises ValueError, naming a wrong entry."""
     entries: set[tuple[str, str]] = set()
     for entry in () if text == "off" else text.split(","):
         parts = _ENTRY.fullmatch(entry.strip().lower())

@@ -107,7 +107,7 @@ class Fetcher:
             writer.transport.abort()
 
     async def _connect(self, target: FetchTarget) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Resolve the name once and connect to what came of it. Raises FetchError where one address is not public."""
+        """Resolve the host once and connect to an address of it. Raises FetchError where any address is not public."""
         addresses = await self._resolve(target)
         if not addresses or not all(self._public(address) for address, _ in addresses):
             raise FetchError("an address that is not public, or none")

@@ -20,7 +20,7 @@ class FetchError(ValueError):
 
 
 class _Answer:
-    """What httptools calls for each part of an answer."""
+    """Takes the parts of an answer as httptools finds them."""
 
     def __init__(self, limit: int) -> None:
         self.headers: dict[bytes, bytes] = {}

@@ -22,7 +22,7 @@ class FetchTarget(NamedTuple):
 
     @property
     def port(self) -> int:
-        """That of the scheme: there is no other."""
+        """The port is the scheme's: no other is allowed."""
         return _PORTS[self.scheme]
 
 

@@ -21,7 +21,8 @@ FETCHES_OF_REQUEST = 8
 """At a time, of one request: the others of `FETCHES` are for others."""
 
 SHARE_OF_TIME = 0.5
-"""Of what a request has left: a slow host must not cost its other images their answers."""
+"""Fetches may take this share of the time that a request has left: a slow host must not cost the other images their
+answers."""
 
 
 class FetchedImages:

@@ -6,7 +6,6 @@ is answered, it is queued for the shadow behind all that clients wait for, or dr
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import numpy as np
 
 from ...inference.results import TopClasses
 from ...loaders.headers.info import ImageInfo
+from ...models.intervals import share_interval
 from ..config.settings import Settings
 from ..config.shadows import parse_shadows
 from ..errors import ServiceError
@@ -38,9 +38,6 @@ images in turns has always the same one chosen."""
 BUDGET_SHARE = 0.25
 """Shadows hold images only while these and all bodies together are at most this share of the bodies' limit."""
 
-Z = 1.959964
-"""The normal distribution's 97.5 % quantile."""
-
 _Image = tuple[int, bytes, ImageInfo]  # as the scheduler takes it
 
 
@@ -54,12 +51,8 @@ def divergence(p: bytes, q: bytes) -> float:
 
 
 def agreement(same: int, images: int) -> tuple[float, float, float]:
-    """A share and the ends of its 95 % interval: the score interval of Wilson (JASA 22, 1927)."""
-    if not images:
-        return 0.0, 0.0, 1.0
-    share, z = same / images, Z**2 / images
-    middle, half = share + z / 2, Z * math.sqrt(share * (1 - share) / images + z / (4 * images))
-    return share, max(0.0, (middle - half) / (1 + z)), min(1.0, (middle + half) / (1 + z))
+    """Return the share of equal answers and the ends of its 95 % interval; 0 to 1 where there are no images."""
+    return (same / images, *share_interval(same, images)) if images else (0.0, 0.0, 1.0)
 
 
 class Evidence:

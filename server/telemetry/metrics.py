@@ -53,7 +53,7 @@ class ModelMetrics:
         self.padding = metrics.padding.labels(model)
         self.confidence = metrics.confidence.labels(model)
         self.predictions: dict[int, Counter] = {}
-        """By the place of the class; empty where there are too many to count."""
+        """The counters of best classes, by the place of the class; empty where classes are too many to count."""
 
 
 class Metrics:
@@ -201,7 +201,7 @@ class Metrics:
         self.shadow_images = self._counter("shadow_images_total", text, (*pair, "outcome"))
         text = "Divergence of a shadow's classes from its model's, nats an image."
         self.shadow_kl = self._histogram("shadow_kl", text, pair, KL_BUCKETS)
-        text = "Forward of a shadow less that of its model, each for one image of its batch."
+        text = "Forward of a shadow less that of its model, seconds an image of its batch."
         self.shadow_seconds = self._histogram("shadow_seconds_difference", text, pair, DIFFERENCE_BUCKETS)
 
     def model(self, name: str) -> ModelMetrics:

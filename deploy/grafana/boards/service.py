@@ -18,6 +18,7 @@ from .series import (
     total,
 )
 from .series import buckets as buckets_of
+from .shadows import shadow_panels
 
 HTTP = "milkweed_http_request_duration_seconds"
 STAGE = "milkweed_request_stage_duration_seconds"
@@ -52,7 +53,7 @@ def dashboard() -> Dashboard:
             ("Queue", _queue()),
             ("Server", _server()),
             ("Models", _models()),
-            ("Shadows", _shadows()),
+            ("Shadows", shadow_panels()),
         ],
     )
 
@@ -278,46 +279,5 @@ def _models() -> list[Panel]:
             "New versions that failed to load or answered their golden images wrongly, within the last hour; what "
             "served went on. The log says why.",
             Query(total(f"increase({series('milkweed_model_load_failures_total', MODEL)}[1h])", "model"), "{{model}}"),
-        ),
-    ]
-
-
-def _shadows() -> list[Panel]:
-    images = "milkweed_shadow_images_total"
-    compared = total(series(images, MODEL, 'outcome=~"same|other|failed"'), "model, shadow")
-    pair = "{{shadow}} of {{model}}"
-    return [
-        lines(
-            "Agreement",
-            "percentunit",
-            "Share of the compared images with the model's best class, of the versions that serve now, on all chosen "
-            "servers. One that only the shadow failed is a disagreement.",
-            Query(share(total(series(images, MODEL, 'outcome="same"'), "model, shadow"), compared), pair),
-            top=1,
-        ),
-        lines("Compared", IMAGES, "Images that the agreement is of.", Query(compared, pair)),
-        lines(
-            "Shadow images by outcome",
-            IMAGES_A_SECOND,
-            "same, other: the best class. failed: by the shadow alone. dropped: there was no room beside what clients "
-            "wait for.",
-            Query(total(rate(images, MODEL), "shadow, outcome") + " > 0", "{{shadow}} {{outcome}}"),
-            stacked=True,
-        ),
-        lines(
-            "Divergence",
-            "suffix: nats",
-            "KL of all classes from the model's to the shadow's, an image.",
-            *(
-                Query(quantile(which, "milkweed_shadow_kl", MODEL, by="model, shadow"), f"{pair} p{which * 100:.0f}")
-                for which in (0.5, 0.95)
-            ),
-        ),
-        lines(
-            "Forward less the model's",
-            "s",
-            "Median of the shadow's forward less the model's, each for one image of its batch; below 0 it is faster.",
-            Query(quantile(0.5, "milkweed_shadow_seconds_difference", MODEL, by="model, shadow"), pair),
-            least=None,
         ),
     ]

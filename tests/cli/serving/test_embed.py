@@ -54,7 +54,7 @@ def test_lines_are_the_same_and_can_be_resumed(
     out = tmp_path / "v.ndjson"
     milkweed("embed", "--model", bundle, photos / "0.png", photos / "1.png", "--output", out).ok()
     again = milkweed("embed", "--model", bundle, photos, "--output", out, "--resume").ok()
-    assert "holds 2 embeddings: 3 of 5 images are left" in again.err
+    assert "holds 2 answers: 3 of 5 images are left" in again.err
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [set(line) for line in lines] == [{"image", "model", "version", "embedding"}] * 5
     np.testing.assert_array_equal(np.array([line["embedding"] for line in lines], np.float32), expected)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import milkweed
-from milkweed.models.heads.fit import METHODS, share_interval
+from milkweed.models.heads.fit import METHODS
 from milkweed.models.heads.linear_head import LinearHead, parse_head
+from milkweed.models.intervals import share_interval
 
 from ...models.heads.plain_head import expected
 from ...support.command import Milkweed, Refused

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from milkweed.models.heads.fit import METHODS, PENALTIES, fit_means, fit_ridge, share_interval
+from milkweed.models.heads.fit import METHODS, PENALTIES, fit_means, fit_ridge
 from milkweed.models.heads.linear_head import normalized
 
 Array = NDArray[np.float64]
@@ -116,13 +116,3 @@ def test_images_that_are_all_alike_are_fitted_too() -> None:
     for fit in (fit_ridge(embeddings, targets), fit_means(embeddings, targets)):
         assert np.isfinite(fit.weight).all()
         assert fit.log_likelihood == pytest.approx(np.log(0.5), abs=1e-3)
-
-
-def test_the_interval_is_wilsons() -> None:
-    """Both ends solve |share - p| = z sqrt(p (1 - p) / n)."""
-    for count, total in ((0, 5), (3, 7), (98, 100), (40, 40)):
-        for end in share_interval(count, total):
-            off = abs(count / total - end)
-            assert off == pytest.approx(1.959964 * np.sqrt(end * (1 - end) / total), abs=1e-7)
-        low, high = share_interval(count, total)
-        assert 0 <= low <= count / total <= high <= 1
