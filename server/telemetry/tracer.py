@@ -135,6 +135,7 @@ class Tracer:
         ending.join(FLUSH_SECONDS)
         if ending.is_alive():
             logger.warning("the last traces were not sent within %g s", FLUSH_SECONDS)
+            self._exporter.shutdown()  # gives up the retry for which its thread would wait
         else:
             self._exporter_log.removeFilter(self._once)
 

@@ -39,6 +39,7 @@ def counted_cycles() -> Iterator[Counter[str]]:
     """Count, of what within is left to the collector, what is ours."""
     left: Counter[str] = Counter()
     gc.collect()
+    gc.freeze()  # what other tests left is none of it
     gc.disable()
     try:
         yield left
@@ -48,6 +49,7 @@ def counted_cycles() -> Iterator[Counter[str]]:
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
+        gc.unfreeze()
         gc.enable()
 
 

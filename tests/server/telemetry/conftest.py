@@ -55,6 +55,17 @@ def attributes(pairs: Any) -> dict[str, Any]:
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in pairs}
 
 
+@pytest.fixture(autouse=True)
+def exporters_end() -> Iterator[None]:
+    """A test leaves no thread that still exports, and whose spans another test would find."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith(("OtelBatch", "milkweed-traces")):
+            thread.join(HANG_SECONDS)
+            assert not thread.is_alive()
+
+
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     server = Collector()
