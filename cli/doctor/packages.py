@@ -29,6 +29,7 @@ EXTRAS = (
     Extra("onnx", ("onnx", "onnxruntime", "onnxscript"), "`milkweed export --onnx`, and --backend other than torch"),
     Extra("torch", ("torch", "timm", "safetensors", "huggingface-hub"), "makes models, and serves their weights"),
     Extra("openvino", ("openvino",), "--backend openvino or auto, together with onnx"),
+    Extra("bulk", ("fsspec", "pyarrow"), "`classify` and `embed` read object stores and tables"),
     Extra("train", ("matplotlib", "jinja2"), "`milkweed train`, reports of `compress`, and all plots"),
 )
 

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,8 +13,10 @@ from ..errors import FAILED, WRONG_USAGE, CommandError
 from ..options import DeviceOption, Json, decimal_option, number_option, text_option
 from ..output import note
 from ..progress import Update, progress
+from .bulk_inputs import Content, holds_images
 from .classify_inputs import images_of, named_images
-from .classify_output import KINDS, AnswerFile, kind_of
+from .classify_output import KINDS, AnswerFile, Answers, kind_of
+from .parquet_output import ParquetFile
 
 if TYPE_CHECKING:
     from ...client import Answer
@@ -22,8 +24,12 @@ if TYPE_CHECKING:
 
 ImageArguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="IMAGE...", help="Image files, folders of them, quoted patterns; - is an image on stdin."),
+    typer.Argument(
+        metavar="IMAGE...",
+        help="Image files, folders of them, quoted patterns, tars, Parquet tables, URLs of them; - is stdin.",
+    ),
 ]
+ColumnOption = Annotated[str, text_option("NAME", "Of Parquet tables: the column with the images.")]
 FromFile = Annotated[str | None, text_option("FILE", "More images, one a line or with NUL between; - is stdin.")]
 Url = Annotated[str | None, text_option("URL", "Of a running server, which classifies.")]
 ModelOption = Annotated[
@@ -50,7 +56,7 @@ Shrink = Annotated[
 TIMEOUT_SECONDS = 120.0
 """The most time for one request; the client waits for a server that is busy."""
 
-Classifier = Callable[[Iterator[bytes | Path]], "Iterator[Answer]"]
+Classifier = Callable[[Iterator[Content]], "Iterator[Answer]"]
 
 
 def classify(
@@ -66,27 +72,32 @@ def classify(
     format: FormatOption = None,
     output: Output = None,
     resume: Resume = False,
+    column: ColumnOption = "image",
     json: Json = False,
 ) -> None:
     """Classify images, by a bundle or a running server.
 
-    A folder stands for all images in it, a numpy array (.npy) with a batch axis for all along it. Answers come as
-    they are found. The exit code is 1 if any image got no answer. MILKWEED_API_KEY is the key for --url.
+    A folder, a tar, a table or a URL that ends with / stands for all images in it, a numpy array (.npy) with a batch
+    axis for all along it. Answers come as they are found. The exit code is 1 if any image got no answer.
+    MILKWEED_API_KEY is the key for --url.
 
     \b
     Example:
       milkweed classify dog.jpg ./holiday --top-k 3
       milkweed classify ./archive --url http://gpu:8000 --output a.csv --resume
+      milkweed classify s3://bucket/photos/ --output a.parquet
     """
     asked = asked_of_each(top_k, threshold, url, device, shrink, head)
     names = named_images(images or [], from_file)
-    answers = AnswerFile(kind_of(format, output, json), output, resume)
-    answer_all(names, answers, asked, url=url, model=model, device=device, shrink=shrink, output=output)
+    kind = kind_of(format, output, json)
+    answers = ParquetFile(output, resume) if kind == "parquet" else AnswerFile(kind, output, resume)
+    how: Any = {"url": url, "model": model, "device": device, "shrink": shrink, "output": output, "column": column}
+    answer_all(names, answers, asked, **how)
 
 
 def answer_all(
     names: Sequence[str],
-    answers: AnswerFile,
+    answers: Answers,
     asked: "ClassifyOptions",
     *,
     url: str | None,
@@ -94,6 +105,7 @@ def answer_all(
     device: str | None,
     shrink: bool,
     output: Path | None,
+    column: str,
     task: str = "classify",
 ) -> None:
     """Answer the images that `answers` does not hold yet, by a bundle, or by a running server where there is a URL.
@@ -105,12 +117,13 @@ def answer_all(
     if answers.held:
         note(f"{output} holds {answers.count} answers: {len(left)} of {len(names)} images are left")
     if left:
-        opened = _bundle(model, device, asked) if url is None else _server(url, model, asked, len(left) > 1, shrink)
+        several = len(left) > 1 or holds_images(left[0])
+        opened = _bundle(model, device, asked) if url is None else _server(url, model, asked, several, shrink)
         with opened as classifier, answers, progress(task, "images") as update:
-            _answer(left, classifier, answers, update)
+            _answer(left, column, classifier, answers, update)
     if answers.failed:
-        several = f"{answers.failed} of {answers.count} images got no answer, the first: " if answers.count > 1 else ""
-        raise CommandError(several + answers.first_failure, FAILED)
+        first = f"{answers.failed} of {answers.count} images got no answer, the first: " if answers.count > 1 else ""
+        raise CommandError(first + answers.first_failure, FAILED)
 
 
 def asked_of_each(
@@ -128,18 +141,19 @@ def asked_of_each(
     return {"top_k": top_k, "threshold": threshold or None, "head": head}  # older servers know no threshold
 
 
-def _answer(names: Sequence[str], classifier: Classifier, answers: AnswerFile, update: Update) -> None:
+def _answer(names: Sequence[str], column: str, classifier: Classifier, answers: Answers, update: Update) -> None:
     """Read images, classify them and write the answers; only the images in flight are held."""
     pending: deque[str] = deque()
-    done, total = 0, len(names)
+    done = read = 0
+    total = len(names)
 
-    def contents() -> Iterator[bytes | Path]:
-        nonlocal total
-        for name in names:
-            parts = [part for part in images_of(name) if part[0] not in answers.held]
-            total += len(parts) - 1
-            for part, content in parts:
-                pending.append(part)
+    def contents() -> Iterator[Content]:
+        nonlocal read, total
+        for name, content in images_of(names, column):
+            read += 1
+            total = max(total, read)
+            if name not in answers.held:
+                pending.append(name)
                 yield content
 
     try:

@@ -1,14 +1,16 @@
-"""Finds the images for `milkweed classify`: files, folders, patterns, lists; and reads what each holds."""
+"""Finds the images for `milkweed classify`: files, folders, patterns, URLs, lists; and reads what each holds."""
 
 import glob
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain, groupby
 from pathlib import Path
 
 from ...loaders.headers.sniff import images_among
 from ..errors import WRONG_USAGE, CommandError, one_line
 from ..output import note
+from .bulk_inputs import Content, expand_url, fetch, holds_images, images_within, protocol
 
 STDIN = "-"
 
@@ -18,7 +20,7 @@ _PATTERN_CHARS = frozenset("*?[")
 
 
 def named_images(arguments: Sequence[str], from_file: str | None) -> list[str]:
-    """List the images' names, in order, each once; folders and patterns stand for the images in them, by name.
+    """List the images' names, in order, each once; folders, patterns and URLs stand for the images in them, by name.
 
     Args:
         from_file: a file of further names, one a line, or with NUL between (`find -print0`); `-` is stdin.
@@ -37,16 +39,34 @@ def named_images(arguments: Sequence[str], from_file: str | None) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def images_of(name: str) -> list[tuple[str, bytes | Path]]:
-    """Read a file's images, with their names: one, or those of an array with a batch axis as FILE[0], FILE[1], ...
+def images_of(names: Sequence[str], column: str) -> Iterator[tuple[str, Content]]:
+    """Read images one after another: the name of each, and what it holds.
 
-    A file that cannot be read stays a path; the one that classifies it says why.
+    Arrays with a batch axis are several images, FILE[0], FILE[1], ...; so are tars and tables. A file that cannot be
+    read stays a path; the one that classifies it says why.
+
+    Args:
+        column: of tables, see `images_within`.
     """
+    for store, group in groupby(names, lambda name: "" if holds_images(name) else protocol(name)):
+        if store:
+            files = fetch(list(group))
+        else:
+            within = (images_within(name, column) if holds_images(name) else [_file(name)] for name in group)
+            files = chain.from_iterable(within)
+        for name, content in files:
+            yield from _parts(name, content)
+
+
+def _file(name: str) -> tuple[str, Content]:
     try:
-        content = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
+        return name, sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
     except OSError:
-        return [(name, Path(name))]
-    if not content.startswith(_NPY_MAGIC):
+        return name, Path(name)
+
+
+def _parts(name: str, content: Content) -> list[tuple[str, Content]]:
+    if not isinstance(content, bytes) or not content.startswith(_NPY_MAGIC):
         return [(name, content)]
     from ...loaders.decode.npy import count_images, split_images
 
@@ -69,13 +89,18 @@ def _left_out(error: OSError) -> None:
 def _expanded(name: str) -> Iterator[str]:
     if not name:
         raise CommandError("IMAGE '': must be a file, a folder, a pattern or -", WRONG_USAGE)
+    if protocol(name):
+        yield from expand_url(name)
+        return
     path = Path(name)
     if path.is_dir():
         within = (Path(folder, file) for folder, _, files in os.walk(path, onerror=_left_out) for file in files)
-        images = images_among(file for file in within if file.is_file())
-        if not images:
+        files = [file for file in within if file.is_file()]
+        several = [file for file in files if holds_images(file.name)]
+        images = images_among(file for file in files if not holds_images(file.name))
+        if not images and not several:
             raise CommandError(f"IMAGE {path}: no images in this folder")
-        yield from map(str, images)
+        yield from map(str, sorted(images + several))
     elif _PATTERN_CHARS & set(name) and not path.exists():
         matches = sorted(glob.glob(name, recursive=True))
         if not matches:

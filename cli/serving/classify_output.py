@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, TYPE_CHECKING, Any, Literal, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, Self, get_args
 
 from ...models.errors import printable
 from ..errors import WRONG_USAGE, CommandError, one_line
@@ -20,13 +20,20 @@ from ..output import note, print_json
 if TYPE_CHECKING:
     from ...client import Answer
 
-OutputKind = Literal["text", "csv", "json", "ndjson"]
+OutputKind = Literal["text", "csv", "json", "ndjson", "parquet"]
 KINDS: tuple[OutputKind, ...] = get_args(OutputKind)
 RESUMED: tuple[OutputKind, ...] = ("csv", "ndjson")
+NOT_RESUMED = "--resume goes with --output FILE, as csv or ndjson"
 COLUMNS = ("image", "rank", "index", "id", "label", "score", "error", "message")
 """The columns of a CSV. It has a row for each class of an image, best first; an image without an answer has one row."""
 
-_SUFFIXES: dict[str, OutputKind] = {".csv": "csv", ".json": "json", ".ndjson": "ndjson", ".jsonl": "ndjson"}
+_SUFFIXES: dict[str, OutputKind] = {
+    ".csv": "csv",
+    ".json": "json",
+    ".ndjson": "ndjson",
+    ".jsonl": "ndjson",
+    ".parquet": "parquet",
+}
 
 
 def kind_of(format: str | None, output: Path | None, json: bool) -> OutputKind:
@@ -47,7 +54,38 @@ def kind_of(format: str | None, output: Path | None, json: bool) -> OutputKind:
     raise CommandError(f"--format {format}: must be one of {', '.join(KINDS)}", WRONG_USAGE)
 
 
-class AnswerFile:
+class Answers:
+    """Counts what is written. A context manager; files are whole at its end."""
+
+    def __init__(self) -> None:
+        self.held: set[str] = set()
+        self.count = self.failed = 0
+        self.first_failure = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        raise NotImplementedError
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a later run can go on with what is written."""
+        return False
+
+    def add(self, image: str, answer: "Answer") -> None:
+        """Take the next answer."""
+        raise NotImplementedError
+
+    def note(self, image: str, code: str = "", message: str = "") -> None:
+        """Count an answer, or what came in its place."""
+        self.count += 1
+        if code:
+            self.failed += 1
+            self.first_failure = self.first_failure or f"{image}: {code}: {message}"
+
+
+class AnswerFile(Answers):
     """Writes answers, and knows which ones it holds from an earlier run.
 
     Args:
@@ -59,14 +97,12 @@ class AnswerFile:
     """
 
     def __init__(self, kind: OutputKind, output: Path | None, resume: bool = False) -> None:
+        super().__init__()
         if resume and (output is None or kind not in RESUMED):
-            raise CommandError("--resume goes with --output FILE, as csv or ndjson", WRONG_USAGE)
+            raise CommandError(NOT_RESUMED, WRONG_USAGE)
         if output is not None and output.exists() and not resume:
             more = "; --resume goes on with it" if kind in RESUMED else ""
             raise CommandError(f"--output {output}: exists already{more}")
-        self.held: set[str] = set()
-        self.count = self.failed = 0
-        self.first_failure = ""
         self._kind: OutputKind = kind
         self._output, self._whole = output, 0
         self._new = output is not None and not output.exists()
@@ -82,7 +118,7 @@ class AnswerFile:
             except ValueError as error:
                 raise CommandError(f"--output {output}: {error}: not written by this command, not resumed") from None
 
-    def __enter__(self) -> "AnswerFile":
+    def __enter__(self) -> Self:
         if self._output is not None:
             # Names of files may hold bytes that are not UTF-8.
             self._file = open(self._output, "a", encoding="utf-8", errors="surrogateescape", newline="")
@@ -105,31 +141,25 @@ class AnswerFile:
 
     @property
     def resumable(self) -> bool:
-        """Whether a later run can go on with this file."""
+        """Whether a later run can go on with what is written."""
         return self._output is not None and self._kind in RESUMED
 
     def add(self, image: str, answer: "Answer") -> None:
         """Write the next answer; it is in the file when this returns."""
         if not self._identity:
-            self._identity = _identity(answer)
+            self._identity = identity_of(answer)
             if self._identity and self._held_identity not in ({}, self._identity):
                 identities = (self._held_identity, self._identity)
                 before, after = (one_line(" ".join(identity.values())) for identity in identities)
                 note(f"{self._output} is from here on by {after}, before by {before}")
-        result = _result(answer)
-        self._note(image, result.get("error"))
+        result = result_of(answer)
+        self.note(image, **result.get("error", {}))
         if self._kind == "json":
             self._results.append({"image": image, **result})
         elif self._kind == "ndjson":
-            self._write(json.dumps({"image": image, **_identity(answer), **result}) + "\n")
+            self._write(json.dumps({"image": image, **identity_of(answer), **result}) + "\n")
         else:
-            self._write(_csv(_rows(image, result)) if self._kind == "csv" else _text(image, result))
-
-    def _note(self, image: str, error: Mapping[str, str] | None) -> None:
-        self.count += 1
-        if error is not None:
-            self.failed += 1
-            self.first_failure = self.first_failure or f"{image}: {error['code']}: {error['message']}"
+            self._write(_csv(rows_of(image, result)) if self._kind == "csv" else _text(image, result))
 
     def _write(self, text: str) -> None:
         if self._file is None and isinstance(self._stdout, io.TextIOWrapper):
@@ -176,7 +206,7 @@ class AnswerFile:
 
     def _take(self, image: str, error: Mapping[str, str] | None) -> None:
         self.held.add(image)
-        self._note(image, error)
+        self.note(image, **error or {})
 
 
 class _Lines:
@@ -222,11 +252,11 @@ def _ndjson_result(line: str) -> tuple[str, Mapping[str, str] | None, dict[str, 
         raise ValueError(f"{one_line(line)[:60]!r} is no answer") from None
 
 
-def _identity(answer: "Answer") -> dict[str, str]:
+def identity_of(answer: "Answer") -> dict[str, str]:
     return {"model": answer.model, "version": answer.version} if answer.model else {}
 
 
-def _result(answer: "Answer") -> dict[str, Any]:
+def result_of(answer: "Answer") -> dict[str, Any]:
     """Return an answer in the shape of the server's JSON."""
     if answer.error is not None:
         return {"error": {"code": answer.error.code, "message": answer.error.message}}
@@ -240,7 +270,7 @@ def _result(answer: "Answer") -> dict[str, Any]:
     return {"predictions": [asdict(prediction) for prediction in answer.predictions], **sure}
 
 
-def _rows(image: str, result: dict[str, Any]) -> Iterator[tuple[object, ...]]:
+def rows_of(image: str, result: dict[str, Any]) -> Iterator[tuple[object, ...]]:
     if "error" in result:
         yield (image, *[""] * 5, result["error"]["code"], result["error"]["message"])
         return

@@ -7,9 +7,10 @@ import typer
 
 from ..errors import WRONG_USAGE, CommandError
 from ..options import DeviceOption
-from .classify import FromFile, ImageArguments, ModelOption, Shrink, Url, answer_all, asked_of_each
+from .classify import ColumnOption, FromFile, ImageArguments, ModelOption, Shrink, Url, answer_all, asked_of_each
 from .classify_inputs import named_images
-from .classify_output import AnswerFile
+from .classify_output import AnswerFile, Answers
+from .parquet_output import EmbeddingTable
 
 if TYPE_CHECKING:
     from ...client import Answer
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 OutputFile = Annotated[
     Path | None,
-    typer.Option("--output", metavar="FILE", help="FILE.npy or FILE.ndjson; NDJSON on stdout if not given."),
+    typer.Option(
+        "--output", metavar="FILE", help="FILE.npy, FILE.parquet or FILE.ndjson; NDJSON on stdout if not given."
+    ),
 ]
 ResumeLines = Annotated[
     bool, typer.Option("--resume", help="Go on with --output FILE.ndjson: images that it holds are skipped.")
@@ -33,11 +36,12 @@ def embed(
     shrink: Shrink = False,
     output: OutputFile = None,
     resume: ResumeLines = False,
+    column: ColumnOption = "image",
 ) -> None:
     """Write the embeddings of images: what a model's classifier reads.
 
-    NDJSON has a line an image. FILE.npy has a row an image, in the order of FILE.txt, which names them; the row of
-    an image without an embedding is not-a-number, and the exit code 1.
+    NDJSON has a line an image, FILE.parquet a row. FILE.npy has a row an image, in the order of FILE.txt, which names
+    them; the row of an image without an embedding is not-a-number, and the exit code 1.
 
     \b
     Example:
@@ -45,35 +49,30 @@ def embed(
       milkweed embed ./archive --url http://gpu:8000 --output a.ndjson --resume
     """
     asked: ClassifyOptions = {**asked_of_each(1, 0.0, url, device, shrink), "embedding": True}
-    names, array = named_images(images or [], from_file), output is not None and output.suffix == ".npy"
-    if array and resume:
-        raise CommandError("--resume goes with --output FILE.ndjson", WRONG_USAGE)
-    answers: Any = EmbeddingArray(output) if array and output is not None else AnswerFile("ndjson", output, resume)
-    how: Any = {"url": url, "model": model, "device": device, "shrink": shrink}
-    answer_all(names, answers, asked, **how, output=output, task="embed")
+    files: dict[str, Any] = {".npy": EmbeddingArray, ".parquet": EmbeddingTable}
+    kind = files.get(output.suffix.lower()) if output is not None else None
+    answers: Answers = AnswerFile("ndjson", output, resume) if kind is None else kind(output, resume)
+    names = named_images(images or [], from_file)
+    how: Any = {"url": url, "model": model, "device": device, "shrink": shrink, "output": output, "column": column}
+    answer_all(names, answers, asked, **how, task="embed")
 
 
-class EmbeddingArray:
+class EmbeddingArray(Answers):
     """Writes embeddings as the rows of a NumPy file, and their names beside it; both when all are there.
 
     Raises:
         CommandError: one of the files exists.
     """
 
-    resumable = False
-
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: Path, resume: bool) -> None:
+        super().__init__()
+        if resume:
+            raise CommandError("--resume goes with --output FILE.ndjson", WRONG_USAGE)
         self._output, self._names = output, output.with_suffix(".txt")
         for file in (self._output, self._names):
             if file.exists():
                 raise CommandError(f"--output {output}: {file} exists already")
-        self.held: set[str] = set()
-        self.count = self.failed = 0
-        self.first_failure = ""
         self._rows: list[tuple[str, Any]] = []
-
-    def __enter__(self) -> "EmbeddingArray":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
@@ -81,10 +80,7 @@ class EmbeddingArray:
 
     def add(self, image: str, answer: "Answer") -> None:
         """Take the next answer."""
-        self.count += 1
-        if answer.error is not None:
-            self.failed += 1
-            self.first_failure = self.first_failure or f"{image}: {answer.error.code}: {answer.error.message}"
+        self.note(image, *(() if answer.error is None else (answer.error.code, answer.error.message)))
         self._rows.append((image, answer.embedding))
 
     def _write(self) -> None:

@@ -44,7 +44,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The images that are read from now on."""
     read: list[str] = []
     images_of = command.images_of
-    monkeypatch.setattr(command, "images_of", lambda name: read.append(name) or images_of(name))
+    monkeypatch.setattr(command, "images_of", lambda names, column: read.extend(names) or images_of(names, column))
     return read
 
 
@@ -290,7 +290,7 @@ def test_classify_refuses_what_cannot_be_done(refused: Refused, bundle: Path, ph
     both = "--resume goes with --output FILE, as csv or ndjson"
     assert refused(*ask, "--resume", code=2) == both
     assert refused(*ask, "--resume", "--output", tmp_path / "x.json", code=2) == both
-    assert refused(*ask, "--format", "xml", code=2) == "--format xml: must be one of text, csv, json, ndjson"
+    assert refused(*ask, "--format", "xml", code=2) == "--format xml: must be one of text, csv, json, ndjson, parquet"
     assert refused("classify", tmp_path / "*.jpg") == f"IMAGE {tmp_path / '*.jpg'}: no file has such a name"
     assert refused(*ask, "--json", "--format", "csv", code=2) == "--json does not go with --format csv"
     assert refused("classify", "-", "-", code=2) == "IMAGE -: stdin can be read once"
