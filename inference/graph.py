@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from ..models.bundle.durable import sha256_of
 from ..models.bundle.onnx_header import read_header
 from ..models.bundle.reading import WEIGHTS, check_digest, naming, read_config
 from ..models.errors import BundleError, ExportError, first_line
+from ..models.onnx.embedding import with_embedding
 from ..models.onnx.export_cache import ExportCache
 from ..models.onnx.session import GraphSession, OnnxSession
 from .backend import BackendError, Candidate
@@ -35,12 +36,18 @@ class Graph:
     Args:
         source: an ONNX file, or its bytes.
         weight_bytes: what its weights take in the file.
-        weight_dtype: their number type in the file. Float weights become those of the forward's type in memory.
+        weight_dtype: their number type in the file.
     """
 
     source: Path | bytes
     weight_bytes: int
     weight_dtype: str = "float32"
+
+    def resident_bytes(self, dtype: str) -> int:
+        """What the weights take in the memory of a forward of this number type."""
+        if self.weight_dtype == "int8":
+            return self.weight_bytes
+        return self.weight_bytes * ITEM_BYTES[dtype] // ITEM_BYTES[self.weight_dtype]
 
 
 def own_graph(graph: bundle_graph.OnnxGraph) -> Graph:
@@ -80,30 +87,49 @@ def kept_graph(bundle: Path, config: BundleConfig, kept: ExportCache) -> Graph |
 
 
 def graph_forward(
-    graph: Graph, candidate: Candidate, plan: LanePlan, size: int, *, fixed: bool = False, multi_label: bool = False
+    graph: Graph,
+    candidate: Candidate,
+    plan: LanePlan,
+    size: int,
+    *,
+    fixed: bool = False,
+    multi_label: bool = False,
+    classes: int | None = None,
 ) -> Forward:
     """Make the forward of a graph in a backend that runs graphs.
 
     Args:
         fixed: whether every forward has the plan's micro-batch. Otherwise OpenVINO, which gains by larger batches, may
             compute another size that gives the same bits; ONNX Runtime is slower with them.
+        classes: how many there are, where the embedding is wanted too, if the graph has one.
 
     Raises:
         BackendError: why it is not possible.
     """
     try:
+        graph = graph if classes is None else replace(graph, source=_with_embedding(graph.source))
         session: Session = _session(candidate, graph, plan, plan.micro_batch)
-        session(np.zeros((plan.micro_batch, 3, size, size), np.float32))
+        values = session(np.zeros((plan.micro_batch, 3, size, size), np.float32)).shape[1]
         if candidate.backend == "openvino" and not fixed:
             make = partial(_session, candidate, graph, plan)
             session, plan = with_equal_size(session, make, plan, size)
     except (ExportError, ImportError) as error:  # a package that cannot be loaded
         raise BackendError(first_line(error)) from error
-    weight_bytes = graph.weight_bytes
-    if graph.weight_dtype != "int8":
-        weight_bytes = weight_bytes * ITEM_BYTES[candidate.dtype] // ITEM_BYTES[graph.weight_dtype]
-    dtype = candidate.dtype
-    return Forward(session, plan, dtype=dtype, size=size, weight_bytes=weight_bytes, multi_label=multi_label)
+    return Forward(
+        session,
+        plan,
+        dtype=candidate.dtype,
+        size=size,
+        weight_bytes=graph.resident_bytes(candidate.dtype),
+        multi_label=multi_label,
+        embedding_width=0 if classes is None else values - classes,
+    )
+
+
+def _with_embedding(source: Path | bytes) -> Path | bytes:
+    graph = source.read_bytes() if isinstance(source, Path) else source
+    embeds = with_embedding(graph)
+    return source if embeds is graph else embeds
 
 
 def _session(candidate: Candidate, graph: Graph, plan: LanePlan, batch: int) -> GraphSession:

@@ -187,8 +187,8 @@ def make_forward(bundle: ReadBundle, candidate: Candidate) -> Forward:
     """
     plan, size, multi_label = bundle.plan, bundle.size, bundle.config.multi_label
     if candidate.backend in ("onnxruntime", "openvino"):
-        graph, fixed = _graph(bundle), bundle.options.micro_batch > 0
-        return graph_forward(graph, candidate, plan, size, fixed=fixed, multi_label=multi_label)
+        how: Any = {"fixed": bundle.options.micro_batch > 0, "multi_label": multi_label}
+        return graph_forward(_graph(bundle), candidate, plan, size, classes=bundle.config.num_classes, **how)
     if bundle.program is not None:
         return session_forward(bundle.program, plan, size, multi_label)
     model = _read_model(bundle) if bundle.model is None else bundle.model

@@ -35,6 +35,15 @@ class OnnxValue:
 
 
 @dataclass(frozen=True)
+class OnnxNode:
+    """An operator of a graph, and the names of what it reads and makes."""
+
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class OnnxHeader:
     """What a runtime has to know of a file.
 
@@ -44,6 +53,8 @@ class OnnxHeader:
         functions: number of operators that the file defines itself.
         weight_bytes: of the graph's constants, with their names and shapes.
         external: whether the values of a tensor lie in another file.
+        nodes: the graph's, in order.
+        constants: names of its constants.
     """
 
     opsets: dict[str, int]
@@ -52,6 +63,8 @@ class OnnxHeader:
     functions: int
     weight_bytes: int
     external: bool
+    nodes: tuple[OnnxNode, ...]
+    constants: frozenset[str]
 
 
 def read_header(data: bytes) -> OnnxHeader:
@@ -74,6 +87,8 @@ def read_header(data: bytes) -> OnnxHeader:
             functions=len(_all(model, 25)),
             weight_bytes=sum(map(len, _all(graph, 5))),
             external=_is_external(_GRAPH, graphs[0]),
+            nodes=tuple(map(_node, _all(graph, 1))),
+            constants=frozenset(_text(list(_fields(tensor)), 8) for tensor in _all(graph, 5)),
         )
     except (ValueError, IndexError) as error:
         raise ValueError(f"not an ONNX model: {error}") from None
@@ -137,6 +152,12 @@ def _value(data: memoryview) -> OnnxValue:
     return OnnxValue(
         _text(message, 1), _number(tensor, 1) or 0, tuple(_number(list(_fields(axis)), 1) for axis in axes)
     )
+
+
+def _node(data: memoryview) -> OnnxNode:
+    message = list(_fields(data))
+    inputs, outputs = (tuple(bytes(name).decode("utf-8", "replace") for name in _all(message, n)) for n in (1, 2))
+    return OnnxNode(_text(message, 4), inputs, outputs)
 
 
 def _is_external(kind: str, data: memoryview, depth: int = 0) -> bool:

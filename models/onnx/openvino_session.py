@@ -4,6 +4,7 @@ import functools
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,11 +64,11 @@ class OpenVinoSession(GraphSession):
         self._requests = threading.local()  # a request is for one call at a time
         self.computes_elsewhere = streams > 1
 
-    def _compute(self, images: Any) -> Any:
+    def _compute(self, images: Any) -> Sequence[Any]:
         if not hasattr(self._requests, "mine"):
             self._requests.mine = self._model.create_infer_request()
         # Shared inputs are read where they are; the outputs are copies, since the next call overwrites the request's.
-        return self._requests.mine.infer([images], share_inputs=True)[0]
+        return list(self._requests.mine.infer([images], share_inputs=True).values())
 
 
 def openvino() -> ModuleType:

@@ -1,6 +1,7 @@
 """Runs an exported graph on the CPU: what all runtimes share, and ONNX Runtime; no other file imports onnxruntime."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,8 @@ _ERRORS_ONLY = 3
 class GraphSession(ABC):
     """Float32 images (B, 3, H, W) on the CPU -> logits (B, num_classes). Several threads may call it at a time.
 
+    Of a graph `with_embedding` the embedding stands before the logits: (B, width + num_classes).
+
     Arrays give arrays and need no torch; a tensor gives a tensor, for what compares models.
 
     It releases Python's lock while it computes. The file is read in the constructor and not needed afterwards.
@@ -41,18 +44,19 @@ class GraphSession(ABC):
     def __call__(self, images: "Tensor") -> "Tensor": ...
     def __call__(self, images: "NDArray[np.float32] | Tensor") -> "NDArray[np.float32] | Tensor":
         try:
-            logits: NDArray[np.float32] = self._compute(np.ascontiguousarray(images))
+            logits, *embedding = self._compute(np.ascontiguousarray(images))
+            rows: NDArray[np.float32] = np.concatenate([*embedding, logits], 1) if embedding else logits
         except Exception as error:  # each runtime has classes of its own, and no common one
             raise ExportError(f"{self.runtime} cannot compute the model: {first_line(error)}") from error
         if isinstance(images, np.ndarray):
-            return logits
+            return rows
         import torch
 
-        return torch.from_numpy(logits)
+        return torch.from_numpy(rows)
 
     @abstractmethod
-    def _compute(self, images: Any) -> Any:
-        """Arrays in, arrays out."""
+    def _compute(self, images: Any) -> Sequence[Any]:
+        """The graph's outputs, in order."""
 
 
 class OnnxSession(GraphSession):
@@ -86,9 +90,9 @@ class OnnxSession(GraphSession):
         except Exception as error:  # onnxruntime has a class for each error code, and no common one
             raise ExportError(f"ONNX Runtime cannot load the model: {first_line(error)}") from error
 
-    def _compute(self, images: Any) -> Any:
-        [logits] = self._session.run(None, {INPUT: images})
-        return logits
+    def _compute(self, images: Any) -> Sequence[Any]:
+        outputs: Sequence[Any] = self._session.run(None, {INPUT: images})
+        return outputs
 
 
 def runtime_version(package: str = "onnxruntime") -> str | None:

@@ -46,7 +46,7 @@ class Colours(GraphSession):
         found = colours + np.float32(self.beside) * np.roll(colours, 1, 0)
         for place, error in self.wrong.items():
             found[place] += np.float32(error)
-        return found
+        return [found]
 
 
 def planned(micro_batch: int, **planted: Any) -> tuple[dict[int, Colours], Forward]:
