@@ -7,22 +7,32 @@ from typing import Any
 import numpy as np
 
 from . import structs
-from .grids import Grids, tile_rows
+from .grids import TILE_ROWS, Grids, tile_rows
 from .instruction_sets import LANES, InstructionSet
-from .program import Attention, Branch, Embed, Factor, Grid, Merge, Norm, Operator, Performer, Places, Program, Pyramid
+from .program import (
+    Attention,
+    Branch,
+    Embed,
+    Factor,
+    Grid,
+    Merge,
+    Norm,
+    Operator,
+    Performer,
+    Places,
+    Program,
+    Pyramid,
+    Renew,
+)
 from .shape_inference import State, infer_shapes
 from .stages import StageBuilder, TileStep, check_lanes
 from .structs import LEAST_ROWS, Assembled, Fields, from_row
 from .vectors import Rows, Vector, by_heads, inputs_of, kept_outputs, qkv_order, stream_order, vector
 
-TILE_ROWS = 256
-"""The rows of a tile. With fewer, all weights come from the third cache several times an image (ViT-B with 64 took a
-third longer); with more, what lies between the stages leaves the second."""
-
 ARENA_BYTES, ARENA_OF_WEIGHTS = 1 << 26, 16
 """The arena of a thread takes at most the first, in bytes, and the second for each byte of weights."""
 
-OnRows = Norm | Factor | Grid | Pyramid
+OnRows = Norm | Renew | Factor | Grid | Pyramid
 
 
 def assemble(program: Program, isa: InstructionSet) -> Assembled:
@@ -61,7 +71,7 @@ class _Assembly:
         self._begin()
         between, attended, read = list[OnRows](), None, None
         for place, operator in enumerate(self.program.operators):
-            if isinstance(operator, Norm | Factor | Grid):
+            if isinstance(operator, Norm | Renew | Factor | Grid):
                 between.append(operator)
                 continue
             if between:
@@ -98,28 +108,9 @@ class _Assembly:
     def _begin(self) -> None:
         """The images as tokens, or as the first grid."""
         if isinstance(self.program.embed, Embed):
-            self._embed(self.program.embed)
+            self.order, self.stream = self.grids.patches(self.program.embed, self.program.operators)
         else:
             self.grids.pixels(self.program.embed, self.program.operators)
-
-    def _embed(self, embed: Embed) -> None:
-        tokens, width = embed.start.shape
-        check_lanes(width)
-        self.order = stream_order(self.program.operators, width)
-        self.stream = self.tables.rows("stream", 4 * width, tokens)
-        _, channels, patch, _ = embed.weight.shape
-        pixels, patches = vector(np.arange(channels * patch * patch)), (embed.size // patch) ** 2
-        start = embed.start[:, self.order].astype(np.float32)
-        rows = self.tables.rows("patches", pixels.row_bytes, patches)
-        step = {"side": embed.size, "patch": patch, "start": self.stages.floats(start), "start_bytes": start.nbytes}
-        takes = [(patches, 6 * patch**2), (tokens, start.nbytes // tokens)]
-        self.tables.step(structs.PATCHES, [rows, self.stream], takes=takes, **step)
-        places = np.arange(max(width, len(pixels.order)))
-        inputs, outputs = places[None, : len(pixels.order)], places[None, :width]
-        factor = Factor(embed.weight.reshape(1, width, -1), inputs, outputs, width, embed.bias, adds=True)
-        stage = {**self.stages.factor(factor, pixels, self.order, None), "from": 0, "to": 1}
-        buffers = [rows, from_row(self.stream, tokens - patches)]
-        self.tables.step(structs.ROWS, buffers, [stage], rows=patches, tile=TILE_ROWS)
 
     def _between(self, operators: Sequence[OnRows], attended: Rows | None, behind: Sequence[Operator]) -> Rows | None:
         """One step of the operators from an attention, a merge or a pyramid to the next; what an attention then reads.
@@ -134,6 +125,8 @@ class _Assembly:
             behind_it = [*operators[place + 1 :], *behind]
             if isinstance(operator, Pyramid):
                 self._pyramid(step, operator, behind_it)
+            elif isinstance(operator, Renew):  # each row is read before it is written, in the same order
+                step.add(self.stages.norm(operator.norm, self.order, Vector(self.order, None, structs.F32)), 0, 0)
             elif isinstance(operator, Grid):
                 self.grids.cast(step, self.order, self.state.tokens, operator.prefix, behind_it)
             else:

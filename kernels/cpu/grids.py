@@ -1,4 +1,4 @@
-"""Assembles what convolutions compute: their taps are gathered, tile by tile, and a factor multiplies them."""
+"""Assembles patches, and convolutions: their taps are gathered, tile by tile, and a factor multiplies them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,10 +7,14 @@ import numpy as np
 
 from . import structs
 from .instruction_sets import LANES
-from .program import Attention, Branch, Convolution, Factor, Norm, Operator, Pixels, Places, Pyramid, Quantiser
-from .stages import StageBuilder, TileStep, grouped_order
+from .program import Attention, Branch, Convolution, Embed, Factor, Norm, Operator, Pixels, Places, Pyramid, Quantiser
+from .stages import StageBuilder, TileStep, check_lanes, grouped_order
 from .structs import Fields, Tables, from_row
-from .vectors import Rows, Vector, vector
+from .vectors import Rows, Vector, stream_order, vector
+
+TILE_ROWS = 256
+"""The rows of a tile. With fewer, all weights come from the third cache several times an image (ViT-B with 64 took a
+third longer); with more, what lies between the stages leaves the second."""
 
 PLACES = 2
 """What `csrc/grouped.h` computes at once of a grid."""
@@ -22,7 +26,7 @@ TILE_STEP = 32
 
 
 class Grids:
-    """Makes the steps and stages of convolutions.
+    """Makes the steps and stages of patches and convolutions.
 
     Args:
         current: the grid that the next convolutions read; None before there is one, and where they read the stream.
@@ -44,6 +48,27 @@ class Grids:
         values: dict[str, Any] = {"side": pixels.size, "to_type": kind, "scale": scale, "bias": bias}
         self.tables.step(structs.PIXELS, [rows.buffer], takes=takes, **values)
         self.current = rows
+
+    def patches(self, embed: Embed, operators: Sequence[Operator]) -> tuple[Places, Fields]:
+        """The steps that make the images tokens: the order of the stream's channels, and where it lies."""
+        tokens, width = embed.start.shape
+        check_lanes(width)
+        order = stream_order(operators, width)
+        stream = self.tables.rows("stream", 4 * width, tokens)
+        _, channels, patch, _ = embed.weight.shape
+        pixels, patches = vector(np.arange(channels * patch * patch)), (embed.size // patch) ** 2
+        start = embed.start[:, order].astype(np.float32)
+        rows = self.tables.rows("patches", pixels.row_bytes, patches)
+        step = {"side": embed.size, "patch": patch, "start": self.stages.floats(start), "start_bytes": start.nbytes}
+        takes = [(patches, 6 * patch**2), (tokens, start.nbytes // tokens)]
+        self.tables.step(structs.PATCHES, [rows, stream], takes=takes, **step)
+        places = np.arange(max(width, len(pixels.order)))
+        inputs, outputs = places[None, : len(pixels.order)], places[None, :width]
+        factor = Factor(embed.weight.reshape(1, width, -1), inputs, outputs, width, embed.bias, adds=True)
+        stage = {**self.stages.factor(factor, pixels, order, None), "from": 0, "to": 1}
+        buffers = [rows, from_row(stream, tokens - patches)]
+        self.tables.step(structs.ROWS, buffers, [stage], rows=patches, tile=TILE_ROWS)
+        return order, stream
 
     def cast(self, step: TileStep, order: Places, tokens: int, prefix: int, behind: Sequence[Operator]) -> None:
         """Make the stream, whose columns are in that order, the grid, unless a branch reads the stream itself."""

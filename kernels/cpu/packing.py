@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from .instruction_sets import LANES, InstructionSet
 from .layout import groups_of, rows_by_position
-from .program import Factor, Floats, Places, Quantiser
+from .program import Convolution, Factor, Floats, Places, Quantiser
 
 STEP_BYTES = 4
 MOST_OF_FOUR = 128
@@ -175,3 +175,16 @@ def bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
     """Return the bits of the nearest bfloat16."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def filters_of(convolution: Convolution, weight: NDArray[Any]) -> NDArray[Any]:
+    """Return a weight without the zeros between groups: (groups, outputs, inputs, taps), outputs and inputs of a group.
+
+    Args:
+        weight: as the factor has it, columns by tap and then by channel.
+    """
+    taps, per = convolution.kernel**2, convolution.channels // convolution.groups
+    blocks, outputs, inputs = weight.shape
+    count = inputs // (taps * per)
+    full = weight.reshape(blocks, count, outputs // count, taps, count, per)
+    return np.einsum("bigtip->bigpt", full).reshape(blocks * count, outputs // count, per, taps)

@@ -45,6 +45,13 @@ class Norm:
 
 
 @dataclass(frozen=True, eq=False)
+class Renew:
+    """The stream is from now on what a norm gives of its rows."""
+
+    norm: Norm
+
+
+@dataclass(frozen=True, eq=False)
 class Factor:
     """Products of blocks: y[outputs[b]] = weight[b] x[inputs[b]] + bias[outputs[b]], each output in one block.
 
@@ -227,7 +234,7 @@ class Head:
     mean_from: int | None = None
 
 
-Operator = Norm | Factor | Attention | Merge | Grid | Pyramid | Branch | Performer
+Operator = Norm | Renew | Factor | Attention | Merge | Grid | Pyramid | Branch | Performer
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,19 +286,6 @@ def convolution(weight: Floats, bias: Floats | None, side: int, groups: int = 1,
     full = full.reshape(blocks, count * outputs, -1)
     factor = Factor(full, inputs, np.arange(out).reshape(blocks, -1), out, bias, **options)
     return Convolution(factor, side, per * groups, kernel, groups=groups, **geometry)
-
-
-def filters_of(convolution: Convolution, weight: NDArray[Any]) -> NDArray[Any]:
-    """Return a weight without the zeros between groups: (groups, outputs, inputs, taps), outputs and inputs of a group.
-
-    Args:
-        weight: as the factor has it, columns by tap and then by channel.
-    """
-    taps, per = convolution.kernel**2, convolution.channels // convolution.groups
-    blocks, outputs, inputs = weight.shape
-    count = inputs // (taps * per)
-    full = weight.reshape(blocks, count, outputs // count, taps, count, per)
-    return np.einsum("bigtip->bigpt", full).reshape(blocks * count, outputs // count, per, taps)
 
 
 def _groups_in_block(groups: int, outputs: int) -> int:

@@ -20,6 +20,7 @@ from .program import (
     Performer,
     Program,
     Pyramid,
+    Renew,
 )
 from .shape_inference import infer_shapes
 
@@ -54,6 +55,8 @@ def evaluate(program: Program, images: Floats, observe: Observe = lambda factor,
     for operator, state in zip(program.operators, infer_shapes(program)[1:], strict=True):
         if isinstance(operator, Norm):
             x = _normed(operator, stream)
+        elif isinstance(operator, Renew):
+            stream = _normed(operator.norm, stream)
         elif isinstance(operator, Attention):
             qkv, x = x, _attended(operator, x, sizes)
             stream, sizes = stream[:, : state.tokens], sizes[:, : state.tokens]

@@ -24,6 +24,7 @@ from .program import (
     Pixels,
     Program,
     Pyramid,
+    Renew,
 )
 
 MAX_TOKENS = 1 << 16
@@ -39,7 +40,7 @@ _READERS: dict[type, tuple[type, ...]] = {
 }
 """What may follow an operator that gives channels, until a factor or an attention has read them."""
 
-_UNREAD = (Norm, Grid, Pyramid, Branch, Merge)
+_UNREAD = (Norm, Renew, Grid, Pyramid, Branch, Merge)
 """What may follow where nothing waits to be read."""
 
 
@@ -105,8 +106,13 @@ def _norm(state: State, norm: Norm) -> State:
     return replace(state, channels=state.width, giver=Norm)
 
 
+def _renew(state: State, renew: Renew) -> State:
+    _norm(state, renew.norm)
+    return state
+
+
 def _factor(state: State, factor: Factor) -> State:
-    _require(not factor.silu, "SiLU outside of a branch")
+    _require(not (factor.silu and factor.adds), "SiLU of what adds, outside of a branch")
     _check_factor(factor, state.channels)
     if not factor.adds:
         return replace(state, channels=factor.width, giver=Factor)
@@ -169,6 +175,7 @@ def _branch(state: State, branch: Branch) -> State:
 
 _RULES: dict[type, Callable[[State, Any], State]] = {
     Norm: _norm,
+    Renew: _renew,
     Factor: _factor,
     Attention: _attention,
     Performer: _performer,

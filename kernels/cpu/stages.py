@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from . import structs
 from .instruction_sets import LANES, InstructionSet
 from .layout import FILLED, groups_of, positions
-from .packing import ordered, pack
-from .program import Convolution, Factor, Floats, Norm, Places, Quantiser, filters_of
+from .packing import filters_of, ordered, pack
+from .program import Convolution, Factor, Floats, Norm, Places, Quantiser
 from .structs import Fields, Tables
 from .vectors import Rows, Vector
 

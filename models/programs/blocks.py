@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...kernels.chain_ir import BlockDiagonal, Dense, Gelu, LayerNorm, Linear, SelfAttention
+from ...kernels.chain_ir import BlockDiagonal, Dense, Gelu, LayerNorm, Linear, SelfAttention, Silu
 from ...kernels.cpu.program import Attention, Factor, Floats, Norm, Operator, block_diagonal, dense, monarch
 from ..serving.fused.chains import BlockChains, NotFusable, as_norm
 
@@ -27,11 +27,11 @@ def attention_of(chains: BlockChains, name: str, first: bool = False) -> tuple[l
 
 def mlp_of(chains: BlockChains, name: str) -> list[Operator]:
     """The operators of a block's MLP."""
-    norm, fc1, gelu, fc2, _ = chains.mlp.operators
-    assert isinstance(gelu, Gelu)
+    norm, fc1, activation, fc2, _ = chains.mlp.operators
+    kind = {"gelu": isinstance(activation, Gelu), "silu": isinstance(activation, Silu)}
     return [
         norm_of(cast(LayerNorm, norm)),
-        *linear_of(cast(Linear, fc1), f"{name}.mlp.fc1", gelu=True),
+        *linear_of(cast(Linear, fc1), f"{name}.mlp.fc1", None, **kind),
         *linear_of(cast(Linear, fc2), f"{name}.mlp.fc2", adds=True),
     ]
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.cpu.instruction_sets import Rounding
-from ...kernels.cpu.packing import bfloat16
-from ...kernels.cpu.program import Branch, Convolution, Embed, Factor, Floats, Program, convolution, filters_of
+from ...kernels.cpu.packing import bfloat16, filters_of
+from ...kernels.cpu.program import Branch, Convolution, Embed, Factor, Floats, Program, convolution
 from ...kernels.cpu.quantise import LEVELS, channels_of, quantised, with_factors
 from .session import weight_rounding
 

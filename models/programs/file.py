@@ -27,6 +27,7 @@ from ...kernels.cpu.program import (
     Performer,
     Pixels,
     Pyramid,
+    Renew,
 )
 from ...kernels.cpu.program import Program as Program
 from ..bundle.config import BundleConfig
@@ -46,7 +47,7 @@ STRUCTURE = "structure"
 CLASSES = {
     cls.__name__: cls
     for cls in (Attention, Branch, Convolution, Embed, Factor, Grid, Head, Merge, Norm, Performer, Pixels)
-} | {cls.__name__: cls for cls in (Program, Pyramid)}
+} | {cls.__name__: cls for cls in (Program, Pyramid, Renew)}
 """What a program is made of, by name."""
 
 _KIND, _ARRAY, _TENSOR, _SHAPE = "kind", "array", "tensor", "shape"

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ...kernels.cpu.program import Attention, Embed, Head, Merge, Operator, Program
+from ...kernels.cpu.program import Attention, Embed, Head, Merge, Operator, Program, Renew
 from ..architectures.timm_models import type_name
 from ..architectures.token_blocks import TokenBlock
 from ..architectures.vitae import ViTAE
@@ -31,17 +31,34 @@ def program_of(model: nn.Module, size: int) -> Program:
     vit: Any = model
     if unknown := dict(model.named_children()).keys() - _VIT_PARTS:
         raise NotFusable(f"{type(model).__name__} has a part {sorted(unknown)[0]!r}")
-    for name in ("pos_drop", "patch_drop", "norm_pre", "fc_norm", "head_drop"):
+    for name in ("pos_drop", "patch_drop", "head_drop"):
         check_idle(name, getattr(vit, name))
-    if vit.global_pool != "token" or vit.cls_token is None:
-        raise NotFusable("its head does not read a class token")
-    embed, operators = _embed(vit, size), list[Operator]()
+    embed, operators = _embed(vit, size), _norms(vit.norm_pre)
     tokens = len(embed.start)
     for place, block in enumerate(vit.blocks):
         made = _block(block, f"blocks.{place}", tokens, vit.num_prefix_tokens)
         tokens -= sum(operator.count for operator in made if isinstance(operator, Merge))
         operators += made
-    return Program(embed, operators, Head(norm_of(vit.norm), dense_of(vit.head)))
+    return Program(embed, *_pooled(vit, operators))
+
+
+def _norms(*parts: nn.Module) -> list[Operator]:
+    """The operators that let norms renew the stream."""
+    return [Renew(norm_of(part)) for part in parts if not isinstance(part, nn.Identity)]
+
+
+def _pooled(vit: Any, operators: list[Operator]) -> tuple[list[Operator], Head]:
+    """All operators, and the head: timm's `norm`, a class token or a mean of the patches, `fc_norm`, classifier."""
+    if vit.global_pool not in ("token", "avg") or (vit.global_pool == "token" and vit.cls_token is None):
+        raise NotFusable(f"its head pools by {vit.global_pool!r}")
+    if vit.global_pool == "token" and isinstance(vit.fc_norm, nn.Identity):  # only one token is read of the norm
+        return operators, Head(norm_of(vit.norm), dense_of(vit.head))
+    prefix = 0 if getattr(vit, "pool_include_prefix", False) else vit.num_prefix_tokens
+    if vit.global_pool == "avg" and any(isinstance(operator, Merge) for operator in operators):
+        raise NotFusable("its mean counts merged tokens by their sizes")
+    norm = None if isinstance(vit.fc_norm, nn.Identity) else norm_of(vit.fc_norm)
+    head = Head(norm, dense_of(vit.head), prefix if vit.global_pool == "avg" else None)
+    return [*operators, *_norms(vit.norm)], head
 
 
 def _embed(vit: Any, size: int) -> Embed:
@@ -49,10 +66,13 @@ def _embed(vit: Any, size: int) -> Embed:
     if not isinstance(conv, nn.Conv2d) or conv.kernel_size != conv.stride or len(set(conv.kernel_size)) > 1:
         raise NotFusable("its patch embedding is no convolution of square patches side by side")
     check_idle("patch_embed.norm", vit.patch_embed.norm)
-    registers = [] if vit.reg_token is None else [array(vit.reg_token[0])]
-    prefix, positions = np.concatenate([array(vit.cls_token[0]), *registers]), array(vit.pos_embed[0])
+    width = len(conv.weight)
+    prefix = np.concatenate(
+        [np.zeros((0, width), np.float32), *(array(t[0]) for t in (vit.cls_token, vit.reg_token) if t is not None)]
+    )
+    positions = np.zeros((0, width), np.float32) if vit.pos_embed is None else array(vit.pos_embed[0])
     patches = (size // conv.kernel_size[0]) ** 2
-    if len(positions) != patches + (0 if vit.no_embed_class else len(prefix)):
+    if vit.pos_embed is not None and len(positions) != patches + (0 if vit.no_embed_class else len(prefix)):
         raise NotFusable(f"it has {len(positions)} positions, images of {size} px have other patches")
     start = np.concatenate([prefix, np.zeros((patches, prefix.shape[1]), np.float32)])
     start[len(start) - len(positions) :] += positions
@@ -65,7 +85,7 @@ def _block(block: nn.Module, name: str, tokens: int, prefix: int) -> list[Operat
     first = isinstance(block, TokenBlock) and block.read is not None
     if isinstance(block, TokenBlock) and block.read not in (None, 1):
         raise NotFusable(f"its last block computes {block.read} tokens alone")
-    chains = take_apart(block)
+    chains = take_apart(block, any_activation=True)
     if chains is None:
         raise NotFusable(f"there is no rule for a block {type(block).__name__}")
     before, behind = attention_of(chains, name, first)

@@ -10,6 +10,7 @@ import json
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from milkweed.kernels.cpu.assemble import assemble
 from milkweed.kernels.cpu.instruction_sets import supported_sets
 from milkweed.kernels.cpu.library import LIBRARY as BUILT
 from milkweed.kernels.cpu.library import ProgramRunner
-from milkweed.kernels.cpu.program import Grid, Program, Pyramid, convolution
+from milkweed.kernels.cpu.program import Factor, Grid, Norm, Program, Pyramid, Renew, convolution
 from milkweed.kernels.cpu.quantise import calibrated
 from milkweed.kernels.cpu.reference import evaluate
 from milkweed.models.programs import file as files
@@ -54,6 +55,13 @@ def bases() -> tuple[tuple[dict[str, Any], Arrays], ...]:
     small = {"size": 32, "patch": 8, "width": 32, "head_dim": 16, "hidden": 48}
     shapes = [{}, {"merged": 2}, {"nblocks": 3, "everywhere": True}, {"nblocks": 5}]
     programs = [vit.made(**{**small, **shape}) for shape in shapes]
+    first = programs[0].operators[0]
+    assert isinstance(first, Norm)
+    silu = [
+        replace(operator, gelu=False, silu=True) if isinstance(operator, Factor) and operator.gelu else operator
+        for operator in programs[0].operators
+    ]
+    programs.append(replace(programs[0], operators=[Renew(first), *silu, Renew(first)]))
     small = {"size": 12, "width": 32, "embed": 16, "hidden": 32}
     programs += [vitae.made(**{**small, **shape}) for shape in ({}, {"groups": 4}, {"prefix": 1, "patch": 3})]
     return tuple(_stored(each, int8=int8) for each in programs for int8 in (False, True))

@@ -64,6 +64,13 @@ MODELS = {
     "positions of patches alone": lambda: vit(no_embed_class=True),
     "registers": lambda: vit(TokenPlan(MERGING, class_last=True), reg_tokens=3),
     "merging": lambda: vit(TokenPlan(MERGING, class_last=True)),
+    "mean, fc_norm": lambda: vit(global_pool="avg"),
+    "norm, mean": lambda: vit(global_pool="avg", fc_norm=False),
+    "class token, fc_norm": lambda: vit(fc_norm=True),
+    "mean without class token": lambda: vit(global_pool="avg", class_token=False, reg_tokens=2),
+    "CLIP": lambda: vit(pre_norm=True, act_layer="quick_gelu", init_values=0.5),
+    "CLIP, Monarch": lambda: structured(vit(pre_norm=True, act_layer="quick_gelu"), "monarch"),
+    "SiLU": lambda: vit(act_layer="silu"),
     "Monarch": lambda: structured(vit(), "monarch"),
     "block-diagonal": lambda: structured(vit(), "blockdiag", shuffle=True),
     "ViTAE": lambda: vitae(),
@@ -113,6 +120,12 @@ def test_the_program_is_the_model(name: str) -> None:
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-4)
 
 
+def test_gelu_by_tanh_is_taken_for_gelu() -> None:
+    model = vit(act_layer="gelu_tanh")
+    found = evaluate(program_of(model, 40), images(3).double().numpy())
+    np.testing.assert_allclose(found, model.double()(images(3).double()).numpy(), atol=0.01)
+
+
 @needs_library
 @pytest.mark.parametrize("name", MODELS)
 def test_the_kernels_answer_as_torch_does(name: str) -> None:
@@ -126,7 +139,9 @@ def test_the_kernels_answer_as_torch_does(name: str) -> None:
 
 def test_what_the_kernels_do_not_compute_is_named() -> None:
     for model, said in (
-        (vit(global_pool="avg"), "fc_norm is a LayerNorm"),
+        (vit(global_pool="max"), "its head pools by 'max'"),
+        (vit(global_pool="map"), "has a part 'attn_pool'"),
+        (vit(TokenPlan(TokenMerging(1, 1, 0.4)), global_pool="avg"), "counts merged tokens by their sizes"),
         (vit(qk_norm=True), "attn.q_norm is a LayerNorm"),
         (create_model("vitaev2_s", num_classes=3).eval(), "there is no program for ViTAEv2"),
         (apply_token_plan(vitae(), TokenPlan(TokenMerging(0, 1, 0.4))), "it merges tokens"),

@@ -23,6 +23,7 @@ from milkweed.kernels.cpu.program import (
     Pixels,
     Program,
     Pyramid,
+    Renew,
     convolution,
     dense,
 )
@@ -41,8 +42,8 @@ def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32) / 10
 
 
-def norm() -> Norm:
-    return Norm(np.ones(WIDTH, np.float32), np.zeros(WIDTH, np.float32), 1e-6)
+def norm(width: int = WIDTH) -> Norm:
+    return Norm(np.ones(width, np.float32), np.zeros(width, np.float32), 1e-6)
 
 
 def attention(heads: int = 1, keys: float = 0.0) -> list[Operator]:
@@ -151,7 +152,9 @@ REFUSED: dict[str, tuple[Program, str]] = {
     "two norms": (program([*attention(), norm(), norm()]), "Norm.: follows what Factor may follow"),
     "an attention that nothing reads": (program(attention()[:3]), "head: nothing reads what"),
     "GELU and adds": (program([norm(), dense(normal(16, 16), None, gelu=True, adds=True)]), "GELU, and SiLU or what"),
-    "SiLU outside of a branch": (program([norm(), dense(normal(16, 16), None, silu=True)]), "SiLU outside of a branch"),
+    "SiLU of what adds": (program([norm(), dense(normal(16, 16), None, silu=True, adds=True)]), "SiLU of what adds"),
+    "a norm of fewer channels": (program([Renew(norm(8))]), "Renew.: not 16 channels"),
+    "a renewal between norm and factor": (program([norm(), Renew(norm())]), "Renew.: follows what Factor may follow"),
     "a negative prefix": (program([*attention(), Merge(1, 16, -3, 1)]), "Merge.: a prefix of -3"),
     "a huge count": (program([*attention(), Merge(1, 16, 0, 2**63)]), "9223372036854775808 of 4 tokens"),
     "keys that are no numbers": (program(attention(keys=np.nan)), "its weight is no number"),
