@@ -15,6 +15,7 @@ from .program import (
     Embed,
     Factor,
     Grid,
+    JoinedHead,
     Merge,
     Norm,
     Operator,
@@ -100,7 +101,7 @@ class _Assembly:
             constants,
             arena,
             output["offset"],
-            self.state.width,
+            self.state.width * (1 + isinstance(self.program.head, JoinedHead)),
             self.program.head.classifier.width,
             self.program.embed.size,
         )
@@ -262,31 +263,35 @@ class _Assembly:
         self.sizes = sizes
 
     def _head(self) -> Fields:
-        head = self.program.head
-        normed = inputs_of(head.classifier, self.isa, [self.order])
-        sizes = (self.state.width, head.classifier.width)
-        embedding, answers = (Vector(np.arange(size), None, structs.F32) for size in sizes)
-        output = self.tables.rows("output", 4 * self.state.width + answers.row_bytes, 1)
-        logits = {**output, "offset": output["offset"] + 4 * self.state.width}
+        head, (classified, order) = self.program.head, self._classified()
+        normed, width = inputs_of(head.classifier, self.isa, [order]), len(order)
+        embedding, answers = (Vector(np.arange(size), None, structs.F32) for size in (width, head.classifier.width))
+        output = self.tables.rows("output", 4 * width + answers.row_bytes, 1)
+        logits = {**output, "offset": output["offset"] + 4 * width}
         tile = self.tables.tile(LEAST_ROWS, 0, normed.kind, normed.row_bytes)
         stages = [
-            {**self.stages.norm(head.norm, self.order, embedding), "from": 0, "to": 2},
-            {**self.stages.norm(head.norm, self.order, normed), "from": 0, "to": 1},
+            {**self.stages.norm(head.norm, order, embedding), "from": 0, "to": 2},
+            {**self.stages.norm(head.norm, order, normed), "from": 0, "to": 1},
             {**self.stages.factor(head.classifier, normed, answers.order, answers), "from": 1, "to": 3},
         ]
-        buffers = [self._mean(head.mean_from), tile, output, logits]
-        self.tables.step(structs.ROWS, buffers, stages, rows=1, tile=LEAST_ROWS)
+        self.tables.step(structs.ROWS, [classified, tile, output, logits], stages, rows=1, tile=LEAST_ROWS)
         return output
 
-    def _mean(self, first: int | None) -> Fields:
-        """What is classified: the first token, or the mean of those from one on."""
+    def _classified(self) -> tuple[Fields, Places]:
+        """What is classified, and the order of its channels: the first token, a mean of tokens, or both."""
+        first, width = self.program.head.mean_from, self.state.width
         if first is None:
-            return self.stream
-        width, rows = self.state.width, self.state.tokens - first
-        mean = self.tables.rows("mean", 4 * width, 1)
-        buffers, takes = [from_row(self.stream, first), mean], [(rows, 4 * width), (1, 4 * width)]
-        self.tables.step(structs.MEAN, buffers, takes=takes, rows=rows, channels=width)
-        return mean
+            return self.stream, self.order
+        joined, rows = isinstance(self.program.head, JoinedHead), self.state.tokens - first
+        row = self.tables.rows("mean", 4 * width * (1 + joined), 1)
+        mean = {**row, "offset": row["offset"] + 4 * width * joined}
+        takes = [(rows, 4 * width), (1, 4 * width)]
+        self.tables.step(structs.MEAN, [from_row(self.stream, first), mean], takes=takes, rows=rows, channels=width)
+        if not joined:
+            return row, self.order
+        stage = {**self.stages.cast(self.order, Vector(self.order, None, structs.F32)), "from": 0, "to": 1}
+        self.tables.step(structs.ROWS, [self.stream, row], [stage], rows=1, tile=LEAST_ROWS)
+        return row, np.concatenate([self.order, self.order + width])
 
 
 def _factor(operators: Sequence[Operator]) -> Factor:

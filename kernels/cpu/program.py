@@ -234,6 +234,11 @@ class Head:
     mean_from: int | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class JoinedHead(Head):
+    """The last operator, where the classifier reads the first token and behind it the mean: DINOv2's."""
+
+
 Operator = Norm | Renew | Factor | Attention | Merge | Grid | Pyramid | Branch | Performer
 
 

@@ -18,6 +18,7 @@ from .program import (
     Factor,
     Grid,
     Head,
+    JoinedHead,
     Merge,
     Norm,
     Performer,
@@ -189,6 +190,9 @@ _RULES: dict[type, Callable[[State, Any], State]] = {
 def _check_head(head: Head, state: State) -> None:
     _require(state.giver is None and not state.unread, "head: nothing reads what the last operators give")
     _require(head.mean_from is None or _whole(head.mean_from, 0, state.tokens - 1), f"head: {head.mean_from}")
+    if isinstance(head, JoinedHead):
+        _require(head.mean_from is not None, "head: it joins no mean")
+        state = replace(state, width=2 * state.width)
     state = replace(state, channels=state.width) if head.norm is None else _norm(state, head.norm)
     _require(state.channels > 0, "head: there is nothing that it reads")
     _require(not head.classifier.adds, "head: it adds to the stream")

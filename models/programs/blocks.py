@@ -73,9 +73,9 @@ def dense_of(part: nn.Module) -> Factor:
     return dense(array(part.weight), None if part.bias is None else array(part.bias), name="head")
 
 
-def bias_of(conv: nn.Conv2d) -> Floats:
-    """Return the bias of a convolution, zeros where it has none."""
-    return np.zeros(len(conv.weight), np.float32) if conv.bias is None else array(conv.bias)
+def bias_of(layer: nn.Conv2d | nn.Linear) -> Floats:
+    """Return the bias of a layer, zeros where it has none."""
+    return np.zeros(len(layer.weight), np.float32) if layer.bias is None else array(layer.bias)
 
 
 def array(tensor: Tensor) -> Floats:

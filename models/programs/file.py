@@ -22,6 +22,7 @@ from ...kernels.cpu.program import (
     Factor,
     Grid,
     Head,
+    JoinedHead,
     Merge,
     Norm,
     Performer,
@@ -47,7 +48,7 @@ STRUCTURE = "structure"
 CLASSES = {
     cls.__name__: cls
     for cls in (Attention, Branch, Convolution, Embed, Factor, Grid, Head, Merge, Norm, Performer, Pixels)
-} | {cls.__name__: cls for cls in (Program, Pyramid, Renew)}
+} | {cls.__name__: cls for cls in (JoinedHead, Program, Pyramid, Renew)}
 """What a program is made of, by name."""
 
 _KIND, _ARRAY, _TENSOR, _SHAPE = "kind", "array", "tensor", "shape"

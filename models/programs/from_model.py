@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ...kernels.cpu.program import Attention, Embed, Head, Merge, Operator, Program, Renew
+from ...kernels.cpu.program import Attention, Embed, Head, JoinedHead, Merge, Operator, Program, Renew, dense
 from ..architectures.timm_models import type_name
+from ..architectures.token_avg_head import TokenAvgHead
 from ..architectures.token_blocks import TokenBlock
 from ..architectures.vitae import ViTAE
 from ..serving.fused.chains import NotFusable, check_idle, take_apart
@@ -49,13 +50,17 @@ def _norms(*parts: nn.Module) -> list[Operator]:
 
 def _pooled(vit: Any, operators: list[Operator]) -> tuple[list[Operator], Head]:
     """All operators, and the head: timm's `norm`, a class token or a mean of the patches, `fc_norm`, classifier."""
+    joined = isinstance(vit.head, TokenAvgHead)
+    if (joined or vit.global_pool == "avg") and any(isinstance(operator, Merge) for operator in operators):
+        raise NotFusable("its mean counts merged tokens by their sizes")
+    if joined:
+        classifier = dense(array(vit.head.weight), bias_of(vit.head), name="head")
+        return [*operators, *_norms(vit.norm)], JoinedHead(None, classifier, vit.head.prefix)
     if vit.global_pool not in ("token", "avg") or (vit.global_pool == "token" and vit.cls_token is None):
         raise NotFusable(f"its head pools by {vit.global_pool!r}")
     if vit.global_pool == "token" and isinstance(vit.fc_norm, nn.Identity):  # only one token is read of the norm
         return operators, Head(norm_of(vit.norm), dense_of(vit.head))
     prefix = 0 if getattr(vit, "pool_include_prefix", False) else vit.num_prefix_tokens
-    if vit.global_pool == "avg" and any(isinstance(operator, Merge) for operator in operators):
-        raise NotFusable("its mean counts merged tokens by their sizes")
     norm = None if isinstance(vit.fc_norm, nn.Identity) else norm_of(vit.fc_norm)
     head = Head(norm, dense_of(vit.head), prefix if vit.global_pool == "avg" else None)
     return [*operators, *_norms(vit.norm)], head

@@ -68,6 +68,7 @@ MODELS = {
     "norm, mean": lambda: vit(global_pool="avg", fc_norm=False),
     "class token, fc_norm": lambda: vit(fc_norm=True),
     "mean without class token": lambda: vit(global_pool="avg", class_token=False, reg_tokens=2),
+    "class token beside mean": lambda: vit(global_pool="token_avg", reg_tokens=2),
     "CLIP": lambda: vit(pre_norm=True, act_layer="quick_gelu", init_values=0.5),
     "CLIP, Monarch": lambda: structured(vit(pre_norm=True, act_layer="quick_gelu"), "monarch"),
     "SiLU": lambda: vit(act_layer="silu"),
