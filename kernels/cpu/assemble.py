@@ -279,10 +279,10 @@ class _Assembly:
 
     def _classified(self) -> tuple[Fields, Places]:
         """What is classified, and the order of its channels: the first token, a mean of tokens, or both."""
-        first, width = self.program.head.mean_from, self.state.width
-        if first is None:
+        head, width = self.program.head, self.state.width
+        if (first := head.mean_from) is None:
             return self.stream, self.order
-        joined, rows = isinstance(self.program.head, JoinedHead), self.state.tokens - first
+        joined, rows = isinstance(head, JoinedHead), getattr(head, "count", None) or self.state.tokens - first
         row = self.tables.rows("mean", 4 * width * (1 + joined), 1)
         mean = {**row, "offset": row["offset"] + 4 * width * joined}
         takes = [(rows, 4 * width), (1, 4 * width)]

@@ -1,11 +1,9 @@
 """What a vision transformer computes, as a list of operators on tokens that no instruction set has touched yet.
 
-The tokens of an image are the rows of the *stream* (tokens, embed_dim), float32. Between attentions every operator acts
-on rows alone: a norm reads the stream, a factor reads what the one before it gave, and the last of them adds to the
-stream or gives the queries, keys and values of the next attention.
-
-Convolutions read the *grid*: the image, or what the stream was at the last `Grid`. A pyramid of them starts another
-stream, a branch of them adds to the one that there is.
+An image's tokens are the rows of the *stream* (tokens, embed_dim), float32. Between attentions operators act on rows
+alone: a norm reads the stream, a factor what the one before it gave, the last adds to the stream or gives the queries,
+keys and values of the next attention. Convolutions read the *grid*: the image, or what the stream was at the last
+`Grid`. A pyramid of them starts another stream, a branch of them adds to the one that there is.
 """
 
 from collections.abc import Sequence
@@ -236,7 +234,9 @@ class Head:
 
 @dataclass(frozen=True, eq=False)
 class JoinedHead(Head):
-    """The last operator, where the classifier reads the first token and behind it the mean: DINOv2's."""
+    """The last operator, where the classifier reads the first token and the mean of `count` others, or of all."""
+
+    count: int | None = None
 
 
 Operator = Norm | Renew | Factor | Attention | Merge | Grid | Pyramid | Branch | Performer

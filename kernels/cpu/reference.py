@@ -85,7 +85,9 @@ def evaluate(program: Program, images: Floats, observe: Observe = lambda factor,
                 stream = stream + x
     head = program.head
     first = stream[:, 0] if head.mean_from is None else stream[:, head.mean_from :].mean(1)
-    first = np.concatenate([stream[:, 0], first], -1) if isinstance(head, JoinedHead) else first
+    if isinstance(head, JoinedHead) and head.mean_from is not None:
+        second = first if head.count is None else stream[:, head.mean_from :][:, : head.count].mean(1)
+        first = np.concatenate([stream[:, 0], second], -1)
     first = first if head.norm is None else _normed(head.norm, first)
     observe(program.head.classifier, first)
     return _product(program.head.classifier, first)

@@ -191,7 +191,9 @@ def _check_head(head: Head, state: State) -> None:
     _require(state.giver is None and not state.unread, "head: nothing reads what the last operators give")
     _require(head.mean_from is None or _whole(head.mean_from, 0, state.tokens - 1), f"head: {head.mean_from}")
     if isinstance(head, JoinedHead):
-        _require(head.mean_from is not None, "head: it joins no mean")
+        left = state.tokens - (state.tokens if head.mean_from is None else head.mean_from)
+        fits = left > 0 and (head.count is None or _whole(head.count, 1, left))
+        _require(fits, f"head: it joins the mean of {head.count} of {left} tokens")
         state = replace(state, width=2 * state.width)
     state = replace(state, channels=state.width) if head.norm is None else _norm(state, head.norm)
     _require(state.channels > 0, "head: there is nothing that it reads")

@@ -14,9 +14,21 @@ from ..serving.fused.chains import NotFusable, check_idle, take_apart
 from .blocks import array, attention_of, bias_of, dense_of, mlp_of, norm_of
 from .vitae import vitae_program
 
-_VIT = "timm.models.vision_transformer.VisionTransformer"
+_DISTILLED = "timm.models.deit.VisionTransformerDistilled"
+_VITS = ("timm.models.vision_transformer.VisionTransformer", _DISTILLED)
 
-_VIT_PARTS = {"patch_embed", "pos_drop", "patch_drop", "norm_pre", "blocks", "norm", "fc_norm", "head_drop", "head"}
+_VIT_PARTS = {
+    "head_dist",
+    "patch_embed",
+    "pos_drop",
+    "patch_drop",
+    "norm_pre",
+    "blocks",
+    "norm",
+    "fc_norm",
+    "head_drop",
+    "head",
+}
 
 
 def program_of(model: nn.Module, size: int) -> Program:
@@ -27,7 +39,7 @@ def program_of(model: nn.Module, size: int) -> Program:
     """
     if isinstance(model, ViTAE):
         return vitae_program(model, size)
-    if type_name(model) != _VIT:
+    if type_name(model) not in _VITS:
         raise NotFusable(f"there is no program for {type(model).__name__}")
     vit: Any = model
     if unknown := dict(model.named_children()).keys() - _VIT_PARTS:
@@ -50,6 +62,11 @@ def _norms(*parts: nn.Module) -> list[Operator]:
 
 def _pooled(vit: Any, operators: list[Operator]) -> tuple[list[Operator], Head]:
     """All operators, and the head: timm's `norm`, a class token or a mean of the patches, `fc_norm`, classifier."""
+    if type_name(vit) == _DISTILLED:  # a classifier for each of two tokens; the answer is the mean of theirs
+        both = vit.head, vit.head_dist
+        weight = np.concatenate([dense_of(head).weight[0] for head in both], 1) / 2
+        classifier = dense(weight, (bias_of(both[0]) + bias_of(both[1])) / 2, name="head")
+        return [*operators, *_norms(vit.norm)], JoinedHead(None, classifier, 1, 1)
     joined = isinstance(vit.head, TokenAvgHead)
     if (joined or vit.global_pool == "avg") and any(isinstance(operator, Merge) for operator in operators):
         raise NotFusable("its mean counts merged tokens by their sizes")
@@ -71,10 +88,8 @@ def _embed(vit: Any, size: int) -> Embed:
     if not isinstance(conv, nn.Conv2d) or conv.kernel_size != conv.stride or len(set(conv.kernel_size)) > 1:
         raise NotFusable("its patch embedding is no convolution of square patches side by side")
     check_idle("patch_embed.norm", vit.patch_embed.norm)
-    width = len(conv.weight)
-    prefix = np.concatenate(
-        [np.zeros((0, width), np.float32), *(array(t[0]) for t in (vit.cls_token, vit.reg_token) if t is not None)]
-    )
+    width, front = len(conv.weight), (vit.cls_token, getattr(vit, "dist_token", None), vit.reg_token)
+    prefix = np.concatenate([np.zeros((0, width), np.float32), *(array(t[0]) for t in front if t is not None)])
     positions = np.zeros((0, width), np.float32) if vit.pos_embed is None else array(vit.pos_embed[0])
     patches = (size // conv.kernel_size[0]) ** 2
     if vit.pos_embed is not None and len(positions) != patches + (0 if vit.no_embed_class else len(prefix)):

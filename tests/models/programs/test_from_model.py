@@ -45,12 +45,12 @@ MERGING = TokenMerging(1, 1, 0.4, 0.1)
 needs_library = pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal()))
 
 
-def vit(plan: TokenPlan | None = None, **arguments: Any) -> nn.Module:
+def vit(plan: TokenPlan | None = None, arch: str = "deit_tiny_patch16_224", **arguments: Any) -> nn.Module:
     torch.manual_seed(0)
-    model = create_model("deit_tiny_patch16_224", **{**ARGS, **arguments}).eval().requires_grad_(False)
+    model = create_model(arch, **{**ARGS, **arguments}).eval().requires_grad_(False)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
-            parameter.mul_(20 if name == "head.weight" else 5)
+            parameter.mul_(20 if name.startswith("head") else 5)
         elif "norm" in name:
             parameter.add_(0.3 * torch.randn_like(parameter))
     return apply_token_plan(model, plan or TokenPlan())
@@ -69,6 +69,7 @@ MODELS = {
     "class token, fc_norm": lambda: vit(fc_norm=True),
     "mean without class token": lambda: vit(global_pool="avg", class_token=False, reg_tokens=2),
     "class token beside mean": lambda: vit(global_pool="token_avg", reg_tokens=2),
+    "two class tokens": lambda: vit(arch="deit_tiny_distilled_patch16_224"),
     "CLIP": lambda: vit(pre_norm=True, act_layer="quick_gelu", init_values=0.5),
     "CLIP, Monarch": lambda: structured(vit(pre_norm=True, act_layer="quick_gelu"), "monarch"),
     "SiLU": lambda: vit(act_layer="silu"),
