@@ -65,7 +65,7 @@ def expand_url(url: str) -> list[str]:
     try:
         if "*" in url:
             paths = files.glob(path)
-        elif url.endswith("/") or (protocol(url) not in ("http", "https") and files.isdir(path)):
+        elif url.endswith("/") or (_may_be_folder(url) and files.isdir(path)):
             paths = files.find(path)
         else:
             return [url]
@@ -177,6 +177,11 @@ def _file_system(url: str) -> Any:
         return fsspec.filesystem(protocol(url))
     except Exception as error:  # an unknown protocol, one whose package is missing, wrong options
         raise CommandError(f"IMAGE {url}: {first_line(error)}") from error
+
+
+def _may_be_folder(url: str) -> bool:
+    """Whether it is worth asking the store; a website would send the whole page."""
+    return protocol(url) not in ("http", "https") and not holds_images(url) and not _is_image(url)
 
 
 def _is_image(name: str) -> bool:

@@ -34,13 +34,14 @@ def _embedding_name(graph: bytes) -> str | None:
         return None
     producers = {name: node for node in header.nodes for name in node.outputs}
 
-    def is_constant(name: str) -> bool:
-        node = producers.get(name)
-        return name in header.constants or (node is not None and all(map(is_constant, node.inputs)))
+    constants = {"", *header.constants}  # an input that is left out has no name
+    for node in header.nodes:
+        if constants.issuperset(node.inputs):
+            constants.update(node.outputs)
 
     def before(node: OnnxNode) -> str:
         """The one input that is no constant; empty where there are several."""
-        varying = [name for name in node.inputs if not is_constant(name)]
+        varying = [name for name in node.inputs if name not in constants]
         return varying[0] if len(varying) == 1 else ""
 
     layer = producers.get(header.outputs[0].name)

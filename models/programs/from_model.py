@@ -15,7 +15,8 @@ from .blocks import array, attention_of, bias_of, dense_of, mlp_of, norm_of
 from .vitae import vitae_program
 
 _DISTILLED = "timm.models.deit.VisionTransformerDistilled"
-_VITS = ("timm.models.vision_transformer.VisionTransformer", _DISTILLED)
+VITS = ("timm.models.vision_transformer.VisionTransformer", _DISTILLED)
+"""The classes of timm that there is a program for, if its parts have operators."""
 
 _VIT_PARTS = {
     "head_dist",
@@ -39,7 +40,7 @@ def program_of(model: nn.Module, size: int) -> Program:
     """
     if isinstance(model, ViTAE):
         return vitae_program(model, size)
-    if type_name(model) not in _VITS:
+    if type_name(model) not in VITS:
         raise NotFusable(f"there is no program for {type(model).__name__}")
     vit: Any = model
     if unknown := dict(model.named_children()).keys() - _VIT_PARTS:

@@ -1,5 +1,6 @@
 """Tests which tensor of a graph is its embedding, by small graphs and by what ONNX Runtime computes of them."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,14 @@ def test_no_other_graph_has_one(name: str) -> None:
     graph = graph_of(NONE[name])
     OnnxSession(graph)(np.zeros((4, 3, SIDE, SIDE), np.float32))
     assert with_embedding(graph) is graph
+
+
+def test_a_graph_may_be_deep() -> None:
+    names = ["pooled", *(f"deep.{place}" for place in range(3000)), "deepest"]
+    chain = [node("Identity", [a], [b]) for a, b in pairwise(names)]
+    head = node("Gemm", ["activated", "head"], [OUTPUT])
+    embeds = with_embedding(graph_of((*POOLED, *chain, node("Relu", ["deepest"], ["activated"]), head)))
+    assert onnx.load_from_string(embeds).graph.output[1].name == "activated"
 
 
 def test_nodes_and_constants_are_read() -> None:
