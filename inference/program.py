@@ -1,7 +1,9 @@
 """Makes a forward of our own CPU kernels."""
 
+import functools
 import logging
-from dataclasses import replace
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..models.errors import ExportError
@@ -17,6 +19,22 @@ if TYPE_CHECKING:
     from ..models.programs.file import Program
 
 logger = logging.getLogger("milkweed.inference")
+
+
+@dataclass(frozen=True)
+class ProgramPlan(LanePlan):
+    """Cuts batches for our kernels. No forward is filled up, since an image's bits are the same in any company."""
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019 (a few plans live as long as the process)
+    def cut(self, count: int) -> tuple[int, ...]:
+        """Cut a batch into forwards for all lanes, none larger than the micro-batch.
+
+        Returns:
+            The sizes of the forwards, largest first.
+        """
+        size = min(self.micro_batch, math.ceil(count / self.lanes))
+        whole, rest = divmod(count, size)
+        return (size,) * whole + (rest,) * bool(rest)
 
 
 def program_forward(
@@ -49,7 +67,7 @@ def session_forward(program: "Program", plan: LanePlan, size: int, multi_label: 
         BackendError: the library is not there, or its kernels do not take the program's sizes.
     """
     threads = plan.lanes * plan.threads
-    plan = replace(plan, lanes=threads, threads=1, most_threads=min(plan.most_threads or threads, threads))
+    plan = ProgramPlan(plan.micro_batch, threads, 1, most_threads=min(plan.most_threads or threads, threads))
     try:
         session = ProgramSession(program, threads if plan.most_threads > 1 else 1)
     except (ExportError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Which of timm's transformers the CPU kernels compute, and which part keeps each of the others out.
+"""Coverage: which of timm's transformers the CPU kernels compute, and which part keeps each of the others out.
 
     python -m milkweed.bench.studies.kernel_coverage [--out FILE] [--names PATTERN]
 
@@ -24,7 +24,7 @@ from ...models.programs.from_model import VITS, program_of
 from ...models.serving.fused.chains import NotFusable
 from ..machine import about, save
 
-PLAIN = next(each for each in SETS if each.name == "plain")
+PLAIN = next(isa for isa in SETS if isa.name == "plain")
 
 FAMILIES = {
     "ViT, CLIP, SigLIP, DINOv2": ("vision_transformer",),

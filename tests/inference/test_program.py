@@ -50,6 +50,23 @@ def test_images_share_the_threads(
     assert np.array_equal(result.probabilities[0], result.probabilities[-1])
 
 
+@pytest.mark.parametrize("images", [1, 2, 3, 5, 9])
+def test_no_forward_is_filled_up(images: int, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, compute = list[int](), ProgramSession.outputs
+
+    def noted(self: ProgramSession, batch: NDArray[np.float32], count: int = 1) -> NDArray[np.float32]:
+        sizes.append(len(batch))
+        return compute(self, batch, count)
+
+    pixels = np.random.default_rng(0).normal(size=(images, 3, SIZE, SIZE)).astype(np.float32)
+    expected = session_forward(program, LanePlan(1, 1, 1), SIZE).run(pixels).probabilities
+    monkeypatch.setattr(ProgramSession, "outputs", noted)
+    result = session_forward(program, LanePlan(4, 2, 1), SIZE).run(pixels)
+    assert sorted(sizes) == {1: [1], 2: [1, 1], 3: [1, 2], 5: [2, 3], 9: [1, 4, 4]}[images]
+    assert result.padding == 0
+    np.testing.assert_array_equal(result.probabilities, expected)
+
+
 def test_the_plan_says_who_helps(program: Program) -> None:
     plan = session_forward(program, LanePlan(1, 2, 2), SIZE).plan
     assert (plan.lanes, plan.threads, plan.most_threads) == (4, 1, 4)
