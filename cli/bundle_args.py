@@ -1,4 +1,4 @@
-"""Finds bundles: the demo model in the package, those named on the command line, free places for new ones."""
+"""Finds bundles: the demo models in the package, those named on the command line, free places for new ones."""
 
 import re
 from importlib.resources import files
@@ -6,7 +6,9 @@ from pathlib import Path
 
 from .errors import FAILED, WRONG_USAGE, CommandError
 
-DEMO = "demo"
+DEMO, MONARCH = "demo", "demo-monarch"
+"""The models that come with the package: the one that answers, and one with Monarch layers to compare it with."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -19,30 +21,33 @@ def demo_bundle() -> Path:
     path = installed_demo()
     if path is None:
         raise CommandError(
-            f"no bundle was given and the demo model is not installed: {_demo_path()} has no config.json"
+            f"no bundle was given and the demo model is not installed: {_packaged(DEMO)} has no config.json"
         )
     return path
 
 
 def installed_demo() -> Path | None:
     """Return the bundle that comes with the package; None where this installation has none."""
-    path = _demo_path()
+    path = _packaged(DEMO)
     return path if (path / "config.json").is_file() else None
 
 
 def bundle_path(text: str) -> Path:
-    """Return the folder that an argument names; `demo` is the demo model where nothing here has that name."""
+    """Return the folder that an argument names; `demo` and `demo-monarch` come with the package where nothing here has
+    that name."""
+    if text == MONARCH and not Path(text).exists():
+        return _packaged(MONARCH)
     return demo_bundle() if text == DEMO and not Path(text).exists() else Path(text)
 
 
 def named_bundles(arguments: list[str]) -> dict[str, Path]:
-    """Read the models to serve from `[NAME=]BUNDLE` arguments, in order; the demo model where there are none.
+    """Read the models to serve from `[NAME=]BUNDLE` arguments, in order; the demo models where there are none.
 
     Raises:
         CommandError: a name that cannot be one, or two models of one name.
     """
     if not arguments:
-        return {DEMO: demo_bundle()}
+        return {DEMO: demo_bundle(), MONARCH: _packaged(MONARCH)}
     bundles: dict[str, Path] = {}
     for argument in arguments:
         name, path = _split(argument)
@@ -79,5 +84,5 @@ def _split(argument: str) -> tuple[str, Path]:
     return Path(argument).resolve().name, bundle_path(argument)
 
 
-def _demo_path() -> Path:
-    return Path(str(files("milkweed.models") / DEMO))
+def _packaged(name: str) -> Path:
+    return Path(str(files("milkweed.models") / name.replace("-", "_")))

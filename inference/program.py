@@ -33,8 +33,8 @@ class ProgramPlan(LanePlan):
             The sizes of the forwards, largest first.
         """
         size = min(self.micro_batch, math.ceil(count / self.lanes))
-        whole, rest = divmod(count, size)
-        return (size,) * whole + (rest,) * bool(rest)
+        whole, left = divmod(count, size)
+        return (size,) * whole + (left,) * bool(left)
 
 
 def program_forward(

@@ -155,6 +155,8 @@ def test_demo_is_the_demo_model_where_nothing_here_has_that_name(
     monkeypatch.chdir(tmp_path)
     assert bundles.bundle_path("demo") == bundles.demo_bundle()
     assert bundles.named_bundles(["demo", "x=demo"]) == {"demo": bundles.demo_bundle(), "x": bundles.demo_bundle()}
+    assert list(bundles.named_bundles([])) == ["demo", "demo-monarch"]
+    assert bundles.named_bundles([])["demo-monarch"] == bundles.bundle_path("demo-monarch")
     assert bundles.bundle_path("./demo") == Path("demo")
     (tmp_path / "demo").mkdir()
     assert bundles.bundle_path("demo") == Path("demo")

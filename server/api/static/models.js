@@ -16,11 +16,12 @@ export function isCompressed({ monarch_layers, search }) {
   return monarch_layers > 0 || Boolean(search);
 }
 
-/** What to show beside a model at first: one of the same classes and the other kind, dense or compressed. */
+/** What to show beside a model at first: one of the same classes and the other kind, dense or compressed; or else one with
+ * Monarch layers beside one without. */
 export function counterpart(model, models) {
-  return models.find(
-    (other) => isCompressed(other) !== isCompressed(model) && other.num_classes === model.num_classes,
-  );
+  const alike = models.filter(({ num_classes }) => num_classes === model.num_classes);
+  const unlike = (kind) => alike.find((other) => kind(other) !== kind(model));
+  return unlike(isCompressed) ?? unlike(({ monarch_layers }) => monarch_layers > 0);
 }
 
 /** A label as people write it; many lists of labels have underscores for spaces. */

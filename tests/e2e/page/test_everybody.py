@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from PIL import Image
 
-from milkweed.cli.bundle_args import demo_bundle
+from milkweed.cli.bundle_args import demo_bundle, named_bundles
 from milkweed.models import load_bundle, save_bundle
 
 from .tab import AIRPLANE, SHIP, expect, expect_classes, expect_text, pick
@@ -104,6 +104,14 @@ def test_picture_of_the_demo_and_its_dense_twin(visit: Any, serving: Any, tmp_pa
             expect(tab.locator("#live-line")).to_be_visible(timeout=30_000)
             picture = Image.open(io.BytesIO(tab.screenshot())).quantize(256)
             picture.save(Path(os.environ["MILKWEED_PICTURES"]) / "page-light.png", optimize=True)
+
+
+def test_the_demos_are_side_by_side(visit: Any, serving: Any) -> None:
+    with serving(named_bundles([])) as server:
+        server.wait_ready()
+        with visit(server.url) as tab:
+            expect(tab.locator("#model")).to_have_value("demo")
+            expect(tab.locator("#beside")).to_have_value("demo-monarch")
 
 
 def test_without_scripts_nothing_is_shown_that_needs_them(browser: "Browser", pair: Any) -> None:
