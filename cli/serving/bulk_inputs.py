@@ -153,7 +153,12 @@ def _fetched(urls: Sequence[str]) -> list[Content]:
     files = _file_system(urls[0])
     paths = [files._strip_protocol(url) for url in urls]
     contents = files.cat_ranges(paths, 0, MAX_BYTES + 1, on_error="return")
-    return [_limited(item) if isinstance(item, bytes) else Unreadable(first_line(item)) for item in contents]
+    return [_limited(item) if isinstance(item, bytes) else Unreadable(_reason(item)) for item in contents]
+
+
+def _reason(error: BaseException) -> str:
+    # A store's error of this kind says no more than the name.
+    return "there is no such object" if isinstance(error, FileNotFoundError) else first_line(error)
 
 
 def _limited(content: bytes) -> Content:

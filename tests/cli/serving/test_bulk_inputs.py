@@ -165,7 +165,7 @@ def test_objects_that_are_not_there_or_too_large(
     monkeypatch.setattr(bulk_inputs, "MAX_BYTES", len(images[0]) - 1)
     there, gone = results(milkweed, bundle, "memory://bucket/a.png", "memory://bucket/b.png")
     assert there["error"] == {"code": "unreadable", "message": "cannot be read: more than 0 MiB"}
-    assert gone["error"]["code"] == "unreadable"
+    assert gone["error"] == {"code": "unreadable", "message": "cannot be read: there is no such object"}
     ask = ("classify", "--model", bundle)
     assert refused(*ask, "memory://no/") == "IMAGE memory://no/: no images, tars or tables there, of 0 objects"
     assert "spam://x" in refused(*ask, "spam://x")
