@@ -47,7 +47,8 @@ def named_bundles(arguments: list[str]) -> dict[str, Path]:
         CommandError: a name that cannot be one, or two models of one name.
     """
     if not arguments:
-        return {DEMO: demo_bundle(), MONARCH: _packaged(MONARCH)}
+        beside = _packaged(MONARCH)
+        return {DEMO: demo_bundle(), **({MONARCH: beside} if (beside / "config.json").is_file() else {})}
     bundles: dict[str, Path] = {}
     for argument in arguments:
         name, path = _split(argument)

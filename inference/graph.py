@@ -127,8 +127,11 @@ def graph_forward(
 
 
 def _with_embedding(source: Path | bytes) -> Path | bytes:
-    graph = source.read_bytes() if isinstance(source, Path) else source
-    embeds = with_embedding(graph)
+    try:
+        graph = source.read_bytes() if isinstance(source, Path) else source
+        embeds = with_embedding(graph)
+    except (OSError, ValueError):  # the runtime says what is wrong with it
+        return source
     return source if embeds is graph else embeds
 
 

@@ -142,10 +142,10 @@ def test_a_model_that_our_kernels_do_not_compute_is_left_to_others(
 ) -> None:
     from .conftest import saved
 
-    pooled = saved(tmp_path / "pooled", global_pool="avg")
-    _, config = compress(replace(ours, source=pooled, backends=("milkweed", "torch")))
+    normed = saved(tmp_path / "normed", qk_norm=True)
+    _, config = compress(replace(ours, source=normed, backends=("milkweed", "torch")))
     assert {row["computed_by"].partition(" ")[0] for row in config.metrics["search"]["models"]} == {"torch"}
-    assert "without our own kernels: fc_norm is a LayerNorm" in config.metrics["search"]["notes"]
+    assert "without our own kernels: attn.q_norm is a LayerNorm" in config.metrics["search"]["notes"]
 
 
 @pytest.mark.slow
