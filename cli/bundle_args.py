@@ -12,32 +12,30 @@ DEMO, MONARCH = "demo", "demo-monarch"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def demo_bundle() -> Path:
-    """Return the bundle that comes with the package.
+def demo_bundle(name: str = DEMO) -> Path:
+    """Return a bundle that comes with the package.
 
     Raises:
         CommandError: this installation has none.
     """
-    path = installed_demo()
+    path = installed_demo(name)
     if path is None:
         raise CommandError(
-            f"no bundle was given and the demo model is not installed: {_packaged(DEMO)} has no config.json"
+            f"no bundle was given and the demo model is not installed: {_packaged(name)} has no config.json"
         )
     return path
 
 
-def installed_demo() -> Path | None:
-    """Return the bundle that comes with the package; None where this installation has none."""
-    path = _packaged(DEMO)
+def installed_demo(name: str = DEMO) -> Path | None:
+    """Return a bundle that comes with the package; None where this installation has none."""
+    path = _packaged(name)
     return path if (path / "config.json").is_file() else None
 
 
 def bundle_path(text: str) -> Path:
     """Return the folder that an argument names; `demo` and `demo-monarch` come with the package where nothing here has
     that name."""
-    if text == MONARCH and not Path(text).exists():
-        return _packaged(MONARCH)
-    return demo_bundle() if text == DEMO and not Path(text).exists() else Path(text)
+    return demo_bundle(text) if text in (DEMO, MONARCH) and not Path(text).exists() else Path(text)
 
 
 def named_bundles(arguments: list[str]) -> dict[str, Path]:
@@ -47,8 +45,8 @@ def named_bundles(arguments: list[str]) -> dict[str, Path]:
         CommandError: a name that cannot be one, or two models of one name.
     """
     if not arguments:
-        beside = _packaged(MONARCH)
-        return {DEMO: demo_bundle(), **({MONARCH: beside} if (beside / "config.json").is_file() else {})}
+        beside = installed_demo(MONARCH)
+        return {DEMO: demo_bundle()} | ({} if beside is None else {MONARCH: beside})
     bundles: dict[str, Path] = {}
     for argument in arguments:
         name, path = _split(argument)

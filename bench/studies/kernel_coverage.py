@@ -2,8 +2,8 @@
 
     python -m milkweed.bench.studies.kernel_coverage [--out FILE] [--names PATTERN]
 
-Each model is made without weights and with one of its blocks, and its program assembled. A file says for each family
-how many names there are, how many are computed, and the names of the others by reason.
+A model is made without weights and with one of its blocks, and its program assembled. The file has the number of names
+of a family, the number of those that are computed, and the others by reason.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import torch
 
 from ...kernels.cpu.assemble import assemble
 from ...kernels.cpu.instruction_sets import SETS
+from ...models.architectures.timm_models import type_name
 from ...models.errors import first_line
 from ...models.programs.from_model import VITS, program_of
 from ...models.serving.fused.chains import NotFusable
@@ -37,11 +38,10 @@ FAMILIES = {
 
 
 def refusal(name: str) -> str:
-    """Return why the kernels compute a model of timm not; empty where they do."""
+    """Return why the kernels do not compute a model of timm; empty where they do."""
     with torch.device("meta"):
         model: Any = timm.create_model(name, num_classes=10)
-    kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    if kind not in VITS:
+    if type_name(model) not in VITS:
         return f"there is no program for {type(model).__name__}"
     model.blocks = model.blocks[:1]
     model = model.to_empty(device="cpu").eval().requires_grad_(False)

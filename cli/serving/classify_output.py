@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -27,13 +28,7 @@ NOT_RESUMED = "--resume goes with --output FILE, as csv or ndjson"
 COLUMNS = ("image", "rank", "index", "id", "label", "score", "error", "message")
 """The columns of a CSV. It has a row for each class of an image, best first; an image without an answer has one row."""
 
-_SUFFIXES: dict[str, OutputKind] = {
-    ".csv": "csv",
-    ".json": "json",
-    ".ndjson": "ndjson",
-    ".jsonl": "ndjson",
-    ".parquet": "parquet",
-}
+_SUFFIXES: dict[str, OutputKind] = {".jsonl": "ndjson", **{f".{kind}": kind for kind in KINDS if kind != "text"}}
 
 
 def kind_of(format: str | None, output: Path | None, json: bool) -> OutputKind:
@@ -54,7 +49,7 @@ def kind_of(format: str | None, output: Path | None, json: bool) -> OutputKind:
     raise CommandError(f"--format {format}: must be one of {', '.join(KINDS)}", WRONG_USAGE)
 
 
-class Answers:
+class Answers(ABC):
     """Counts what is written. A context manager; files are whole at its end."""
 
     def __init__(self) -> None:
@@ -65,20 +60,21 @@ class Answers:
     def __enter__(self) -> Self:
         return self
 
+    @abstractmethod
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        raise NotImplementedError
+        """Finish the file, or what is left of it behind an error."""
 
     @property
     def resumable(self) -> bool:
         """Whether a later run can go on with what is written."""
         return False
 
+    @abstractmethod
     def add(self, image: str, answer: "Answer") -> None:
         """Take the next answer."""
-        raise NotImplementedError
 
     def note(self, image: str, code: str = "", message: str = "") -> None:
-        """Count an answer, or what came in its place."""
+        """Count an answer, or the error of an image that got none."""
         self.count += 1
         if code:
             self.failed += 1

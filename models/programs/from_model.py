@@ -63,7 +63,7 @@ def _norms(*parts: nn.Module) -> list[Operator]:
 
 def _pooled(vit: Any, operators: list[Operator]) -> tuple[list[Operator], Head]:
     """All operators, and the head: timm's `norm`, a class token or a mean of the patches, `fc_norm`, classifier."""
-    if type_name(vit) == _DISTILLED:  # a classifier for each of two tokens; the answer is the mean of theirs
+    if type_name(vit) == _DISTILLED:  # two tokens, two classifiers; the answer is the mean of theirs
         both = vit.head, vit.head_dist
         weight = np.concatenate([dense_of(head).weight[0] for head in both], 1) / 2
         classifier = dense(weight, (bias_of(both[0]) + bias_of(both[1])) / 2, name="head")

@@ -22,7 +22,7 @@ PayloadFormat = Literal["raw", "array", "multipart", "json"]
 """`array` is like `raw`, but may hold several images, each of which has its own limit."""
 
 MAX_URL_BYTES = 8192
-"""A URL has at most so many bytes as JSON; a longer text is not taken for one."""
+"""The most bytes of a URL as JSON; a longer text is no URL."""
 
 # Base64 has no colon: a string that begins so is meant as a URL, whatever its scheme.
 _URL = re.compile(rb'"\s*(?!data:)[a-z][a-z0-9+.-]{0,30}:', re.IGNORECASE)

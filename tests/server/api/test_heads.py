@@ -1,14 +1,12 @@
 """POST /classify?head=NAME: scores against numpy, forms, refusals."""
 
 import json
-from collections.abc import AsyncIterator
 
 import httpx
 import numpy as np
 import pytest
 
 from milkweed.models.heads.linear_head import parse_head
-from milkweed.server.admin.app import create_admin_app
 from milkweed.server.repository.heads import ServedHead
 from milkweed.server.service.params import MAX_SCORES
 
@@ -17,19 +15,7 @@ from ...support.bodies import as_json, files
 from ...support.server_parts import CLASSES, Running, Start, broken, check_error
 from .heads_case import BIRDS, IMAGES, LINES, ZOO, check, parts, scores
 
-
-@pytest.fixture(autouse=True)
-def heads(app: Running) -> None:
-    app.service.heads.clear()
-    for name, head in (("birds", BIRDS), ("zoo", ZOO)):
-        app.service.heads.put("held", ServedHead(name, head))
-
-
-@pytest.fixture
-async def admin(app: Running) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=create_admin_app(app.service))
-    async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
-        yield client
+pytestmark = pytest.mark.usefixtures("birds_and_zoo")
 
 
 async def test_every_form_of_request_is_answered_by_the_head(app: Running) -> None:

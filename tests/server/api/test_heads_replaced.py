@@ -12,26 +12,12 @@ import numpy as np
 import pytest
 
 from milkweed.models.heads.linear_head import parse_head
-from milkweed.server.admin.app import create_admin_app
-from milkweed.server.repository.heads import ServedHead
 
 from ...models.heads.plain_head import make_head
 from ...support.server_parts import CLASSES, Running, Start, check_error
 from .heads_case import BIRDS, FINE, IMAGES, LINES, ZOO, check, parts, scores
 
-
-@pytest.fixture(autouse=True)
-def heads(app: Running) -> None:
-    app.service.heads.clear()
-    for name, head in (("birds", BIRDS), ("zoo", ZOO)):
-        app.service.heads.put("held", ServedHead(name, head))
-
-
-@pytest.fixture
-async def admin(app: Running) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=create_admin_app(app.service))
-    async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
-        yield client
+pytestmark = pytest.mark.usefixtures("birds_and_zoo")
 
 
 async def test_a_request_that_runs_keeps_its_head(app: Running, admin: httpx.AsyncClient) -> None:

@@ -1,11 +1,17 @@
 """A server to fetch from, with certificates of an authority of the tests."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from ...support.authority import OPENSSL, Authority
 from .origin import Origin, running_origin
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> Any:
+    return "asyncio", {"use_uvloop": True}  # as the server runs
 
 
 @pytest.fixture(scope="session")
