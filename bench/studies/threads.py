@@ -1,19 +1,22 @@
 """One image at a time on one thread and on several, in int8, by our CPU kernels and by OpenVINO. Weights are untrained.
 
-    python -m milkweed.bench.studies.threads [--models ARCH ...] [--threads 2] [--out FILE]
+    python -m milkweed.bench.studies.threads [--models ARCH ...] [--threads 2] [--pause MS] [--out FILE]
 
-Candidates of a model take turns; figures are milliseconds an image. The last row of a model has four times as many
-threads as cores, as no server has: threads then wait for cores too. Behind a plain ViT's rows stands what 2, 8 and 16
-cores would take, modelled from one thread's time and a barrier's.
+Candidates of a model take turns; figures are milliseconds an image: of one that follows the one before at once, then of
+one that comes after a pause, when threads sleep and cores have gone idle, as under light load. The last row of each has
+four times as many threads as cores, as no server has: threads then wait for cores too. Behind a plain ViT's rows stands
+what 2, 8 and 16 cores would take, modelled from one thread's time and a barrier's.
 """
 
 import argparse
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from math import ceil
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ...compress.timing import time_in_turns
@@ -29,6 +32,7 @@ from ..machine import about, save
 from .cpu_kernels import CALIBRATION_IMAGES, MODELS, SIZE, fast_dtype, noise, variant
 
 OVERSUBSCRIBED = 4
+PAUSED_ROUNDS = 100
 ROWS, QUERIES = 16, 32
 """Rows, and queries of a head, that stay on one thread: the kernels' units (AVX-512)."""
 
@@ -82,18 +86,33 @@ def modelled(model: Any, ms: float, threads: int, barrier: float) -> float:
     return spent + 2 * len(model.blocks) * barrier * threads / 2
 
 
-def rows(arch: str, threads: int, **arguments: Any) -> Iterator[dict[str, Any]]:
+def after_pauses(forwards: Mapping[str, Forward], pause: float) -> dict[str, float]:
+    """Return the median milliseconds of an image that comes so many milliseconds after the one before, in turns."""
+    spent: dict[str, list[float]] = {name: [] for name in forwards}
+    images = next(iter(forwards.values())).blank(1)
+    for _ in range(PAUSED_ROUNDS):
+        for name, forward in forwards.items():
+            time.sleep(pause / 1e3)
+            started = time.perf_counter()
+            forward.run(images)
+            spent[name].append(1e3 * (time.perf_counter() - started))
+    return {name: median(times) for name, times in spent.items()}
+
+
+def rows(arch: str, threads: int, pause: float, **arguments: Any) -> Iterator[dict[str, Any]]:
     """Yield milliseconds of one image in every form, and the speedup over the same on one thread."""
     with tempfile.TemporaryDirectory() as work, ExitStack() as opened:
         forwards = {}
         for name, forward in forwards_of(arch, threads, Path(work), **arguments):
             forwards[name] = forward
             opened.callback(forward.close)
-        ms = {name: times[1] for name, times in time_in_turns(forwards, [1]).items()}
-    for name, spent in ms.items():
-        alone = ms[f"{name.partition(',')[0]}, 1 threads"]
-        print(f"{arch:<24} {name:<22} {spent:8.2f} ms {alone / spent:6.2f}x", flush=True)
-        yield {"arch": arch, "form": name, "ms": spent, "times_one_thread": alone / spent}
+        timed = {0.0: {name: times[1] for name, times in time_in_turns(forwards, [1]).items()}}
+        timed[pause] = after_pauses(forwards, pause)
+    for paused, ms in timed.items():
+        for name, spent in ms.items():
+            speedup = ms[f"{name.partition(',')[0]}, 1 threads"] / spent
+            print(f"{arch:<24} {name:<22} {paused:3g} ms before it {spent:8.2f} ms {speedup:6.2f}x", flush=True)
+            yield {"arch": arch, "form": name, "pause_ms": paused, "ms": spent, "times_one_thread": speedup}
 
 
 def modelled_row(arch: str, ms: float, barrier: float) -> dict[str, Any]:
@@ -110,14 +129,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=description)
     parser.add_argument("--models", nargs="+", default=MODELS, metavar="ARCH")
     parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--pause", type=float, default=20, metavar="MS")
     parser.add_argument("--out", type=Path, metavar="FILE")
     options = parser.parse_args()
     before = os.getloadavg()
     barrier, made, models = barrier_ms(), list[dict[str, Any]](), list[dict[str, Any]]()
     print(f"a barrier of two threads: {1e3 * barrier:.2f} us", flush=True)
     for arch in options.models:
-        made += rows(arch, options.threads)
-        (alone,) = (row["ms"] for row in made if row["arch"] == arch and row["form"] == "milkweed, 1 threads")
+        of_model = list(rows(arch, options.threads, options.pause))
+        made += of_model
+        alone = next(row["ms"] for row in of_model if row["form"] == "milkweed, 1 threads")
         if "vitae" not in arch:
             models.append(modelled_row(arch, alone, barrier))
     if options.out:

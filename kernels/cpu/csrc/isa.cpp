@@ -39,14 +39,14 @@ struct Image {
 };
 
 // What one member of a team does of an image. Behind each step all wait for each other.
-static void run_image(void* context, const Member& member) {
+static void run_image(void* context, Member& member) {
   [[maybe_unused]] const AmxTiles tiles;
   const Image& image = *(const Image*)context;
   const Program& p = *image.program;
   const char* base = image.base;
   char* arena = image.arena;
-  for (int i = 0; i < p.count; i++, member.wait()) {
-    const Step& s = p.steps[i];
+  for (; member.step < p.count; member.end_step()) {
+    const Step& s = p.steps[member.step];
     if (s.kind == kPatches) run_patches(p, s, base, arena, image.pixels, member);
     else if (s.kind == kRows) run_rows(p, s, base, arena, member);
     else if (s.kind == kAttention) run_attention(p, s, base, arena, member);

@@ -5,6 +5,7 @@
 #include <linux/futex.h>
 #include <new>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -29,7 +30,9 @@ MILKWEED_EXPORT bool milkweed_request_tiles() {
 namespace milkweed {
 
 constexpr int kMostThreads = 256;
-constexpr int kSpins = 2000;  // some 20 to 80 us: longer than a member waits at most barriers, shorter than a request's pause
+constexpr int kSpins = 2000;    // some 20 to 80 us: longer than a member waits at most barriers, shorter than a request's pause
+constexpr int kYields = 1000;   // a millisecond or less: by what a thread has longer in the longest step of a large model
+constexpr int kGreeting = 100;  // spins in which a thread that is awake joins
 
 static void pause_briefly() {
 #if defined(__x86_64__)
@@ -39,11 +42,13 @@ static void pause_briefly() {
 
 void Word::set(uint32_t value) {
   value_.store(value, std::memory_order_seq_cst);
-  if (sleepers_.load(std::memory_order_seq_cst)) syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  if (has_sleepers()) syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void Word::wait_while(uint32_t value) {
+void Word::wait_while(uint32_t value, int yields) {
   for (int i = 0; i < kSpins; i++, pause_briefly())
+    if (get() != value) return;
+  for (int i = 0; i < yields; i++, sched_yield())
     if (get() != value) return;
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   // The kernel compares the value once more, so that no waking is lost.
@@ -53,20 +58,53 @@ void Word::wait_while(uint32_t value) {
 
 void Member::wait() const {
   if (members == 1) return;
-  const uint32_t turn = barrier->turn.get();
-  if (barrier->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < members) return barrier->turn.wait_while(turn);
-  barrier->arrived.store(0, std::memory_order_relaxed);
-  barrier->turn.set(turn + 1);
+  const uint32_t turn = team->turn.get();
+  if (team->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < members) return team->turn.wait_while(turn, kYields);
+  team->arrived.store(0, std::memory_order_relaxed);
+  team->turn.set(turn + 1);
 }
 
-// A thread that waits for work: its turn is odd while it has some. It lives as long as the process.
+void Member::end_step() {
+  step++;
+  const uint32_t turn = team->turn.get();
+  if (team->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < members) {
+    team->turn.wait_while(turn, kYields);
+  } else {
+    team->arrived.store(0, std::memory_order_relaxed);
+    team->step = step;
+    team->members.store(1 + team->joined.load(std::memory_order_acquire), std::memory_order_release);
+    team->turn.set(turn + 1);
+  }
+  members = team->members.load(std::memory_order_acquire);
+}
+
+// It never sleeps: once it is a member, the others wait for it.
+bool Member::join() {
+  for (int i = 0; !team->done.load(std::memory_order_acquire); i++) {
+    members = team->members.load(std::memory_order_acquire);
+    if (members > number) {
+      step = team->step;
+      return true;
+    }
+    if (i < kSpins) pause_briefly();
+    else sched_yield();
+  }
+  return false;
+}
+
+enum State : uint32_t { kIdle = 0, kAsked = 1, kJoined = 2 };
+
+// A thread that waits to be asked. It lives as long as the process.
 struct Worker {
-  Word turn;
+  Word state;
   Work work;
   void* context;
-  Member member;
+  Team* team;
+  char* memory;
   double seconds;
-  bool busy;
+  pthread_t thread;
+  cpu_set_t cores;  // the caller's, of which one may be kept from this thread until it is awake
+  bool kept_off, busy;
 };
 
 static Worker workers[kMostThreads];
@@ -81,12 +119,15 @@ static double thread_seconds() {
 
 static void* live(void* argument) {
   Worker& worker = *(Worker*)argument;
-  for (uint32_t turn = 0;; turn += 2) {
-    worker.turn.wait_while(turn);
+  for (;;) {
+    worker.state.wait_while(kIdle, 0);
+    if (!worker.state.change(kAsked, kJoined)) continue;  // the image was done before
+    if (worker.kept_off) pthread_setaffinity_np(worker.thread, sizeof worker.cores, &worker.cores);
     const double started = thread_seconds();
-    worker.work(worker.context, worker.member);
+    Member member{worker.team, 1 + worker.team->joined.fetch_add(1, std::memory_order_acq_rel), 0, worker.memory};
+    if (member.join()) worker.work(worker.context, member);
     worker.seconds = thread_seconds() - started;
-    worker.turn.set(turn + 2);
+    worker.state.set(kIdle);
   }
   return nullptr;
 }
@@ -95,9 +136,8 @@ static bool create(Worker& worker) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads that expect them
-  pthread_t thread;
-  const bool done = pthread_create(&thread, nullptr, live, &worker) == 0;
-  if (done) pthread_detach(thread);
+  const bool done = pthread_create(&worker.thread, nullptr, live, &worker) == 0;
+  if (done) pthread_detach(worker.thread);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return done;
 }
@@ -122,40 +162,67 @@ MILKWEED_EXPORT int milkweed_team(int wanted) {
 }
 
 // Takes idle ones of the first `room` threads for a team of at most `most`, and returns how many.
-static int take(int most, int room, Worker** team) {
+static int take(int most, int room, Worker** taken) {
   int count = 0;
   pthread_mutex_lock(&mutex);
   for (int i = 0; i < created && i < room && count < most - 1 && working < cores; i++) {
     if (workers[i].busy) continue;
     workers[i].busy = true;
-    team[count++] = &workers[i];
+    taken[count++] = &workers[i];
     working++;
   }
   pthread_mutex_unlock(&mutex);
   return count;
 }
 
-double run_together(int most, const Memories& memories, char* arena, Work work, void* context) {
-  Worker* team[kMostThreads];
-  const int count = most > 1 ? take(most, memories.count, team) : 0;
-  Barrier barrier;
-  barrier.members = count + 1;
+// Keeps a thread that sleeps off the core of the calling one until it is awake: Linux likes to wake a thread on the core of
+// the one that wakes it, where they would wait for each other.
+static void keep_off(Worker& worker, const cpu_set_t& cores) {
+  cpu_set_t others = cores;
+  const int mine = sched_getcpu();
+  if (mine >= 0 && mine < CPU_SETSIZE) CPU_CLR(mine, &others);
+  worker.cores = cores;
+  worker.kept_off = CPU_COUNT(&others) && pthread_setaffinity_np(worker.thread, sizeof others, &others) == 0;
+}
+
+// Asks threads to join a team, and gives those that are awake a moment for it.
+static void ask(Team& team, Worker** asked, int count, const Memories& memories, Work work, void* context) {
+  int awake = 0;
+  cpu_set_t cores;
+  const bool known = count && sched_getaffinity(0, sizeof cores, &cores) == 0;
   for (int i = 0; i < count; i++) {
-    Worker& worker = *team[i];
+    Worker& worker = *asked[i];
     worker.work = work;
     worker.context = context;
-    worker.member = {&barrier, i + 1, count + 1, memories.first + (&worker - workers) * memories.bytes};
-    worker.turn.set(worker.turn.get() + 1);
+    worker.team = &team;
+    worker.memory = memories.first + (&worker - workers) * memories.bytes;
+    worker.kept_off = false;
+    if (!worker.state.has_sleepers()) awake++;
+    else if (known) keep_off(worker, cores);
+    worker.state.set(kAsked);
   }
-  work(context, {&barrier, 0, count + 1, arena});
+  for (int i = 0; i < kGreeting && team.joined.load(std::memory_order_acquire) < awake; i++) pause_briefly();
+  team.members.store(1 + team.joined.load(std::memory_order_acquire), std::memory_order_release);
+}
+
+double run_together(int most, const Memories& memories, char* arena, Work work, void* context) {
+  Worker* asked[kMostThreads];
+  const int count = most > 1 ? take(most, memories.count, asked) : 0;
+  Team team;
+  ask(team, asked, count, memories, work, context);
+  Member member{&team, 0, team.members.load(std::memory_order_relaxed), arena};
+  work(context, member);
   if (count == 0) return 0;
+  team.done.store(true, std::memory_order_release);
   double seconds = 0;
   for (int i = 0; i < count; i++) {
-    team[i]->turn.wait_while(team[i]->turn.get() | 1);
-    seconds += team[i]->seconds;
+    Worker& worker = *asked[i];
+    if (worker.state.change(kAsked, kIdle)) continue;  // it has not woken up, and does not look at this team any more
+    worker.state.wait_while(kJoined, kYields);
+    seconds += worker.seconds;
   }
   pthread_mutex_lock(&mutex);
-  for (int i = 0; i < count; i++) team[i]->busy = false;
+  for (int i = 0; i < count; i++) asked[i]->busy = false;
   working -= count;
   pthread_mutex_unlock(&mutex);
   return seconds;

@@ -32,11 +32,13 @@ def test_all_forms_compute_the_same_model(tmp_path: Path) -> None:
 
 
 def test_a_form_is_timed_beside_itself_on_one_thread(capsys: pytest.CaptureFixture[str]) -> None:
-    made = list(rows(ARCH, 2, **SMALL))
-    one = {row["form"].partition(",")[0]: row["ms"] for row in made if row["form"].endswith(", 1 threads")}
+    made = list(rows(ARCH, 2, 1.0, **SMALL))
+    one = {(row["form"].partition(",")[0], row["pause_ms"]): row for row in made if ", 1 threads" in row["form"]}
     for row in made:
-        assert row["times_one_thread"] == one[row["form"].partition(",")[0]] / row["ms"]
-    assert len(capsys.readouterr().out.splitlines()) == len(made) == 5
+        alone = one[row["form"].partition(",")[0], row["pause_ms"]]
+        assert row["times_one_thread"] == alone["ms"] / row["ms"]
+    assert [row["pause_ms"] for row in made] == [0.0] * 5 + [1.0] * 5
+    assert len(capsys.readouterr().out.splitlines()) == len(made)
 
 
 def test_a_step_takes_as_long_as_its_largest_share() -> None:

@@ -45,8 +45,10 @@ def test_an_image_has_the_same_bits_by_any_number_of_threads(isa: InstructionSet
         alone = run(images)
         assert run.helped_seconds() == 0
         for count in (2, 3, THREADS):
-            assert np.array_equal(run(images, count).view(np.int32), alone.view(np.int32)), (name, count)
-            assert run.helped_seconds() > 0
+            helped = False
+            while not helped:  # who sleeps helps once it is awake, at whatever step that is
+                assert np.array_equal(run(images, count).view(np.int32), alone.view(np.int32)), (name, count)
+                helped = run.helped_seconds() > 0
 
 
 def test_only_steps_whose_rows_add_behind_themselves_are_left_to_one_thread() -> None:
@@ -85,8 +87,8 @@ def test_no_thread_helps_where_all_are_busy() -> None:
         """
 start_threads(2)
 run = ProgramRunner(assemble(program, isa), threads=2)
-run(images, 2)
-print(run.helped_seconds() > 0)
+while not run.helped_seconds():
+    run(images, 2)
 many, enough = np.repeat(images, 50, axis=0), threading.Event()
 def compute():
     while not enough.is_set():
@@ -95,13 +97,15 @@ caller = threading.Thread(target=compute)
 caller.start()
 while run.helped_seconds() > 0:
     run(images, 2)
+print("alone")
 enough.set()
 caller.join()
-run(images, 2)
-print(run.helped_seconds() > 0)
+while not run.helped_seconds():
+    run(images, 2)
+print("together")
 """
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "True\nTrue\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "alone\ntogether\n", "")
 
 
 def test_no_thread_helps_where_others_decode() -> None:
@@ -109,17 +113,16 @@ def test_no_thread_helps_where_others_decode() -> None:
         """
 start_threads(2)
 run = ProgramRunner(assemble(program, isa), threads=2)
-helped = []
-def compute():
+while not run.helped_seconds():  # from here on the other thread is awake for some microseconds
     run(images, 2)
-    helped.append(run.helped_seconds() > 0)
 with busy_thread():
-    compute()
-compute()
-print(helped)
+    run(images, 2)
+    print(run.helped_seconds() > 0)
+while not run.helped_seconds():
+    run(images, 2)
 """
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[False, True]\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
 
 
 def test_a_fork_computes_alone_and_gets_the_same_bits() -> None:
