@@ -36,7 +36,7 @@ MAX_CHANNELS, MAX_HEAD_DIM, MAX_SIDE = 1 << 20, 1 << 12, 1 << 12
 _READERS: dict[type, tuple[type, ...]] = {
     Norm: (Factor,),
     Factor: (Factor, Attention, Performer),
-    Attention: (Factor, Branch),
+    Attention: (Factor, Branch, Renew),
     Performer: (Factor, Branch),
 }
 """What may follow an operator that gives channels, until a factor or an attention has read them."""

@@ -36,10 +36,11 @@ def eight_bits_of(
         program = int8_program(model, size, _usable(activations, dtype), AS_USUAL)
     except (NotFusable, ValueError) as error:
         return EightBits({}, [f"not in 8 bits: all layers: {error}"])
+    modules = dict(model.named_modules())
     for factor in program.operators:
         if isinstance(factor, Factor) and factor.quantiser is not None:
             try:
-                layers[factor.name] = _layer(factor)
+                layers[factor.name] = _layer(factor, modules.get(factor.name))
             except ValueError as error:
                 notes.append(f"in 16 bits: {factor.name}: {error}")
     return EightBits(layers, [*notes, *_saturation(model, size, layers)])
@@ -78,14 +79,16 @@ def _saturation(model: nn.Module, size: int, layers: Mapping[str, QuantizedDense
         yield f"saturated on the golden images: {cut} of {whole} inputs, at most {share:.2%}, in {name}"
 
 
-def _layer(factor: Factor) -> QuantizedDense:
-    """A factor of one block, as the GPU's kernels take it.
+def _layer(factor: Factor, layer: nn.Module | None) -> QuantizedDense:
+    """A factor of one block, as the GPU's kernels take it in place of the layer.
 
     Raises:
         ValueError: they cannot take it.
     """
     if len(factor.weight) != 1 or factor.scale is None or factor.quantiser is None or factor.silu:
         raise ValueError("a structured layer")
+    if not isinstance(layer, nn.Linear) or factor.weight.shape[1:] != layer.weight.shape:
+        raise ValueError("on the CPU it is part of a wider layer")
     order, inputs = np.argsort(factor.outputs[0]), factor.inputs[0]
     weight, scale = factor.weight[0][order], factor.scale[0][order]
     step, zero = factor.quantiser.scale[inputs], factor.quantiser.zero[inputs]

@@ -11,7 +11,7 @@ from ..architectures.token_avg_head import TokenAvgHead
 from ..architectures.token_blocks import TokenBlock
 from ..architectures.vitae import ViTAE
 from ..serving.fused.chains import NotFusable, check_idle, take_apart
-from .blocks import array, attention_of, bias_of, dense_of, mlp_of, norm_of
+from .blocks import array, attention_of, attention_pool_of, bias_of, dense_of, mlp_of, norm_of
 from .vitae import vitae_program
 
 _DISTILLED = "timm.models.deit.VisionTransformerDistilled"
@@ -19,6 +19,7 @@ VITS = ("timm.models.vision_transformer.VisionTransformer", _DISTILLED)
 """The classes of timm that there is a program for, if its parts have operators."""
 
 _VIT_PARTS = {
+    "attn_pool",
     "head_dist",
     "patch_embed",
     "pos_drop",
@@ -68,18 +69,23 @@ def _pooled(vit: Any, operators: list[Operator]) -> tuple[list[Operator], Head]:
         weight = np.concatenate([dense_of(head).weight[0] for head in both], 1) / 2
         classifier = dense(weight, (bias_of(both[0]) + bias_of(both[1])) / 2, name="head")
         return [*operators, *_norms(vit.norm)], JoinedHead(None, classifier, 1, 1)
-    joined = isinstance(vit.head, TokenAvgHead)
-    if (joined or vit.global_pool == "avg") and any(isinstance(operator, Merge) for operator in operators):
-        raise NotFusable("its mean counts merged tokens by their sizes")
+    joined, pool = isinstance(vit.head, TokenAvgHead), getattr(vit, "attn_pool", None)
+    if (joined or pool or vit.global_pool == "avg") and any(isinstance(operator, Merge) for operator in operators):
+        raise NotFusable("its pooling counts merged tokens by their sizes")
+    norm = None if isinstance(vit.fc_norm, nn.Identity) else norm_of(vit.fc_norm)
+    if pool is not None and vit.num_prefix_tokens and not vit.pool_include_prefix:
+        raise NotFusable("its pooling leaves out tokens in front of the patches")
+    if pool is not None:
+        return [*operators, *attention_pool_of(vit.norm, pool, "attn_pool")], Head(norm, dense_of(vit.head))
     if joined:
         classifier = dense(array(vit.head.weight), bias_of(vit.head), name="head")
         return [*operators, *_norms(vit.norm)], JoinedHead(None, classifier, vit.head.prefix)
     if vit.global_pool not in ("token", "avg") or (vit.global_pool == "token" and vit.cls_token is None):
         raise NotFusable(f"its head pools by {vit.global_pool!r}")
-    if vit.global_pool == "token" and isinstance(vit.fc_norm, nn.Identity):  # only one token is read of the norm
-        return operators, Head(norm_of(vit.norm), dense_of(vit.head))
+    if vit.global_pool == "token" and norm is None:  # only one token is read of the norm
+        last = None if isinstance(vit.norm, nn.Identity) else norm_of(vit.norm)
+        return operators, Head(last, dense_of(vit.head))
     prefix = 0 if getattr(vit, "pool_include_prefix", False) else vit.num_prefix_tokens
-    norm = None if isinstance(vit.fc_norm, nn.Identity) else norm_of(vit.fc_norm)
     head = Head(norm, dense_of(vit.head), prefix if vit.global_pool == "avg" else None)
     return [*operators, *_norms(vit.norm)], head
 
@@ -114,6 +120,6 @@ def _block(block: nn.Module, name: str, tokens: int, prefix: int) -> list[Operat
     assert isinstance(attention, Attention)
     count = 0 if merging is None else merging.count(tokens - prefix)
     if merging is None or not count:
-        return [*before, *behind, *mlp_of(chains, name)]
+        return [*before, *behind, *mlp_of(chains.mlp, name)]
     merge = Merge(attention.heads, attention.head_dim, prefix, count, merging.protect)
-    return [*before, *behind, merge, *mlp_of(chains, name)]
+    return [*before, *behind, merge, *mlp_of(chains.mlp, name)]

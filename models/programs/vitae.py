@@ -96,7 +96,7 @@ def _normal(cell: Any, name: str, side: int) -> list[Operator]:
         raise NotFusable(f"{name} is a {type(cell).__name__}")
     before, behind = attention_of(chains, name)
     branch = Branch(_branch(cell.PCM, f"{name}.PCM", side), prefix)
-    return [Grid(prefix), *before, branch, *behind, *mlp_of(chains, name)]
+    return [Grid(prefix), *before, branch, *behind, *mlp_of(chains.mlp, name)]
 
 
 def _branch(steps: nn.Sequential, name: str, side: int) -> list[Convolution]:

@@ -77,6 +77,11 @@ def _vit_block(block: Any, any_activation: bool) -> BlockChains:
     )
 
 
+def mlp_of_pool(pool: Any) -> Chain:
+    """The chain of an attention pool's x + mlp(norm(x))."""
+    return Chain([as_norm(pool.norm), *_timm_mlp(pool.mlp, None, any_activation=True), Add()])
+
+
 def _timm_attention(attn: nn.Module, scale: nn.Module | None) -> list[Linear | SelfAttention]:
     if type_name(attn) not in _TIMM_ATTENTIONS:
         raise NotFusable(f"there is no rule for attention of type {type(attn).__name__}")

@@ -26,6 +26,7 @@ from milkweed.kernels.cpu.program import (
     Performer,
     Program,
     Pyramid,
+    Renew,
     dense,
     monarch,
 )
@@ -58,6 +59,7 @@ SHAPES = {
     "merged odd": {"size": 96, "patch": 16, "width": 48, "head_dim": 16, "merged": 5, "hidden": 72},
     "eight": {"nblocks": 8, "width": 128, "head_dim": 32, "everywhere": True},
     "merged Monarch": {"size": 80, "nblocks": 2, "everywhere": True, "merged": 7},
+    "pooled": {"size": 80, "nblocks": 2, "pooled": True},
     "runs of three": {"nblocks": 8, "width": 192, "head_dim": 64, "everywhere": True},
 }
 
@@ -72,8 +74,11 @@ def made(
     nblocks: int = 1,
     everywhere: bool = False,
     merged: int = 0,
+    pooled: bool = False,
 ) -> Program:
-    """A program of two blocks with random weights; with `everywhere` all linear layers are Monarch, else the MLPs."""
+    """A program of two blocks with random weights; with `everywhere` all linear layers are Monarch, else the MLPs.
+
+    With `pooled` the last block computes the first token alone, and forgets what it was."""
     rng, number = np.random.default_rng(0), itertools.count()
 
     def normal(*shape: int) -> np.ndarray:
@@ -92,7 +97,9 @@ def made(
 
     operators: list[Norm | Factor | Attention] = []
     for block in range(2 if not merged else 4):
-        operators += [norm(), *layer(width, 3 * width, everywhere, 0.5), Attention(width // head_dim, head_dim)]
+        last = pooled and block == 1
+        operators += [norm(), *layer(width, 3 * width, everywhere, 0.5), Attention(width // head_dim, head_dim, last)]
+        operators += [Renew(Norm(np.zeros(width), np.zeros(width), 1e-6))] * last
         operators += layer(width, width, everywhere, adds=True)
         if merged and block in (0, 2):
             operators.append(Merge(width // head_dim, head_dim, 1, merged, 0.1 * block))
@@ -147,7 +154,15 @@ def test_both_number_types_are_near_the_definition(name: str, isa: InstructionSe
     check(quantised(program, maxima), few * INT8_ERROR * seven_bits)  # made on a CPU with VNNI
 
 
-OF_EVERY_STEP = ["odd", "padded", "merged odd", "ViTAE, odd", "ViTAE, few groups", "ViTAE, class token, dense branch"]
+OF_EVERY_STEP = [
+    "odd",
+    "padded",
+    "merged odd",
+    "pooled",
+    "ViTAE, odd",
+    "ViTAE, few groups",
+    "ViTAE, class token, dense branch",
+]
 
 
 @pytest.mark.parametrize("name", some(OF_EVERY_STEP, ["ViTAE, odd"]))

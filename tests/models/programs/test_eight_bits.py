@@ -12,6 +12,7 @@ from milkweed.kernels.impls.dense import DenseImpl
 from milkweed.kernels.impls.native import native_impls
 from milkweed.kernels.impls.quantized import quantized_impls
 from milkweed.kernels.impls.torch_ops import EagerImpl
+from milkweed.models import create_model
 from milkweed.models.architectures.token_blocks import apply_token_plan
 from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.programs.eight_bits import eight_bits_of
@@ -63,6 +64,16 @@ def test_an_int8_bundle_gives_the_cpus_answers(merges: bool) -> None:
     assert linear
     assert all("triton_quantized:0" in plan.engines for part in linear for plan in part.plans)
     assert report.int8_notes[0] == "in 16 bits: attention, the classifier and the patch embedding"
+
+
+def test_layers_that_the_cpu_computes_wider_stay_in_16_bits() -> None:
+    """Heads of 20 channels have 32 there, and an attention pool's query is part of its keys' and values' layer."""
+    arguments = {"embed_dim": 80, "num_heads": 4, "depth": 1, "img_size": 32, "patch_size": 8}
+    whole = create_model("vit_base_patch16_siglip_224", num_classes=5, **arguments).eval().requires_grad_(False)
+    eight_bits = eight_bits_of(whole, 32, calibrate(whole, 32, [images(8)]))
+    assert set(eight_bits.layers) == {f"{name}.mlp.fc{i}" for name in ("blocks.0", "attn_pool") for i in (1, 2)}
+    wider = [f"{name}: on the CPU it is part of a wider layer" for name in ("blocks.0.attn.qkv", "attn_pool.qkv")]
+    assert all(f"in 16 bits: {note}" in eight_bits.notes for note in wider)
 
 
 def test_where_16_bits_are_faster_they_are_taken_and_told() -> None:

@@ -69,6 +69,12 @@ MODELS = {
     "class token, fc_norm": lambda: vit(fc_norm=True),
     "mean without class token": lambda: vit(global_pool="avg", class_token=False, reg_tokens=2),
     "class token beside mean": lambda: vit(global_pool="token_avg", reg_tokens=2),
+    "attention pooling": lambda: vit(global_pool="map", class_token=False),
+    "attention pooling, QuickGELU": lambda: vit(global_pool="map", class_token=False, act_layer="quick_gelu"),
+    "attention pooling, heads of 20": lambda: vit(global_pool="map", class_token=False, embed_dim=80),
+    "no last norm": lambda: vit(final_norm=False),
+    "heads of 20": lambda: vit(embed_dim=80),
+    "heads of 20, class token last": lambda: vit(TokenPlan(MERGING, class_last=True), embed_dim=80),
     "two class tokens": lambda: vit(arch="deit_tiny_distilled_patch16_224"),
     "CLIP": lambda: vit(pre_norm=True, act_layer="quick_gelu", init_values=0.5),
     "CLIP, Monarch": lambda: structured(vit(pre_norm=True, act_layer="quick_gelu"), "monarch"),
@@ -142,7 +148,8 @@ def test_the_kernels_answer_as_torch_does(name: str) -> None:
 def test_what_the_kernels_do_not_compute_is_named() -> None:
     for model, said in (
         (vit(global_pool="max"), "its head pools by 'max'"),
-        (vit(global_pool="map"), "has a part 'attn_pool'"),
+        (vit(global_pool="map"), "leaves out tokens in front of the patches"),
+        (vit(global_pool="prr", class_token=False), "no rule for pooling by AttentionPoolPrr"),
         (vit(TokenPlan(TokenMerging(1, 1, 0.4)), global_pool="avg"), "counts merged tokens by their sizes"),
         (vit(qk_norm=True), "attn.q_norm is a LayerNorm"),
         (create_model("vitaev2_s", num_classes=3).eval(), "there is no program for ViTAEv2"),
