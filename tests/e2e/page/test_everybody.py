@@ -2,15 +2,13 @@
 
 import io
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from PIL import Image
 
-from milkweed.cli.bundle_args import demo_bundle, named_bundles
-from milkweed.models import load_bundle, save_bundle
+from milkweed.cli.bundle_args import named_bundles
 
 from .tab import AIRPLANE, SHIP, expect, expect_classes, expect_text, pick
 
@@ -92,10 +90,8 @@ def test_it_fits_every_window_and_axe_finds_nothing(
 
 
 @pytest.mark.skipif("MILKWEED_PICTURES" not in os.environ, reason="takes the documentation's picture, where asked to")
-def test_picture_of_the_demo_and_its_dense_twin(visit: Any, serving: Any, tmp_path: Path) -> None:
-    model, config = load_bundle(demo_bundle())
-    save_bundle(tmp_path / "dense", model, replace(config, metrics={}))
-    with serving({"demo": demo_bundle(), "dense": tmp_path / "dense"}, dtype="auto", micro_batch=1) as server:
+def test_picture_of_the_demos(visit: Any, serving: Any) -> None:
+    with serving(named_bundles([])) as server:
         server.wait_ready()
         with visit(server.url, reduced_motion="reduce", viewport={"width": 1180, "height": 820}) as tab:
             for count in range(2, 22, 2):  # medians of fewer are chance
