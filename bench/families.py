@@ -83,12 +83,15 @@ def made(form: str, baseline: Baseline, plan: LanePlan, folder: Path) -> tuple[F
     if form == "ours":
         if (refusal := ours_refusal(baseline.model, baseline.size)) is not None:
             raise ExportError(refusal)
-        class_last = TokenPlan(class_last=True)
-        model = apply_token_plan(baseline.fresh_model(), class_last)
+        tokens = TokenPlan(class_last=True)
+        try:
+            model = apply_token_plan(baseline.fresh_model(), tokens)
+        except ValueError:  # its head reads other tokens than the class token
+            tokens, model = TokenPlan(), baseline.fresh_model()
         program = stored_int8(model, baseline.size, baseline.calibration.pixels, folder / "ours")
         forward = program_forward(program.loaded, plan, baseline.size, program.activations)
-        contents = program.contents(baseline.size) | {"config": replace(baseline.config, tokens=class_last)}
-        return forward, save_bundle(folder / "bundle", **contents).bytes_on_disk
+        contents = program.contents(baseline.size) | {"config": replace(baseline.config, tokens=tokens)}
+        return forward, save_bundle(folder / "ours as served", **contents).bytes_on_disk
     file = folder / f"{form}.onnx"
     if form == "int8":
         file.write_bytes(quantized_graph(folder / "float32.onnx", baseline.calibration.pixels).data)

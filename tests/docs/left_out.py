@@ -17,6 +17,8 @@ NOT_RUN = (
     (r".*milkweed compress .*--images", "takes minutes: tests/compress, tests/cli/modelling/test_search.py"),
     (r"milkweed serve mine=\./mine-int8", "what it serves takes minutes to make"),
     (r"curl .*https://images\.example\.com", "needs the network: tests/server/service/test_fetched_images.py"),
+    (r"milkweed (classify|embed) ('https|s3://)", "needs a store: tests/cli/serving/test_bulk_inputs.py"),
+    (r"milkweed embed photos\.parquet", "needs a table: tests/cli/serving/test_bulk_inputs.py"),
     (r"curl .*shadow_agreement", "needs two thousand images: tests/server/service/test_shadows.py"),
     (r"milkweed convert \./float32 ", "what it converts takes an hour to train"),
     (r"milkweed bench ", "takes minutes"),

@@ -91,7 +91,7 @@ def test_it_fits_every_window_and_axe_finds_nothing(
 
 @pytest.mark.skipif("MILKWEED_PICTURES" not in os.environ, reason="takes the documentation's picture, where asked to")
 def test_picture_of_the_demos(visit: Any, serving: Any) -> None:
-    with serving(named_bundles([])) as server:
+    with serving(named_bundles([]), dtype="auto", micro_batch=1) as server:
         server.wait_ready()
         with visit(server.url, reduced_motion="reduce", viewport={"width": 1180, "height": 820}) as tab:
             for count in range(2, 22, 2):  # medians of fewer are chance
