@@ -38,10 +38,8 @@ def _whole_vectors(
     if width == head_dim or others or more or len(qkv.weight) > 1 or len(proj.weight) > 1:
         return before, attention, behind
     places = np.arange(3 * heads * width).reshape(-1, width)[:, :head_dim].reshape(-1)
-    weight, bias = (
-        np.zeros((3 * heads * width, qkv.weight.shape[2]), np.float32),
-        np.zeros(3 * heads * width, np.float32),
-    )
+    weight = np.zeros((3 * heads * width, qkv.weight.shape[2]), np.float32)
+    bias = np.zeros(len(weight), np.float32)
     weight[places], bias[places] = qkv.weight[0], qkv.bias
     reading = np.zeros((proj.width, heads * width), np.float32)
     reading[:, places[: heads * head_dim]] = proj.weight[0]
