@@ -53,7 +53,7 @@ def attention_pool_of(norm: nn.Module, pool: nn.Module, name: str) -> list[Opera
     All tokens get that query, of which the first one's answer is read, in place of what the token was.
 
     Raises:
-        NotFusable: the kernels have no operator for one of its parts.
+        NotFusable: the kernels have no operator for a part of the pool.
     """
     part: Any = pool
     if type_name(pool) != "timm.layers.attention_pool.AttentionPoolLatent":

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ...kernels.cpu.program import Attention, Embed, Head, JoinedHead, Merge, Operator, Program, Renew, dense
+from ...kernels.cpu.program import Attention, Embed, Head, JoinedHead, Merge, Norm, Operator, Program, Renew, dense
 from ..architectures.timm_models import type_name
 from ..architectures.token_avg_head import TokenAvgHead
 from ..architectures.token_blocks import TokenBlock
@@ -59,7 +59,11 @@ def program_of(model: nn.Module, size: int) -> Program:
 
 def _norms(*parts: nn.Module) -> list[Operator]:
     """The operators that let norms renew the stream."""
-    return [Renew(norm_of(part)) for part in parts if not isinstance(part, nn.Identity)]
+    return [Renew(norm) for norm in map(_norm, parts) if norm is not None]
+
+
+def _norm(part: nn.Module) -> Norm | None:
+    return None if isinstance(part, nn.Identity) else norm_of(part)
 
 
 def _pooled(vit: Any, operators: list[Operator]) -> tuple[list[Operator], Head]:
@@ -72,10 +76,10 @@ def _pooled(vit: Any, operators: list[Operator]) -> tuple[list[Operator], Head]:
     joined, pool = isinstance(vit.head, TokenAvgHead), getattr(vit, "attn_pool", None)
     if (joined or pool or vit.global_pool == "avg") and any(isinstance(operator, Merge) for operator in operators):
         raise NotFusable("its pooling counts merged tokens by their sizes")
-    norm = None if isinstance(vit.fc_norm, nn.Identity) else norm_of(vit.fc_norm)
-    if pool is not None and vit.num_prefix_tokens and not vit.pool_include_prefix:
-        raise NotFusable("its pooling leaves out tokens in front of the patches")
+    norm = _norm(vit.fc_norm)
     if pool is not None:
+        if vit.num_prefix_tokens and not vit.pool_include_prefix:
+            raise NotFusable("its pooling leaves out tokens in front of the patches")
         return [*operators, *attention_pool_of(vit.norm, pool, "attn_pool")], Head(norm, dense_of(vit.head))
     if joined:
         classifier = dense(array(vit.head.weight), bias_of(vit.head), name="head")
@@ -83,8 +87,7 @@ def _pooled(vit: Any, operators: list[Operator]) -> tuple[list[Operator], Head]:
     if vit.global_pool not in ("token", "avg") or (vit.global_pool == "token" and vit.cls_token is None):
         raise NotFusable(f"its head pools by {vit.global_pool!r}")
     if vit.global_pool == "token" and norm is None:  # only one token is read of the norm
-        last = None if isinstance(vit.norm, nn.Identity) else norm_of(vit.norm)
-        return operators, Head(last, dense_of(vit.head))
+        return operators, Head(_norm(vit.norm), dense_of(vit.head))
     prefix = 0 if getattr(vit, "pool_include_prefix", False) else vit.num_prefix_tokens
     head = Head(norm, dense_of(vit.head), prefix if vit.global_pool == "avg" else None)
     return [*operators, *_norms(vit.norm)], head

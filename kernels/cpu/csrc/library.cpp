@@ -56,25 +56,25 @@ void Word::wait_while(uint32_t value, int yields) {
   sleepers_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-void Member::wait() const {
-  if (members == 1) return;
+template <class Last>
+void Member::meet(Last last) const {
   const uint32_t turn = team->turn.get();
   if (team->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < members) return team->turn.wait_while(turn, kYields);
   team->arrived.store(0, std::memory_order_relaxed);
+  last();
   team->turn.set(turn + 1);
+}
+
+void Member::wait() const {
+  if (members > 1) meet([] {});
 }
 
 void Member::end_step() {
   step++;
-  const uint32_t turn = team->turn.get();
-  if (team->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < members) {
-    team->turn.wait_while(turn, kYields);
-  } else {
-    team->arrived.store(0, std::memory_order_relaxed);
+  meet([this] {
     team->step = step;
     team->members.store(1 + team->joined.load(std::memory_order_acquire), std::memory_order_release);
-    team->turn.set(turn + 1);
-  }
+  });
   members = team->members.load(std::memory_order_acquire);
 }
 
@@ -189,7 +189,7 @@ static void keep_off(Worker& worker, const cpu_set_t& cores) {
 static void ask(Team& team, Worker** asked, int count, const Memories& memories, Work work, void* context) {
   int awake = 0;
   cpu_set_t cores;
-  const bool known = count && sched_getaffinity(0, sizeof cores, &cores) == 0;
+  const bool known = sched_getaffinity(0, sizeof cores, &cores) == 0;
   for (int i = 0; i < count; i++) {
     Worker& worker = *asked[i];
     worker.work = work;
@@ -209,7 +209,7 @@ double run_together(int most, const Memories& memories, char* arena, Work work, 
   Worker* asked[kMostThreads];
   const int count = most > 1 ? take(most, memories.count, asked) : 0;
   Team team;
-  ask(team, asked, count, memories, work, context);
+  if (count) ask(team, asked, count, memories, work, context);
   Member member{&team, 0, team.members.load(std::memory_order_relaxed), arena};
   work(context, member);
   if (count == 0) return 0;

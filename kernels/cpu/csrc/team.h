@@ -40,6 +40,9 @@ struct Member {
   char* memory;
   int step = 0;
 
+  // Waits for the other members; the last to arrive calls `last` before they go on.
+  template <class Last>
+  void meet(Last last) const;
   // Waits for the other members within a step.
   void wait() const;
   // Waits for them at the end of a step; who has joined meanwhile is a member from the next step on.
