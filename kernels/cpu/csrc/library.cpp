@@ -11,6 +11,11 @@
 #include <time.h>
 #include <unistd.h>
 
+// What a test may let happen between the last thread's arrival at a barrier and the others' going on.
+#if !defined(MILKWEED_BEFORE_TURN)
+#define MILKWEED_BEFORE_TURN
+#endif
+
 #define MILKWEED_EXPORT extern "C" __attribute__((visibility("default")))
 
 // The hash of the sources that this library was built from.
@@ -61,29 +66,33 @@ void Member::meet(Last last) const {
   const uint32_t turn = team->turn.get();
   if (team->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < members) return team->turn.wait_while(turn, kYields);
   team->arrived.store(0, std::memory_order_relaxed);
-  last();
+  last(turn + 1);
+  MILKWEED_BEFORE_TURN;
   team->turn.set(turn + 1);
 }
 
 void Member::wait() const {
-  if (members > 1) meet([] {});
+  if (members > 1) meet([](uint32_t) {});
 }
 
 void Member::end_step() {
   step++;
-  meet([this] {
+  meet([this](uint32_t turn) {
     team->step = step;
+    team->begins = turn;
     team->members.store(1 + team->joined.load(std::memory_order_acquire), std::memory_order_release);
   });
   members = team->members.load(std::memory_order_acquire);
 }
 
-// It never sleeps: once it is a member, the others wait for it.
+// Once it is a member, the others wait for it: until then it does not sleep. Members are known before the step begins: one
+// who did not wait for that could be done with its share and arrive at the barrier that the others are about to leave.
 bool Member::join() {
   for (int i = 0; !team->done.load(std::memory_order_acquire); i++) {
     members = team->members.load(std::memory_order_acquire);
     if (members > number) {
       step = team->step;
+      team->turn.wait_while(team->begins - 1, kYields);
       return true;
     }
     if (i < kSpins) pause_briefly();

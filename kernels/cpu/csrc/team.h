@@ -29,8 +29,9 @@ struct Team {
   std::atomic<int> members{1};  // those who compute the current step: the caller's, and who had joined when it began
   std::atomic<int> arrived{0};  // members at the barrier, which all of them reach before one goes on
   std::atomic<bool> done{false};
-  int step = 0;
-  Word turn;
+  int step = 0;                 // the current one
+  uint32_t begins = 0;          // the turn with which it begins
+  Word turn;                    // barriers that all have left
 };
 
 // One thread of a team. Its memory holds what nobody else reads: the arena's for the thread that called, number 0.
