@@ -156,16 +156,6 @@ class Gelu:
 
 
 @dataclass(frozen=True, eq=False)
-class Silu:
-    """SiLU, x sigmoid(x). No impl computes it: a chain that has it is for CPU programs."""
-
-    kind: ClassVar[str] = "silu"
-
-    def describe(self) -> str:
-        return "silu"
-
-
-@dataclass(frozen=True, eq=False)
 class SelfAttention:
     """Softmax attention on packed qkv: (B, N, 3*H*D), order q, k, v, then heads -> (B, N, H*D).
 
@@ -198,7 +188,7 @@ class Add:
 
 
 Linear = Dense | Monarch | BlockDiagonal
-ChainOp = LayerNorm | Dense | Monarch | BlockDiagonal | QuantizedDense | Gelu | Silu | SelfAttention | Add
+ChainOp = LayerNorm | Dense | Monarch | BlockDiagonal | QuantizedDense | Gelu | SelfAttention | Add
 
 
 def _bias(bias: Tensor | None) -> str:
@@ -253,8 +243,6 @@ def _value(operator: ChainOp, x: Tensor, residual: Tensor | None) -> Tensor:
             return operator.value(x)
         case Gelu():
             return F.gelu(x)
-        case Silu():
-            return F.silu(x)
         case SelfAttention(num_heads, _, scale):
             return attention_reference(x, num_heads, scale, operator.sizes(residual))
         case Add():

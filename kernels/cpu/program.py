@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
+
+from .row_operators import AddValues, Floats, Inner, Join, NewStream, Norm, Places, PostNorm, ReadStream, Renew
 
 LEAST_GROUPS = 16
 """A branch whose convolutions have at least this many groups is computed with one group in each lane. With fewer groups
 lanes would stay idle, so a product computes them, with zeros between the groups."""
-
-Floats = NDArray[np.floating[Any]]
-Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,22 +29,6 @@ class Quantiser:
 
     scale: Floats
     zero: Floats
-
-
-@dataclass(frozen=True, eq=False)
-class Norm:
-    """LayerNorm of the stream's rows: weight and bias (embed_dim,)."""
-
-    weight: Floats
-    bias: Floats
-    eps: float
-
-
-@dataclass(frozen=True, eq=False)
-class Renew:
-    """The stream is from now on what a norm gives of its rows."""
-
-    norm: Norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +78,46 @@ class Attention:
     heads: int
     head_dim: int
     first: bool = False
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BiasedAttention(Attention):
+    """Attention with a bias for each head, query and key, which table[head, index[query, key]] is.
+
+    Args:
+        table: (heads, entries), times log2(e).
+        index: (tokens, tokens).
+    """
+
+    table: Floats
+    index: Places
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WindowedAttention(BiasedAttention):
+    """Attention within windows of tokens, with biases of several kinds: table[head, index[kind, query, key]].
+
+    Args:
+        index: (kinds, n, n), for windows of n tokens.
+        windows: (windows, n): all tokens, each in one of them.
+        kinds: (windows,).
+    """
+
+    windows: Places
+    kinds: Places
+
+
+@dataclass(frozen=True, eq=False)
+class Depthwise:
+    """A depthwise convolution of the stream, whose tokens are a square grid, with zeros around it.
+
+    Args:
+        weight: (embed_dim, kernel, kernel), with an odd kernel.
+        bias: (embed_dim,).
+    """
+
+    weight: Floats
+    bias: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +261,8 @@ class JoinedHead(Head):
     count: int | None = None
 
 
-Operator = Norm | Renew | Factor | Attention | Merge | Grid | Pyramid | Branch | Performer
+OnRows = Norm | Renew | ReadStream | Factor | Inner | PostNorm | NewStream | AddValues
+Operator = OnRows | Join | Attention | Depthwise | Merge | Grid | Pyramid | Branch | Performer
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,51 +272,3 @@ class Program:
     embed: Embed | Pixels
     operators: Sequence[Operator]
     head: Head
-
-
-def dense(weight: Floats, bias: Floats | None, **options: Any) -> Factor:
-    """Make the factor of a dense layer: weight (out, in)."""
-    return block_diagonal(weight[None], np.arange(weight.shape[1])[None], bias, **options)
-
-
-def monarch(w1: Floats, w2: Floats, bias: Floats | None, outputs: int, **options: Any) -> list[Factor]:
-    """Make the factors of a Monarch layer from w1 (K, q, p) and w2 (J, s, r), as `kernels/reference.py` defines it."""
-    (K, q, p), (J, s, r) = w1.shape, w2.shape
-    middle, name = np.arange(K * q), options.get("name", "")
-    inputs = np.arange(K * p).reshape(K, p)
-    first = Factor(w1, inputs, middle.reshape(K, q), K * q, np.zeros(K * q), name=f"{name}.w1")
-    bias = np.zeros(outputs) if bias is None else bias
-    return [first, Factor(w2, middle.reshape(r, J).T, np.arange(J * s).reshape(s, J).T, outputs, bias, **options)]
-
-
-def block_diagonal(weight: Floats, inputs: Places, bias: Floats | None, **options: Any) -> Factor:
-    """Make the factor of a block-diagonal layer: weight (N, s, p), and the channels (N, p) that each block reads."""
-    outputs = np.arange(weight.shape[0] * weight.shape[1]).reshape(len(weight), -1)
-    return Factor(weight, inputs, outputs, outputs.size, np.zeros(outputs.size) if bias is None else bias, **options)
-
-
-def convolution(weight: Floats, bias: Floats | None, side: int, groups: int = 1, **options: Any) -> Convolution:
-    """Make a convolution of weight (out, in / groups, kernel, kernel); a block of its factor holds several groups.
-
-    Args:
-        options: stride, dilation and padding; the rest is the factor's.
-    """
-    out, per, kernel, _ = weight.shape
-    count, taps, outputs = _groups_in_block(groups, out // groups), kernel**2, out // groups
-    blocks = groups // count
-    full = np.zeros((blocks, count, outputs, taps, count, per), weight.dtype)
-    for i in range(count):
-        full[:, i, :, :, i] = weight.reshape(blocks, count, outputs, per, taps)[:, i].transpose(0, 1, 3, 2)
-    channels = np.arange(per * groups).reshape(blocks, 1, count * per)
-    inputs = (np.arange(taps)[:, None] * per * groups + channels).reshape(blocks, -1)
-    geometry = {name: options.pop(name) for name in ("stride", "dilation", "padding") if name in options}
-    bias = np.zeros(out) if bias is None else bias
-    full = full.reshape(blocks, count * outputs, -1)
-    factor = Factor(full, inputs, np.arange(out).reshape(blocks, -1), out, bias, **options)
-    return Convolution(factor, side, per * groups, kernel, groups=groups, **geometry)
-
-
-def _groups_in_block(groups: int, outputs: int) -> int:
-    """How many groups a block holds, so that panels of 32 outputs multiply few zeros; of equal ones the most."""
-    counts = [count for count in range(1, groups + 1) if groups % count == 0]
-    return min(counts, key=lambda count: (-(-count * outputs // 32), -count))

@@ -12,21 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .instruction_sets import AS_USUAL, Rounding
-from .program import (
-    Attention,
-    Branch,
-    Convolution,
-    Embed,
-    Factor,
-    Floats,
-    Norm,
-    Operator,
-    Performer,
-    Program,
-    Pyramid,
-    Quantiser,
-)
+from .program import Branch, Convolution, Factor, Operator, Program, Pyramid, Quantiser
 from .reference import evaluate
+from .row_operators import Floats
+from .shape_inference import infer_shapes
 
 ALPHA = 1.0
 
@@ -110,18 +99,11 @@ def with_factors(program: Program, changed: ChangedFactor, convolved: ChangedCon
 
 
 def _readers(program: Program) -> Iterator[_Reader]:
-    embed = program.embed
-    channels, least = embed.start.shape[1] if isinstance(embed, Embed) else 0, 0.0
-    for operator in program.operators:
+    least = 0.0
+    for operator, state in zip(program.operators, infer_shapes(program), strict=False):
         if isinstance(operator, Factor):
-            yield _Reader(operator, channels, least)
-            channels, least = operator.width, _least(operator)
-        elif isinstance(operator, Norm):
-            channels, least = len(operator.weight), 0.0
-        elif isinstance(operator, Attention):
-            channels, least = operator.heads * operator.head_dim, 0.0
-        elif isinstance(operator, Performer):
-            channels, least = operator.w.shape[1], 0.0
+            yield _Reader(operator, state.channels, least)
+            least = _least(operator)
         elif isinstance(operator, Pyramid):
             yield from (_Reader(conv.factor, conv.channels, taps=conv.kernel**2) for conv in operator.convolutions)
         elif isinstance(operator, Branch):
@@ -129,6 +111,8 @@ def _readers(program: Program) -> Iterator[_Reader]:
             for conv in operator.convolutions:
                 yield _Reader(conv.factor, conv.channels, before, conv.kernel**2)
                 before = _least(conv.factor)
+        else:
+            least = 0.0
 
 
 def _least(factor: Factor) -> float:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,19 +10,35 @@ from numpy.typing import NDArray
 
 from .program import (
     Attention,
+    BiasedAttention,
     Branch,
     Convolution,
+    Depthwise,
     Embed,
     Factor,
-    Floats,
     Grid,
     JoinedHead,
     Merge,
-    Norm,
     Performer,
     Program,
     Pyramid,
+    WindowedAttention,
+)
+from .row_operators import (
+    AddValues,
+    Floats,
+    Glu,
+    Inner,
+    InnerNorm,
+    Join,
+    NewStream,
+    Norm,
+    PostNorm,
+    QkNorm,
+    ReadStream,
     Renew,
+    RmsNorm,
+    Rotary,
 )
 from .shape_inference import infer_shapes
 
@@ -58,6 +75,20 @@ def evaluate(program: Program, images: Floats, observe: Observe = lambda factor,
             x = _normed(operator, stream)
         elif isinstance(operator, Renew):
             stream = _normed(operator.norm, stream)
+        elif isinstance(operator, InnerNorm | Glu | QkNorm | Rotary):
+            x = _changed(operator, x)
+        elif isinstance(operator, ReadStream):
+            x = stream
+        elif isinstance(operator, PostNorm):
+            stream = stream + _normed(operator.norm, x)
+        elif isinstance(operator, Join):
+            x = stream[:, operator.rows].reshape(len(stream), len(operator.rows), -1)
+        elif isinstance(operator, NewStream):
+            stream, sizes = x, np.ones(x.shape[:2], images.dtype)
+        elif isinstance(operator, AddValues):
+            stream = stream + qkv[:, : state.tokens, 2 * state.width :]
+        elif isinstance(operator, Depthwise):
+            x = _depthwise(operator, stream)
         elif isinstance(operator, Attention):
             qkv, x = x, _attended(operator, x, sizes)
             stream, sizes = stream[:, : state.tokens], sizes[:, : state.tokens]
@@ -104,8 +135,41 @@ def _embedded(embed: Embed, images: Floats) -> Floats:
     return stream
 
 
+def _changed(operator: Inner, x: Floats) -> Floats:
+    """What an operator on channels gives of rows (n, tokens, channels)."""
+    if isinstance(operator, InnerNorm):
+        count = len(operator.norm.weight)
+        return np.pad(_normed(operator.norm, x[..., :count]), ((0, 0), (0, 0), (0, x.shape[-1] - count)))
+    if isinstance(operator, Glu):
+        gate, value = np.split(x, 2, axis=-1)
+        return gate * 0.5 * (1 + np.tanh(gate / 2)) * value
+    q, k, v = (np.squeeze(part, 2) for part in np.split(x.reshape(*x.shape[:2], 3, operator.heads, -1), 3, axis=2))
+    if isinstance(operator, QkNorm):
+        q, k = (
+            _normed(replace(norm, weight=norm.weight.reshape(x.shape[2:]), bias=norm.bias.reshape(x.shape[2:])), x)
+            for norm, x in ((operator.queries, q), (operator.keys, k))
+        )
+    else:
+        q, k = (_rotated(part, operator.cos.astype(x.dtype), operator.sin.astype(x.dtype)) for part in (q, k))
+    return np.stack([q, k, v], 2).reshape(x.shape)
+
+
+def _depthwise(conv: Depthwise, stream: Floats) -> Floats:
+    side, (_, kernel, _) = math.isqrt(stream.shape[1]), conv.weight.shape
+    edge, weight = kernel // 2, conv.weight.astype(stream.dtype)
+    padded = np.pad(stream.reshape(len(stream), side, side, -1), ((0, 0), (edge, edge), (edge, edge), (0, 0)))
+    taps = [(y, x) for y in range(kernel) for x in range(kernel)]
+    y = sum(padded[:, y : y + side, x : x + side] * weight[:, y, x] for y, x in taps) + conv.bias.astype(stream.dtype)
+    return np.asarray(y).reshape(stream.shape)
+
+
+def _rotated(x: Floats, cos: Floats, sin: Floats) -> Floats:
+    first, second = np.split(x, 2, axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+
+
 def _normed(norm: Norm, x: Floats) -> Floats:
-    centred = x - x.mean(-1, keepdims=True)
+    centred = x if isinstance(norm, RmsNorm) else x - x.mean(-1, keepdims=True)
     rate = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + norm.eps)
     return centred * rate * norm.weight.astype(x.dtype) + norm.bias.astype(x.dtype)
 
@@ -158,16 +222,31 @@ def _heads(operator: Attention | Merge, x: Floats) -> tuple[Floats, Floats, Floa
     return q, k, v
 
 
-def _softmax(q: Floats, k: Floats, sizes: Floats) -> Floats:
-    scores = q @ k.transpose(0, 1, 3, 2) + np.log2(sizes)[:, None, None]
+def _softmax(q: Floats, k: Floats, sizes: Floats, bias: Floats | float = 0.0) -> Floats:
+    scores = q @ k.transpose(0, 1, 3, 2) + np.log2(sizes)[:, None, None] + bias
     weights = np.exp2(scores - scores.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
 
 
+def _in_windows(attention: WindowedAttention, x: Floats) -> Floats:
+    images, (count, size) = len(x), attention.windows.shape
+    q, k, v = _heads(attention, x[:, attention.windows].reshape(images * count, size, -1))
+    bias = attention.table.astype(x.dtype)[:, attention.index[attention.kinds]].transpose(1, 0, 2, 3)
+    y = _softmax(q, k, np.ones((1, size), x.dtype), np.tile(bias, (images, 1, 1, 1))) @ v
+    out = np.empty((images, count * size, q.shape[1] * q.shape[3]), x.dtype)
+    out[:, attention.windows] = y.transpose(0, 2, 1, 3).reshape(images, count, size, -1)
+    return out
+
+
 def _attended(attention: Attention, x: Floats, sizes: Floats) -> Floats:
+    if isinstance(attention, WindowedAttention):
+        return _in_windows(attention, x)
     q, k, v = _heads(attention, x)
     q = q[:, :, :1] if attention.first else q
-    y = _softmax(q, k, sizes) @ v
+    bias: Floats | float = 0.0
+    if isinstance(attention, BiasedAttention):
+        bias = attention.table[:, attention.index[: q.shape[2]]].astype(x.dtype)
+    y = _softmax(q, k, sizes, bias) @ v
     return y.transpose(0, 2, 1, 3).reshape(len(x), q.shape[2], -1)
 
 

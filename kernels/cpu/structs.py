@@ -14,9 +14,9 @@ SLACK = 4096
 """Bytes behind each buffer: what AMX reads there and what dropped outputs are written to."""
 
 F32, BF16, U8 = 0, 1, 2
-NORM, LINEAR, CAST, IM2COL = 0, 1, 2, 3
+NORM, LINEAR, CAST, IM2COL, GLU, ROTATE, GATHER, SCATTER, ADD_BF16 = 0, 1, 2, 3, 4, 5, 6, 7, 8
 STORE, GELU, ADD, SILU, SILU_ADD = 0, 1, 2, 3, 4
-PATCHES, ROWS, ATTENTION, MERGE, PIXELS, PERFORMER, MEAN, GROUPED = 0, 1, 2, 3, 4, 5, 6, 7
+PATCHES, ROWS, ATTENTION, MERGE, PIXELS, PERFORMER, MEAN, GROUPED, DEPTHWISE = 0, 1, 2, 3, 4, 5, 6, 7, 8
 
 PERFORMER_SLICES = 8
 """The tokens whose keys are summed up apart."""
@@ -30,10 +30,11 @@ Fields = Mapping[str, Any]
 ITEM_BYTES = {F32: 4, BF16: 2, U8: 1}
 
 _INTS = ("action", "type", "blocks", "inputs", "outputs", "nr", "epilogue", "to_type", "from", "to", "group")
-_TAPS = ("side", "across", "kernel", "stride", "dilation", "padding")
+_TAPS = ("side", "across", "kernel", "stride", "dilation", "padding", "centred")
 _OFFSETS = ("weights", "overflow", "overflow_weights", "scale", "bias", "scale2", "bias2", "out_columns", "pad_values")
 STAGE = np.dtype(
-    [*((name, "i4") for name in (*_INTS, *_TAPS)), ("eps", "f4"), *((name, "i8") for name in _OFFSETS)], align=True
+    [*((name, "i4") for name in (*_INTS, *_TAPS)), ("eps", "f4"), *((name, "i8") for name in _OFFSETS)],
+    align=True,
 )
 
 BUFFER = np.dtype([(name, "i8") for name in ("offset", "row_bytes", "in_arena")], align=True)
@@ -46,8 +47,13 @@ STEP = np.dtype(
         ("epsilon", "f4"),
         ("group", "i4"),
         ("whole", "i4"),
+        ("biased", "i4"),
+        ("windows", "i4"),
         ("protect", "f4"),
-        *((name, "i8") for name in ("start", "start_bytes", "scale", "bias", "out_columns", "scratch")),
+        *(
+            (name, "i8")
+            for name in ("start", "start_bytes", "scale", "bias", "out_columns", "pairs", "kinds", "scratch")
+        ),
     ],
     align=True,
 )
@@ -169,6 +175,7 @@ class Tables:
             for end, row_bytes in (("from", stage["reads"]), ("to", stage["writes"])):
                 whole = buffers[stage[end]]
                 rows = values["rows"] if whole.get("in_arena") else min(values["rows"], values["tile"])
+                rows = stage.get(f"{end}_rows", rows)  # where they are others than the tile's
                 checked.append((whole, stage["side"] ** 2 if end == "from" and "side" in stage else rows, row_bytes))
         for buffer, rows, row_bytes in checked:
             if not (0 < rows <= buffer["rows"] and 0 < row_bytes <= buffer["row_bytes"]):
@@ -184,6 +191,11 @@ class Tables:
 def from_row(buffer: Fields, first: int) -> Fields:
     """Return the rows of a buffer from one on."""
     return {**buffer, "offset": buffer["offset"] + first * buffer["row_bytes"], "rows": buffer["rows"] - first}
+
+
+def from_column(buffer: Fields, first: int) -> Fields:
+    """Return the rows of a buffer from a byte on."""
+    return {**buffer, "offset": buffer["offset"] + first}
 
 
 def attention_bytes(tokens: int, width: int) -> int:

@@ -19,7 +19,6 @@ from ..chain_ir import (
     Packed,
     Problem,
     SelfAttention,
-    Silu,
     block_product,
     needed,
 )
@@ -70,8 +69,6 @@ def _step(operator: ChainOp, problem: Problem) -> tuple[Call, Packed | None]:
         case QuantizedDense():
             layer = quantized_tensors(operator, problem)
             return partial(_quantized, layer), layer
-        case Silu():
-            return lambda x, _: F.silu(x), None
         case Gelu():
             return lambda x, _: F.gelu(x), None
         case SelfAttention(num_heads, _, scale):

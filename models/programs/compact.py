@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...kernels.cpu.assembly.packing import bfloat16, filters_of
+from ...kernels.cpu.factors import convolution
 from ...kernels.cpu.instruction_sets import Rounding
-from ...kernels.cpu.packing import bfloat16, filters_of
-from ...kernels.cpu.program import Branch, Convolution, Embed, Factor, Floats, Program, convolution
+from ...kernels.cpu.program import Branch, Convolution, Embed, Factor, Program
 from ...kernels.cpu.quantise import LEVELS, channels_of, quantised, with_factors
+from ...kernels.cpu.row_operators import Floats
 from .session import weight_rounding
 
 Activations = Mapping[str, NDArray[np.float32]]

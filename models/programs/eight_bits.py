@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.cpu.instruction_sets import AS_USUAL
-from ...kernels.cpu.program import Factor, Floats
+from ...kernels.cpu.program import Factor
+from ...kernels.cpu.row_operators import Floats
 from ...kernels.quantized import QuantizedDense
 from ..bundle.golden import golden_images
 from ..hooks import hooked

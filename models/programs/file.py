@@ -16,21 +16,36 @@ from numpy.typing import NDArray
 
 from ...kernels.cpu.program import (
     Attention,
+    BiasedAttention,
     Branch,
     Convolution,
+    Depthwise,
     Embed,
     Factor,
     Grid,
     Head,
     JoinedHead,
     Merge,
-    Norm,
     Performer,
     Pixels,
     Pyramid,
-    Renew,
+    WindowedAttention,
 )
 from ...kernels.cpu.program import Program as Program
+from ...kernels.cpu.row_operators import (
+    AddValues,
+    Glu,
+    InnerNorm,
+    Join,
+    NewStream,
+    Norm,
+    PostNorm,
+    QkNorm,
+    ReadStream,
+    Renew,
+    RmsNorm,
+    Rotary,
+)
 from ..bundle.config import BundleConfig
 from ..bundle.program_record import ACTIVATIONS, OPERATORS, read_activations
 from ..bundle.reading import WEIGHTS, about, check_digest, naming, read_unnamed
@@ -45,10 +60,28 @@ if TYPE_CHECKING:
 
 STRUCTURE = "structure"
 
-CLASSES = {
+CLASSES: dict[str, type[Any]] = {
     cls.__name__: cls
-    for cls in (Attention, Branch, Convolution, Embed, Factor, Grid, Head, Merge, Norm, Performer, Pixels)
-} | {cls.__name__: cls for cls in (JoinedHead, Program, Pyramid, Renew)}
+    for cls in (
+        *(PostNorm, AddValues, Attention, BiasedAttention, Branch, Convolution, Depthwise, Embed, Factor, Glu, Grid),
+        *(
+            Head,
+            InnerNorm,
+            Join,
+            JoinedHead,
+            Merge,
+            Norm,
+            Performer,
+            Pixels,
+            Program,
+            Pyramid,
+            QkNorm,
+            ReadStream,
+            Renew,
+        ),
+        *(RmsNorm, Rotary, NewStream, WindowedAttention),
+    )
+}
 """What a program is made of, by name."""
 
 _KIND, _ARRAY, _TENSOR, _SHAPE = "kind", "array", "tensor", "shape"

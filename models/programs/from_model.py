@@ -1,21 +1,33 @@
 """Makes the program of a vision transformer from its torch modules, dense or structured, in float32."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
-from ...kernels.cpu.program import Attention, Embed, Head, JoinedHead, Merge, Norm, Operator, Program, Renew, dense
+from ...kernels.cpu.factors import dense
+from ...kernels.cpu.program import Attention, Embed, Head, JoinedHead, Merge, Operator, Program
+from ...kernels.cpu.row_operators import Norm, Renew
 from ..architectures.timm_models import type_name
 from ..architectures.token_avg_head import TokenAvgHead
 from ..architectures.token_blocks import TokenBlock
-from ..architectures.vitae import ViTAE
-from ..serving.fused.chains import NotFusable, check_idle, take_apart
-from .blocks import array, attention_of, attention_pool_of, bias_of, dense_of, mlp_of, norm_of
+from ..architectures.vitae import ViTAE, ViTAEv2
+from ..serving.fused.chains import NotFusable, check_idle
+from .biases import pair_bias
+from .blocks import array, bias_of, dense_of, norm_of
+from .heads import Angles
+from .hierarchical import HIERARCHICAL
+from .transformer import attention_pool, block_operators
 from .vitae import vitae_program
 
 _DISTILLED = "timm.models.deit.VisionTransformerDistilled"
-VITS = ("timm.models.vision_transformer.VisionTransformer", _DISTILLED)
+_EVA = "timm.models.eva.Eva"
+VITS = (
+    *("timm.models.vision_transformer.VisionTransformer", _DISTILLED, _EVA),
+    *("timm.models.beit.Beit", "timm.models.vision_transformer_relpos.VisionTransformerRelPos"),
+)
 """The classes of timm that there is a program for, if its parts have operators."""
 
 _VIT_PARTS = {
@@ -30,6 +42,9 @@ _VIT_PARTS = {
     "fc_norm",
     "head_drop",
     "head",
+    "rope",
+    "rel_pos_bias",
+    "shared_rel_pos",
 }
 
 
@@ -39,31 +54,29 @@ def program_of(model: nn.Module, size: int) -> Program:
     Raises:
         NotFusable: the kernels have no operator for one of its parts; the message says which in a few words.
     """
-    if isinstance(model, ViTAE):
+    if isinstance(model, ViTAE | ViTAEv2):
         return vitae_program(model, size)
+    if (made := HIERARCHICAL.get(type_name(model))) is not None:
+        return made(model, size)
     if type_name(model) not in VITS:
         raise NotFusable(f"there is no program for {type(model).__name__}")
     vit: Any = model
     if unknown := dict(model.named_children()).keys() - _VIT_PARTS:
         raise NotFusable(f"{type(model).__name__} has a part {sorted(unknown)[0]!r}")
     for name in ("pos_drop", "patch_drop", "head_drop"):
-        check_idle(name, getattr(vit, name))
-    embed, operators = _embed(vit, size), _norms(vit.norm_pre)
-    tokens = len(embed.start)
-    for place, block in enumerate(vit.blocks):
-        made = _block(block, f"blocks.{place}", tokens, vit.num_prefix_tokens)
-        tokens -= sum(operator.count for operator in made if isinstance(operator, Merge))
-        operators += made
+        check_idle(name, getattr(vit, name, None))
+    embed = _embed(vit, size)
+    operators = [*_norms(getattr(vit, "norm_pre", None)), *_blocks(vit, len(embed.start), size)]
     return Program(embed, *_pooled(vit, operators))
 
 
-def _norms(*parts: nn.Module) -> list[Operator]:
+def _norms(*parts: nn.Module | None) -> list[Operator]:
     """The operators that let norms renew the stream."""
     return [Renew(norm) for norm in map(_norm, parts) if norm is not None]
 
 
-def _norm(part: nn.Module) -> Norm | None:
-    return None if isinstance(part, nn.Identity) else norm_of(part)
+def _norm(part: nn.Module | None) -> Norm | None:
+    return None if part is None or isinstance(part, nn.Identity) else norm_of(part)
 
 
 def _pooled(vit: Any, operators: list[Operator]) -> tuple[list[Operator], Head]:
@@ -78,9 +91,9 @@ def _pooled(vit: Any, operators: list[Operator]) -> tuple[list[Operator], Head]:
         raise NotFusable("its pooling counts merged tokens by their sizes")
     norm = _norm(vit.fc_norm)
     if pool is not None:
-        if vit.num_prefix_tokens and not vit.pool_include_prefix:
+        if vit.num_prefix_tokens and not getattr(vit, "pool_include_prefix", type_name(vit) == _EVA):
             raise NotFusable("its pooling leaves out tokens in front of the patches")
-        return [*operators, *attention_pool_of(vit.norm, pool, "attn_pool")], Head(norm, dense_of(vit.head))
+        return [*operators, *attention_pool(vit.norm, pool, "attn_pool")], Head(norm, dense_of(vit.head))
     if joined:
         classifier = dense(array(vit.head.weight), bias_of(vit.head), name="head")
         return [*operators, *_norms(vit.norm)], JoinedHead(None, classifier, vit.head.prefix)
@@ -98,31 +111,46 @@ def _embed(vit: Any, size: int) -> Embed:
     if not isinstance(conv, nn.Conv2d) or conv.kernel_size != conv.stride or len(set(conv.kernel_size)) > 1:
         raise NotFusable("its patch embedding is no convolution of square patches side by side")
     check_idle("patch_embed.norm", vit.patch_embed.norm)
-    width, front = len(conv.weight), (vit.cls_token, getattr(vit, "dist_token", None), vit.reg_token)
+    width, front = len(conv.weight), [getattr(vit, name, None) for name in ("cls_token", "dist_token", "reg_token")]
     prefix = np.concatenate([np.zeros((0, width), np.float32), *(array(t[0]) for t in front if t is not None)])
-    positions = np.zeros((0, width), np.float32) if vit.pos_embed is None else array(vit.pos_embed[0])
+    embedded = getattr(vit, "pos_embed", None)
+    positions = np.zeros((0, width), np.float32) if embedded is None else array(embedded[0])
     patches = (size // conv.kernel_size[0]) ** 2
-    if vit.pos_embed is not None and len(positions) != patches + (0 if vit.no_embed_class else len(prefix)):
+    if embedded is not None and len(positions) != patches + (0 if getattr(vit, "no_embed_class", 0) else len(prefix)):
         raise NotFusable(f"it has {len(positions)} positions, images of {size} px have other patches")
     start = np.concatenate([prefix, np.zeros((patches, prefix.shape[1]), np.float32)])
     start[len(start) - len(positions) :] += positions
     return Embed(array(conv.weight), bias_of(conv), start, size)
 
 
-def _block(block: nn.Module, name: str, tokens: int, prefix: int) -> list[Operator]:
-    """The operators of one block, which gets so many tokens, `prefix` of them in front of the patches."""
-    merging = block.merging if isinstance(block, TokenBlock) else None
-    first = isinstance(block, TokenBlock) and block.read is not None
-    if isinstance(block, TokenBlock) and block.read not in (None, 1):
-        raise NotFusable(f"its last block computes {block.read} tokens alone")
-    chains = take_apart(block, any_activation=True)
-    if chains is None:
-        raise NotFusable(f"there is no rule for a block {type(block).__name__}")
-    before, behind = attention_of(chains, name, first)
-    attention = before[-1]
-    assert isinstance(attention, Attention)
-    count = 0 if merging is None else merging.count(tokens - prefix)
-    if merging is None or not count:
-        return [*before, *behind, *mlp_of(chains.mlp, name)]
-    merge = Merge(attention.heads, attention.head_dim, prefix, count, merging.protect)
-    return [*before, *behind, merge, *mlp_of(chains.mlp, name)]
+def _blocks(vit: Any, tokens: int, size: int) -> Iterator[Operator]:
+    """The operators of all blocks, the first of which gets so many tokens."""
+    shared = getattr(vit, "rel_pos_bias", None) or getattr(vit, "shared_rel_pos", None)
+    bias = None if shared is None else pair_bias(shared)
+    for place, block in enumerate(vit.blocks):
+        name, prefix = f"blocks.{place}", vit.num_prefix_tokens
+        merging = block.merging if isinstance(block, TokenBlock) else None
+        first = isinstance(block, TokenBlock) and block.read is not None
+        if isinstance(block, TokenBlock) and block.read not in (None, 1):
+            raise NotFusable(f"its last block computes {block.read} tokens alone")
+        angles = _angles(vit, place, size)
+        attended, mlp = block_operators(block, name, angles, bias, first=first)
+        yield from attended
+        count = 0 if merging is None else merging.count(tokens - prefix)
+        if merging is not None and count:
+            attention = next(operator for operator in attended if isinstance(operator, Attention))
+            yield Merge(attention.heads, attention.head_dim, prefix, count, merging.protect)
+            tokens -= count
+        yield from mlp
+
+
+def _angles(vit: Any, place: int, size: int) -> Angles | None:
+    """The rotary embeddings of a block, if it has them."""
+    if (rope := getattr(vit, "rope", None)) is None:
+        return None
+    side, attn = size // vit.patch_embed.proj.kernel_size[0], vit.blocks[place].attn
+    with torch.no_grad():
+        both = rope.get_embed(shape=[side, side])
+    both = both[place] if getattr(vit, "rope_mixed", False) else both[None]
+    sin, cos = both.chunk(2, -1)
+    return Angles(sin, cos, bool(getattr(attn, "rotate_half", False)), int(attn.num_prefix_tokens))

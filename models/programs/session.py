@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels.cpu.assemble import assemble
+from ...kernels.cpu.assembly.assemble import assemble
 from ...kernels.cpu.instruction_sets import AS_USUAL, CpuLibraryError, Rounding
 from ...kernels.cpu.library import ProgramRunner, fastest_set, start_threads
 from ...kernels.cpu.program import Program

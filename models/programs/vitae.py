@@ -1,14 +1,19 @@
-"""Makes the program of a ViTAE v1: reduction cells, whose convolutions read the image or a grid, and normal cells."""
+"""Makes the program of a ViTAE, version 1 or 2: reduction cells, whose convolutions read a grid, and normal cells."""
 
+from dataclasses import replace
+from math import e, log2
 from typing import Any, cast
 
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from ...kernels.cpu.factors import convolution
 from ...kernels.cpu.program import (
+    Attention,
     Branch,
     Convolution,
     Embed,
+    Factor,
     Grid,
     Head,
     Operator,
@@ -16,14 +21,22 @@ from ...kernels.cpu.program import (
     Pixels,
     Program,
     Pyramid,
-    convolution,
 )
+from ...kernels.cpu.row_operators import AddValues, NewStream
+from ..architectures.vitae.attention import MultiHeadAttention, WindowAttention
 from ..architectures.vitae.merging import MergingCell
-from ..architectures.vitae.reduction import EmbeddingReduction, PerformerReduction, PyramidOnlyReduction
-from ..serving.fused.chains import NotFusable, as_linear, take_apart
-from .blocks import array, attention_of, bias_of, dense_of, linear_of, mlp_of, norm_of
+from ..architectures.vitae.normal import NormalCell
+from ..architectures.vitae.reduction import (
+    EmbeddingReduction,
+    PerformerReduction,
+    PyramidOnlyReduction,
+    TransformerReduction,
+)
+from ..serving.fused.chains import NotFusable, as_linear
+from .blocks import array, bias_of, dense_of, linear_of, norm_of
+from .heads import around, in_windows
 
-Reduction = PerformerReduction | PyramidOnlyReduction
+Reduction = PerformerReduction | PyramidOnlyReduction | TransformerReduction
 
 
 def vitae_program(model: Any, size: int) -> Program:
@@ -33,7 +46,7 @@ def vitae_program(model: Any, size: int) -> Program:
         NotFusable: the kernels have no operator for one of its parts; the message says which in a few words.
     """
     embed: Embed | Pixels = Pixels(size)
-    operators, side, prefix = list[Operator](), size, int(model.class_token)
+    operators, side, prefix = list[Operator](), size, int(getattr(model, "class_token", False))
     for place, stage in enumerate(model.layers):
         name, cell = f"layers.{place}", stage.RC
         if isinstance(cell, EmbeddingReduction):
@@ -51,7 +64,8 @@ def vitae_program(model: Any, size: int) -> Program:
             raise NotFusable(f"a reduction cell is a {type(cell).__name__}")
         for i, cell in enumerate(stage.NC):
             operators += _normal(cell, f"{name}.NC.{i}", side)
-    norm = None if isinstance(model.fc_norm, nn.Identity) else norm_of(model.fc_norm)
+    fc_norm = getattr(model, "fc_norm", None)
+    norm = None if fc_norm is None or isinstance(fc_norm, nn.Identity) else norm_of(fc_norm)
     return Program(embed, operators, Head(norm, dense_of(model.head), mean_from=prefix))
 
 
@@ -73,6 +87,8 @@ def _reduction(cell: Reduction, name: str, side: int) -> list[Operator]:
         pyramid.append(_convolution(conv, f"{name}.PRM.convs.{i}.0", side, gelu=True))
     if isinstance(cell, PyramidOnlyReduction):
         return [Pyramid(pyramid)]
+    if isinstance(cell, TransformerReduction):
+        return [Pyramid(pyramid), *_token_transformer(cell, name, pyramid[0].across, side)]
     attn, mlp = cell.attn, cell.attn.mlp
     return [
         Pyramid(pyramid),
@@ -87,16 +103,65 @@ def _reduction(cell: Reduction, name: str, side: int) -> list[Operator]:
     ]
 
 
+def _token_transformer(cell: Any, name: str, across: int, side: int) -> list[Operator]:
+    """The operators of v2's reduction behind the pyramid: attention whose answers start the stream anew.
+
+    Args:
+        across: side of the grid of tokens.
+        side: of the grid that the branch reads.
+    """
+    block, attn = cell.attn, cell.attn.attn
+    before, attended, behind = _attention(attn, f"{name}.attn.attn", across)
+    behind = [replace(factor, adds=False) for factor in behind]
+    if attn.value_skip and attended.head_dim * attended.heads != attn.dim:
+        raise NotFusable(f"heads of {attn.dim // attn.num_heads} channels are filled up, and their values are added")
+    return [
+        norm_of(block.norm1),
+        *before,
+        attended,
+        *behind,
+        NewStream(),
+        *([AddValues()] if attn.value_skip else []),
+        Branch(_branch(cell.PCM, f"{name}.PCM", side)),
+        norm_of(block.norm2),
+        *linear_of(as_linear(block.mlp.fc1), f"{name}.attn.mlp.fc1", gelu=True),
+        *linear_of(as_linear(block.mlp.fc2), f"{name}.attn.mlp.fc2", adds=True),
+    ]
+
+
+def _attention(attn: Any, name: str, side: int) -> tuple[list[Factor], Attention, list[Factor]]:
+    """An attention and the layers around it, on a grid of tokens of this side."""
+    if type(attn) not in (MultiHeadAttention, WindowAttention):
+        raise NotFusable(f"there is no rule for attention of type {type(attn).__name__}")
+    qkv, heads = as_linear(attn.qkv), attn.num_heads
+    head_dim = qkv.out_features // (3 * heads)
+    scale = (attn.scale or head_dim**-0.5) * log2(e)
+    proj = linear_of(as_linear(attn.proj), f"{name}.proj", adds=True)
+    before, attended, behind = around(linear_of(qkv, f"{name}.qkv"), Attention(heads, head_dim), proj, scale)
+    if isinstance(attn, WindowAttention):
+        attended = in_windows(attended, side, attn.window_size)
+    return before, attended, behind
+
+
 def _normal(cell: Any, name: str, side: int) -> list[Operator]:
     """The operators of a normal cell, whose patches are a grid of this side."""
     if isinstance(cell, MergingCell):
         raise NotFusable("it merges tokens and gives them back")
-    chains, prefix = take_apart(cell), int(cell.class_token)
-    if chains is None or chains.cell is None:
+    prefix = int(cell.class_token)
+    if not isinstance(cell, NormalCell):
         raise NotFusable(f"{name} is a {type(cell).__name__}")
-    before, behind = attention_of(chains, name)
-    branch = Branch(_branch(cell.PCM, f"{name}.PCM", side), prefix)
-    return [Grid(prefix), *before, branch, *behind, *mlp_of(chains.mlp, name)]
+    before, attended, behind = _attention(cell.attn, f"{name}.attn", side)
+    return [
+        Grid(prefix),
+        norm_of(cell.norm1),
+        *before,
+        attended,
+        Branch(_branch(cell.PCM, f"{name}.PCM", side), prefix),
+        *behind,
+        norm_of(cell.norm2),
+        *linear_of(as_linear(cell.mlp.fc1), f"{name}.mlp.fc1", gelu=True),
+        *linear_of(as_linear(cell.mlp.fc2), f"{name}.mlp.fc2", adds=True),
+    ]
 
 
 def _branch(steps: nn.Sequential, name: str, side: int) -> list[Convolution]:

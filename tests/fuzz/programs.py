@@ -17,18 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from milkweed.kernels.cpu.assemble import assemble
+from milkweed.kernels.cpu.assembly.assemble import assemble
+from milkweed.kernels.cpu.factors import convolution
 from milkweed.kernels.cpu.instruction_sets import supported_sets
 from milkweed.kernels.cpu.library import LIBRARY as BUILT
 from milkweed.kernels.cpu.library import ProgramRunner
-from milkweed.kernels.cpu.program import Factor, Grid, Norm, Program, Pyramid, Renew, convolution
+from milkweed.kernels.cpu.program import Factor, Grid, Program, Pyramid
 from milkweed.kernels.cpu.quantise import calibrated
 from milkweed.kernels.cpu.reference import evaluate
+from milkweed.kernels.cpu.row_operators import Norm, Renew
 from milkweed.models.programs import file as files
 from milkweed.models.programs.compact import compact, rounded
 
+from ..kernels.cpu import position_programs as positions
 from ..kernels.cpu import test_programs as vit
 from ..kernels.cpu import vitae_programs as vitae
+from ..kernels.cpu import window_programs as windows
 
 LIBRARY = "MILKWEED_FUZZ_CPU_LIBRARY"
 SETS = "MILKWEED_FUZZ_CPU_SETS"
@@ -39,6 +43,13 @@ ERRORS = {False: 0.25, True: 0.6}
 
 HUGE = 1e6
 """Numbers beyond it overflow in float32, so that answers are compared no more."""
+
+POSITIONS: list[dict[str, Any]] = [
+    {"biased": True, "gated": True},
+    {"post": True},
+    {"rotary": 2, "norms": True, "inner": True, "padding": 3},
+    {"biased": True, "rotary": 1, "norms": True, "rms": True, "gated": True, "inner": True},
+]
 
 MAX_ARENA, MAX_SIDE = 1 << 26, 64
 
@@ -62,6 +73,10 @@ def bases() -> tuple[tuple[dict[str, Any], Arrays], ...]:
         for operator in programs[0].operators
     ]
     programs.append(replace(programs[0], operators=[Renew(first), *silu, Renew(first)]))
+    small = {"size": 24, "patch": 8, "width": 32, "hidden": 48}
+    programs += [positions.made(**{**small, **shape}) for shape in POSITIONS]
+    small = {"size": 16, "window": 2, "hidden": 32}
+    programs += [windows.made(**{**small, **shape}) for shape in ({"kinds": 2}, {"kernel": 3}, {"values": True})]
     small = {"size": 12, "width": 32, "embed": 16, "hidden": 32}
     programs += [vitae.made(**{**small, **shape}) for shape in ({}, {"groups": 4}, {"prefix": 1, "patch": 3})]
     return tuple(_stored(each, int8=int8) for each in programs for int8 in (False, True))
@@ -177,7 +192,7 @@ def _renamed(part: Any, before: str) -> Any:
 
 def _value(rng: random.Random, structure: dict[str, Any], arrays: Arrays) -> None:
     """One field of one part: another number, type, or array."""
-    part = rng.choice(_parts(structure))
+    part = rng.choice([part for part in _parts(structure) if len(part) > 1])
     name = rng.choice([each for each in part if each != "kind"])
     value = part[name]
     if isinstance(value, bool):

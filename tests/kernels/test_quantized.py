@@ -10,11 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from milkweed.kernels.chain_ir import Add, ChainOp, Gelu, LayerNorm, Problem, evaluate
-from milkweed.kernels.cpu.assemble import assemble
+from milkweed.kernels.cpu.assembly.assemble import assemble
 from milkweed.kernels.cpu.build import build
+from milkweed.kernels.cpu.factors import dense
 from milkweed.kernels.cpu.instruction_sets import SETS, supported_sets
 from milkweed.kernels.cpu.library import LIBRARY, ProgramRunner
-from milkweed.kernels.cpu.program import Embed, Factor, Head, Norm, Program, Quantiser, dense
+from milkweed.kernels.cpu.program import Embed, Factor, Head, Program, Quantiser
+from milkweed.kernels.cpu.row_operators import Norm
 from milkweed.kernels.impls.quantized import quantized_impls
 from milkweed.kernels.impls.torch_ops import EagerImpl
 from milkweed.kernels.quantized import QuantizedDense, quantize, sums_of

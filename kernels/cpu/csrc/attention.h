@@ -117,15 +117,19 @@ static void transpose_values(const char* v, long ld, int n, int width, int steps
   }
 }
 
+// What is added to scores: logarithms of the sizes of merged tokens, or biases of pairs.
+enum Summand { kNothing, kLogSizes, kPairs };
+
 // Softmax of 16 queries down n scores in base 2: pairs of keys as T into a panel of `steps` k-steps, not yet divided by
 // their sum. Returns the inverse of the sum. A key that stands for several patches counts that many times.
-template <class T, bool WEIGHTED>
-static inline f32x16 softmax(const float* scores, const float* log_sizes, int n, int steps, const Scales& scales,
-                             char* panel) {
+template <class T, Summand SUMMAND>
+static inline f32x16 softmax(const float* scores, const float* log_sizes, const uint16_t* pairs, int n, int steps,
+                             const Scales& scales, char* panel) {
   const auto at = [&](int i) {
     f32x16 score = load_as_f32<T>(scores + i * kQueries);
     if constexpr (kIsInteger<T>) score = score * scales.score;
-    if constexpr (WEIGHTED) score = score + set1(log_sizes[i]);
+    if constexpr (SUMMAND == kLogSizes) score = score + set1(log_sizes[i]);
+    if constexpr (SUMMAND == kPairs) score = score + (f32x16)(zero_extend(load<u16x16>(pairs + i * kQueries)) << 16);
     return score;
   };
   f32x16 peak = at(0), peak2 = peak;
@@ -155,9 +159,13 @@ static inline f32x16 softmax(const float* scores, const float* log_sizes, int n,
   return 1 / (even_sum + odd_sum);
 }
 
+template <int TYPE>
+constexpr int kItemBytes = TYPE == kU8 ? 1 : TYPE == kBF16 ? 2 : 4;
+
 struct Head {
   const char *q, *k, *v;
   const float* log_sizes;
+  const uint16_t* pairs;
   long ld;
   int n, queries, width;
 };
@@ -211,8 +219,10 @@ static void run_head(const Head& h, int begin, int end, char* out, long ld_out, 
       gemm<T>(kQueryNr, k + i * ld_k, ld_k, queries, q_steps, {}, scores + i * kQueries, kQueries, nr_used);
     f32x16 inverse_sum[kQueryNr];
     for (int j = 0; j < nr_used; j++) {
-      const auto softmax_of = h.log_sizes ? softmax<T, true> : softmax<T, false>;
-      inverse_sum[j] = softmax_of(scores + j * kLanes, h.log_sizes, h.n, v_steps, scales, panel + j * 64) * scales.output;
+      const auto softmax_of = h.log_sizes ? softmax<T, kLogSizes> : h.pairs ? softmax<T, kPairs> : softmax<T, kNothing>;
+      const uint16_t* pairs = h.pairs ? h.pairs + (long)first * h.n + j * kLanes : nullptr;
+      inverse_sum[j] =
+          softmax_of(scores + j * kLanes, h.log_sizes, pairs, h.n, v_steps, scales, panel + j * 64) * scales.output;
     }
     for (int d = 0; d < width; d += mr)
       gemm<T>(kQueryNr, values + d * ld_v, ld_v, panel, v_steps, {}, sums + d * kQueries, kQueries, nr_used);
@@ -227,11 +237,12 @@ static void run_head(const Head& h, int begin, int end, char* out, long ld_out, 
           rows[i] = (u32x16)v;
         }
         transpose(rows);
-        char* to = out + (first + j * kLanes) * ld_out + d * (TO == kU8 ? 1 : 2);
+        char* to = out + (first + j * kLanes) * ld_out + d * kItemBytes<TO>;
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; i++) {
           if (i >= remaining) break;
-          if constexpr (TO == kU8) store(to + i * ld_out, to_u8((f32x16)rows[i]));
+          if constexpr (TO == kF32) store(to + i * ld_out, rows[i]);
+          else if constexpr (TO == kU8) store(to + i * ld_out, to_u8((f32x16)rows[i]));
           else store(to + i * ld_out, to_bf16((f32x16)rows[i]));
         }
       }
@@ -241,7 +252,7 @@ static void run_head(const Head& h, int begin, int end, char* out, long ld_out, 
 
 template <class T>
 static auto run_head_as(int to_type) {
-  return to_type == kU8 ? run_head<T, kU8> : run_head<T, kBF16>;
+  return to_type == kU8 ? run_head<T, kU8> : to_type == kF32 ? run_head<T, kF32> : run_head<T, kBF16>;
 }
 
 // Rows of qkv are (tokens, 3, heads, width) bfloat16, q already multiplied by log2(e) / sqrt(width).
@@ -259,14 +270,18 @@ static void run_attention(const Program& p, const Step& s, const char* base, cha
   }
   // Panels of queries are shared out, so that few heads busy many threads.
   const int panels = (s.queries + kQueries - 1) / kQueries;
-  const Member::Share mine = member.share(s.heads * panels);
+  const Member::Share mine = member.share(s.windows * s.heads * panels);
   for (int panel = mine.first; panel < mine.last;) {
-    const int h = panel / panels, begin = panel % panels, end = mine.last - h * panels;
-    panel = (h + 1) * panels;
-    const char* q = arena + in.offset + 2L * h * s.width;
-    const Head head{q, q + step, q + 2 * step, s.weighted ? log_sizes : nullptr, (long)in.row_bytes,
+    const int item = panel / panels, begin = panel % panels, end = mine.last - item * panels;
+    const int window = item / s.heads, h = item % s.heads;
+    panel = (item + 1) * panels;
+    const char* q = arena + in.offset + (long)window * s.rows * in.row_bytes + 2L * h * s.width;
+    const long kind = s.biased ? ((const int32_t*)(base + s.kinds))[window] : 0;
+    const uint16_t* pairs = (const uint16_t*)(base + s.pairs) + (kind * s.heads + h) * panels * s.rows * kQueries;
+    const Head head{q, q + step, q + 2 * step, s.weighted ? log_sizes : nullptr, s.biased ? pairs : nullptr, (long)in.row_bytes,
                     s.rows, s.queries, s.width};
-    char* to = arena + out.offset + (s.to_type == kU8 ? 1L : 2L) * h * s.width;
+    const long item_bytes = s.to_type == kU8 ? 1 : s.to_type == kBF16 ? 2 : 4;
+    char* to = arena + out.offset + (long)window * s.rows * out.row_bytes + item_bytes * h * s.width;
     const long column = s.to_type == kU8 ? h * s.width : 0;
     const auto run = s.rows > kMaxI16Tokens ? run_head_as<BF16>(s.to_type) : run_head_as<QkvType>(s.to_type);
     const int last = end < panels ? end * kQueries : s.queries;

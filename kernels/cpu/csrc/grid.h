@@ -64,6 +64,51 @@ static void cast(const Stage& s, const char* base, const char* from, long ld_fro
                      fma(load<f32x16>((const float*)from + c), load<f32x16>(scale + c), load<f32x16>(bias + c)));
 }
 
+// SiLU of the first `inputs` float32 columns, times as many behind them, cast to a type.
+template <int TO>
+static void glu(const Stage& s, const char* base, const char* from, long ld_from, char* to, long ld_to, int rows) {
+  const float *scale = (const float*)(base + s.scale), *bias = (const float*)(base + s.bias);
+  const int32_t* columns = (const int32_t*)(base + s.out_columns);
+  const int groups = kLanes / s.group;
+  for (int r = 0; r < rows; r++, from += ld_from, to += ld_to)
+    for (int c = 0; c < s.inputs; c += kLanes) {
+      const float* x = (const float*)from + c;
+      const f32x16 gated = silu(load<f32x16>(x)) * load<f32x16>(x + s.inputs);
+      scatter_as<TO>(to, columns + c / kLanes * groups, s.group, fma(gated, load<f32x16>(scale + c), load<f32x16>(bias + c)));
+    }
+}
+
+// Casts float32 columns to bfloat16, those of the first heads rotated: each of a head's first half with one of its second.
+static void rotate(const Stage& s, const char* base, const char* from, long ld_from, char* to, long ld_to, int first, int rows) {
+  const int32_t* columns = (const int32_t*)(base + s.out_columns);
+  const int groups = kLanes / s.group, half = s.outputs / 2;
+  const float* angles = (const float*)(base + s.weights) + (long)first * s.across * s.outputs;
+  const auto put = [&](int c, f32x16 v) { scatter(to, columns + c / kLanes * groups, s.group, to_bf16(v)); };
+  for (int r = 0; r < rows; r++, from += ld_from, to += ld_to, angles += s.across * s.outputs) {
+    const float* x = (const float*)from;
+    for (int head = 0; head < s.blocks; head++)
+      for (int i = 0; i < half; i += kLanes) {
+        const float* angle = angles + head % s.across * s.outputs + i;
+        const int c = head * s.outputs + i;
+        const f32x16 cos = load<f32x16>(angle), sin = load<f32x16>(angle + half);
+        const f32x16 a = load<f32x16>(x + c), b = load<f32x16>(x + c + half);
+        put(c, fma(a, cos, -(b * sin)));
+        put(c + half, fma(b, cos, a * sin));
+      }
+    for (int c = s.blocks * s.outputs; c < s.inputs; c += kLanes) put(c, load<f32x16>(x + c));
+  }
+}
+
+// Copies rows of a table, joined, to those of the tile, or rows of the tile to those of a table.
+static void copy_rows(const Stage& s, const char* base, const char* from, long ld_from, char* to, long ld_to, int first, int rows) {
+  const int32_t* others = (const int32_t*)(base + s.out_columns) + (long)first * s.kernel;
+  for (int r = 0; r < rows; r++, others += s.kernel) {
+    if (s.action == kScatter) memcpy(to + others[0] * ld_to, from + r * ld_from, s.inputs);
+    else
+      for (int i = 0; i < s.kernel; i++) memcpy(to + r * ld_to + (long)i * s.inputs, from + others[i] * ld_from, s.inputs);
+  }
+}
+
 static void run_stage(const Stage& s, const char* base, const char* from, long ld_from, char* to, long ld_to, int rows) {
   if (s.action == kNorm) {
     if (s.type == kU8) return norm<kU8>(s, base, from, ld_from, to, ld_to, rows);
@@ -74,6 +119,18 @@ static void run_stage(const Stage& s, const char* base, const char* from, long l
     if (s.type == kU8) return cast<kU8>(s, base, from, ld_from, to, ld_to, rows);
     if (s.type == kF32) return cast<kF32>(s, base, from, ld_from, to, ld_to, rows);
     return cast<kBF16>(s, base, from, ld_from, to, ld_to, rows);
+  }
+  if (s.action == kAddBf16) {
+    const int32_t* columns = (const int32_t*)(base + s.out_columns);
+    for (int r = 0; r < rows; r++, from += ld_from, to += ld_to)
+      for (int c = 0; c < s.inputs; c += kLanes)
+        scatter_add(to, columns + c / s.group, s.group, (f32x16)(zero_extend(load<u16x16>(from + 2 * c)) << 16));
+    return;
+  }
+  if (s.action == kGlu) {
+    if (s.type == kU8) return glu<kU8>(s, base, from, ld_from, to, ld_to, rows);
+    if (s.type == kF32) return glu<kF32>(s, base, from, ld_from, to, ld_to, rows);
+    return glu<kBF16>(s, base, from, ld_from, to, ld_to, rows);
   }
   if (s.type == kU8) linear<I8>(s, base, from, ld_from, to, ld_to, rows);
   else linear<BF16>(s, base, from, ld_from, to, ld_to, rows);
@@ -94,6 +151,9 @@ static void run_rows(const Program& p, const Step& step, const char* base, char*
         return buffer.in_arena ? arena + buffer.offset + row * buffer.row_bytes : member.memory + buffer.offset;
       };
       if (s.action == kIm2col) im2col(s, base, at(a, 0), a.row_bytes, at(b, r), b.row_bytes, r, rows);
+      else if (s.action == kGather || s.action == kScatter)
+        copy_rows(s, base, at(a, s.action == kGather ? 0 : r), a.row_bytes, at(b, s.action == kGather ? r : 0), b.row_bytes, r, rows);
+      else if (s.action == kRotate) rotate(s, base, at(a, r), a.row_bytes, at(b, r), b.row_bytes, r, rows);
       else run_stage(s, base, at(a, r), a.row_bytes, at(b, r), b.row_bytes, rows);
     }
   }
@@ -136,6 +196,52 @@ static void run_mean(const Program& p, const Step& s, char* arena) {
     const char* from = arena + in.offset + 4L * c;
     for (int r = 0; r < s.rows; r++, from += in.row_bytes) total += load<f32x16>(from);
     store(arena + out.offset + 4L * c, total / (float)s.rows);
+  }
+}
+
+// A depthwise convolution of float32 rows, sixteen channels in the lanes: some outputs side by side take what was loaded once
+// for all of them.
+constexpr int kAcross = 4;      // outputs at a time
+constexpr int kWindow = 7;      // taps of a line at a time, so that they stay in registers: a longer line is several
+
+// A line of up to kWindow taps is added to the sums of kAcross outputs; its first tap reads the pixel `x`.
+static inline void add_line(f32x16 (&sums)[kAcross], const char* line, long ld, int side, int x, const float* weight, int taps) {
+  f32x16 pixels[kAcross + kWindow - 1];
+#pragma GCC unroll 10
+  for (int i = 0; i < kAcross + kWindow - 1; i++)
+    pixels[i] = i < kAcross + taps - 1 && x + i >= 0 && x + i < side ? load<f32x16>(line + (x + i) * ld) : f32x16{};
+#pragma GCC unroll 7
+  for (int tap = 0; tap < kWindow; tap++) {
+    if (tap >= taps) break;
+    const f32x16 w = load<f32x16>(weight + tap * kLanes);
+#pragma GCC unroll 4
+    for (int i = 0; i < kAcross; i++) sums[i] = fma(pixels[i + tap], w, sums[i]);
+  }
+}
+
+static void run_depthwise(const Program& p, const Step& s, const char* base, char* arena, const Member& member) {
+  const Buffer &in = p.buffers[s.first_buffer], &out = p.buffers[s.first_buffer + 1];
+  const int side = s.side, kernel = s.patch, edge = kernel / 2;
+  const Member::Share mine = member.share(side);
+  for (int c = 0; c < s.channels; c += kLanes) {
+    const float* weight = (const float*)(base + s.start) + (long)c * kernel * kernel;
+    const f32x16 bias = load<f32x16>((const float*)(base + s.bias) + c);
+    const char* grid = arena + in.offset + 4L * c;
+    for (int y = mine.first; y < mine.last; y++)
+      for (int x = 0; x < side; x += kAcross) {
+        f32x16 sums[kAcross];
+        for (int i = 0; i < kAcross; i++) sums[i] = bias;
+        for (int tap = 0; tap < kernel; tap++) {
+          const int at = y + tap - edge;
+          if (at < 0 || at >= side) continue;
+          const char* line = grid + (long)at * side * in.row_bytes;
+          for (int first = 0; first < kernel; first += kWindow)
+            add_line(sums, line, in.row_bytes, side, x + first - edge, weight + (tap * kernel + first) * kLanes,
+                     kernel - first < kWindow ? kernel - first : kWindow);
+        }
+        char* to = arena + out.offset + ((long)y * side + x) * out.row_bytes + 4L * c;
+        for (int i = 0; i < kAcross && x + i < side; i++, to += out.row_bytes) store(to, sums[i]);
+      }
   }
 }
 

@@ -10,26 +10,36 @@
 namespace milkweed {
 
 enum Type : int32_t { kF32 = 0, kBF16 = 1, kU8 = 2 };
-enum Action : int32_t { kNorm = 0, kLinear = 1, kCast = 2, kIm2col = 3 };
+enum Action : int32_t {
+  kNorm = 0, kLinear = 1, kCast = 2, kIm2col = 3, kGlu = 4, kRotate = 5, kGather = 6, kScatter = 7, kAddBf16 = 8
+};
 enum Epilogue : int32_t { kStore = 0, kGelu = 1, kAdd = 2, kSilu = 3, kSiluAdd = 4 };
-enum StepKind : int32_t { kPatches = 0, kRows = 1, kAttention = 2, kMerge = 3, kPixels = 4, kPerformer = 5, kMean = 6, kGrouped = 7 };
+enum StepKind : int32_t {
+  kPatches = 0, kRows = 1, kAttention = 2, kMerge = 3, kPixels = 4, kPerformer = 5, kMean = 6, kGrouped = 7, kDepthwise = 8
+};
 
-// One action on a tile of rows: a LayerNorm, a cast, the im2col of a convolution, or a block-diagonal linear layer of
-// `blocks` products of `inputs` by `outputs`.
+// One action on a tile of rows: a norm, a cast, the im2col of a convolution, a block-diagonal linear layer of `blocks`
+// products of `inputs` by `outputs`, a gate, a rotation, a copy of rows from or to others than the tile's, or an addition of
+// bfloat16 columns to float32 ones.
 struct Stage {
   int32_t action, type;        // type: of a linear layer's inputs, of a norm's or cast's outputs
-  int32_t blocks, inputs, outputs, nr;  // inputs: for im2col, the bytes of one tap of one block
-  int32_t epilogue, to_type;   // linear; the epilogues that add do so to float32 rows and ignore to_type
+  int32_t blocks, inputs, outputs, nr;  // inputs: for im2col, the bytes of one tap of one block; a norm is of each of
+                               // `blocks` times `inputs` columns, of which the first `outputs` are not padding; a gate
+                               // has `inputs` columns of either kind; `blocks` heads of `outputs` columns are rotated;
+                               // a copy joins `kernel` rows of `inputs` bytes
+  int32_t epilogue, to_type;   // linear, and kAdd of a norm; the epilogues that add do so to float32 rows and ignore to_type
   int32_t from, to;            // buffers of the step that are read and written
   int32_t group;               // columns that stay adjacent where they are written: 16, 8, 4 or 1
   int32_t side, across, kernel, stride, dilation, padding;  // im2col: sides of the input and the output grid, then the taps
+  int32_t centred;             // norm: whether the mean is subtracted
   float eps;                   // norm
-  int64_t weights;             // linear: packed panels of 16 nr outputs
+  int64_t weights;             // linear: packed panels of 16 nr outputs; a rotation's cosines and sines, float32,
+                               // (rows, `across`, 2, outputs / 2): head h takes those at h % across
   int64_t overflow;            // 0, or int32: each panel's first overflow, the end of the last, then the k-step of each
   int64_t overflow_weights;    // laid out like a panel's
   int64_t scale, bias;         // float32 by output; by column for a norm or cast
   int64_t scale2, bias2;       // float32 by output, applied after GELU or SiLU
-  int64_t out_columns;         // int32 by group: the column that it is written to
+  int64_t out_columns;         // int32 by group: the column that it is written to; of a copy the other rows, by row
   int64_t pad_values;          // of a stage that reads a grid: the row that stands for padding
 };
 
@@ -51,10 +61,16 @@ struct Step {
   float epsilon;               // added to its denominators
   int32_t group;               // of its outputs, like a stage's
   int32_t whole;               // rows are not shared out: what is added behind a row is zeros for the next one
+  int32_t biased;              // attention: `pairs` is added to the scores;
+  int32_t windows;             // `rows` are those of one of so many windows
   float protect;               // merge: similarity lost per share of the class token's attention, times the patches
-  int64_t start, start_bytes;  // patches: initial values of an image's tokens, float32, to buffer 1; performer: w
+  int64_t start, start_bytes;  // patches: initial values of an image's tokens, float32, to buffer 1; performer: w;
+                               // depthwise: its weights, float32 (channels / 16, taps, 16), of a grid of `side` by `side`
+                               // with `channels` in buffer 0, to buffer 1, with a kernel of `patch`
   int64_t scale, bias;         // attention and performer: by column of the output; pixels: by colour channel
   int64_t out_columns;
+  int64_t pairs;               // bfloat16, (kinds, heads, panels of queries, rows, queries of a panel);
+  int64_t kinds;               // int32 by window
   int64_t scratch;             // in the arena
 };
 

@@ -154,7 +154,8 @@ static void linear(const Stage& s, const char* base, const char* from, long ld_f
   }
   if (s.epilogue == kSilu) {
     if (s.to_type == kU8) return linear<T, kSilu, kU8>(s, base, from, ld_from, to, ld_to, rows);
-    return linear<T, kSilu, kBF16>(s, base, from, ld_from, to, ld_to, rows);
+    if (s.to_type == kBF16) return linear<T, kSilu, kBF16>(s, base, from, ld_from, to, ld_to, rows);
+    return linear<T, kSilu, kF32>(s, base, from, ld_from, to, ld_to, rows);
   }
   if (s.to_type == kU8) return linear<T, kStore, kU8>(s, base, from, ld_from, to, ld_to, rows);
   if (s.to_type == kBF16) return linear<T, kStore, kBF16>(s, base, from, ld_from, to, ld_to, rows);
@@ -163,39 +164,59 @@ static void linear(const Stage& s, const char* base, const char* from, long ld_f
 
 constexpr int kNormRows = 4;  // rows at a time, whose sums do not depend on each other
 
-// LayerNorm over `inputs` columns, a multiple of 16; two passes: the mean, then the variance about it.
+// A norm of one block of columns; two passes: the mean, then the variance about it.
 template <int TO>
-static void norm(const Stage& s, const char* base, const char* from, long ld_from, char* to, long ld_to, int rows) {
-  const float* weight = (const float*)(base + s.scale);
-  const float* bias = (const float*)(base + s.bias);
-  const int32_t* columns = (const int32_t*)(base + s.out_columns);
+static void norm(const Stage& s, const float* weight, const float* bias, const int32_t* columns, const char* from, long ld_from,
+                 char* to, long ld_to, int rows) {
   const int n = s.inputs, groups = kLanes / s.group;
+  // Columns behind the first `outputs` count as zeros.
+  const auto kept = [&](f32x16 v, int c) {
+    if (c + kLanes <= s.outputs) return v;
+    float lanes[kLanes];
+    store(lanes, v);
+    for (int i = s.outputs > c ? s.outputs - c : 0; i < kLanes; i++) lanes[i] = 0;
+    return load<f32x16>(lanes);
+  };
   for (int r = 0; r < rows; r += kNormRows) {
     const int count = rows - r < kNormRows ? rows - r : kNormRows;
     const float* x[kNormRows];
     f32x16 mean[kNormRows] = {}, rstd[kNormRows] = {};
     for (int i = 0; i < kNormRows; i++) x[i] = (const float*)(from + (r + (i < count ? i : 0)) * ld_from);
-    for (int c = 0; c < n; c += kLanes)
+    if (s.centred) {
+      for (int c = 0; c < n; c += kLanes)
 #pragma GCC unroll 4
-      for (int i = 0; i < kNormRows; i++) mean[i] += load<f32x16>(x[i] + c);
+        for (int i = 0; i < kNormRows; i++) mean[i] += kept(load<f32x16>(x[i] + c), c);
 #pragma GCC unroll 4
-    for (int i = 0; i < kNormRows; i++) mean[i] = set1(reduce_add(mean[i]) / n);
+      for (int i = 0; i < kNormRows; i++) mean[i] = set1(reduce_add(mean[i]) / s.outputs);
+    }
     for (int c = 0; c < n; c += kLanes)
 #pragma GCC unroll 4
       for (int i = 0; i < kNormRows; i++) {
-        const f32x16 d = load<f32x16>(x[i] + c) - mean[i];
+        const f32x16 d = kept(load<f32x16>(x[i] + c) - mean[i], c);
         rstd[i] = fma(d, d, rstd[i]);
       }
 #pragma GCC unroll 4
-    for (int i = 0; i < kNormRows; i++) rstd[i] = set1(1 / __builtin_sqrtf(reduce_add(rstd[i]) / n + s.eps));
+    for (int i = 0; i < kNormRows; i++) rstd[i] = set1(1 / __builtin_sqrtf(reduce_add(rstd[i]) / s.outputs + s.eps));
     for (int c = 0, g = 0; c < n; c += kLanes, g += groups) {
       const f32x16 a = load<f32x16>(weight + c), b = load<f32x16>(bias + c);
 #pragma GCC unroll 4
-      for (int i = 0; i < kNormRows; i++)
-        if (i < count)
-          scatter_as<TO>(to + (r + i) * ld_to, columns + g, s.group, fma((load<f32x16>(x[i] + c) - mean[i]) * rstd[i], a, b));
+      for (int i = 0; i < kNormRows; i++) {
+        if (i >= count) break;
+        const f32x16 v = fma((load<f32x16>(x[i] + c) - mean[i]) * rstd[i], a, b);
+        if (TO == kF32 && s.epilogue == kAdd) scatter_add(to + (r + i) * ld_to, columns + g, s.group, v);
+        else scatter_as<TO>(to + (r + i) * ld_to, columns + g, s.group, v);
+      }
     }
   }
+}
+
+// A norm of `blocks` times `inputs` columns, a multiple of 16.
+template <int TO>
+static void norm(const Stage& s, const char* base, const char* from, long ld_from, char* to, long ld_to, int rows) {
+  const int32_t* columns = (const int32_t*)(base + s.out_columns);
+  for (int first = 0; first < s.blocks * s.inputs; first += s.inputs)
+    norm<TO>(s, (const float*)(base + s.scale) + first, (const float*)(base + s.bias) + first, columns + first / s.group,
+             from + 4 * first, ld_from, to, ld_to, rows);
 }
 
 }  // namespace ISA

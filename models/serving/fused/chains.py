@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....kernels.chain_ir import Add, BlockDiagonal, Dense, Gelu, LayerNorm, Linear, Monarch, SelfAttention, Silu
+from ....kernels.chain_ir import Add, BlockDiagonal, Dense, Gelu, LayerNorm, Linear, Monarch, SelfAttention
 from ....kernels.tuning.chain import Chain
 from ...architectures.plain_mlp import PLAIN_MLPS
 from ...architectures.t2t_vit import Block
@@ -22,8 +22,6 @@ from ...architectures.vitae.normal import NormalCell
 from ...layers.blockdiag import BlockdiagLinear, shuffled
 from ...layers.narrow_attention import NarrowAttention
 from ...layers.structured import StructuredLinear
-
-QUICK_GELU = 1.702
 
 
 class NotFusable(Exception):
@@ -45,73 +43,57 @@ class BlockChains:
     cell: NormalCell | None = None
 
 
-Rule = Callable[[nn.Module, bool], BlockChains]
+Rule = Callable[[nn.Module], BlockChains]
 
 
-def take_apart(block: nn.Module, *, any_activation: bool = False) -> BlockChains | None:
+def take_apart(block: nn.Module) -> BlockChains | None:
     """The chains of a block, whichever of its tokens it merges or computes; None for a module that looks like no block.
-
-    Args:
-        any_activation: take SiLU, QuickGELU (SiLU of a scaled layer) and GELU by tanh (as GELU) too, as CPU programs
-            do; otherwise GELU alone.
 
     Raises:
         NotFusable: the block's type is unknown, or a chain cannot hold one of its parts.
     """
     rule = RULES.get(type_name(block))
     if rule is not None:
-        return rule(block, any_activation)
+        return rule(block)
     if {"norm1", "attn", "mlp"} <= dict(block.named_children()).keys():
         raise NotFusable("there is no rule for blocks of this type")
     return None
 
 
-def _vit_block(block: Any, any_activation: bool) -> BlockChains:
+def _vit_block(block: Any) -> BlockChains:
     """timm's ViT block: x + ls1(attn(norm1(x))), then x + ls2(mlp(norm2(x)))."""
-    parts = _parts(block, "norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")
+    parts = parts_of(block, "norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")
     for name in ("drop_path1", "drop_path2"):
         check_idle(name, parts[name])
     return BlockChains(
         Chain([as_norm(parts["norm1"]), *_timm_attention(block.attn, parts["ls1"]), Add()]),
-        Chain([as_norm(parts["norm2"]), *_timm_mlp(block.mlp, parts["ls2"], any_activation), Add()]),
+        Chain([as_norm(parts["norm2"]), *_timm_mlp(block.mlp, parts["ls2"]), Add()]),
     )
-
-
-def mlp_of_pool(pool: Any) -> Chain:
-    """The chain of an attention pool's x + mlp(norm(x))."""
-    return Chain([as_norm(pool.norm), *_timm_mlp(pool.mlp, None, any_activation=True), Add()])
 
 
 def _timm_attention(attn: nn.Module, scale: nn.Module | None) -> list[Linear | SelfAttention]:
     if type_name(attn) not in _TIMM_ATTENTIONS:
         raise NotFusable(f"there is no rule for attention of type {type(attn).__name__}")
-    parts = _parts(attn, "qkv", "proj", "q_norm", "k_norm", "attn_drop", "proj_drop", "norm", "gate")
+    parts = parts_of(attn, "qkv", "proj", "q_norm", "k_norm", "attn_drop", "proj_drop", "norm", "gate")
     for name in ("q_norm", "k_norm", "attn_drop", "proj_drop", "norm", "gate"):
         check_idle(f"attn.{name}", parts[name])
     qkv, heads = as_linear(parts["qkv"]), int(getattr(attn, "num_heads", 0))
     if not heads or qkv.out_features % (3 * heads):
         raise NotFusable(f"attention of {heads} heads on a qkv of {qkv.out_features}")
     head_dim = qkv.out_features // (3 * heads)
-    return [qkv, SelfAttention(heads, head_dim, head_dim**-0.5), _scaled(as_linear(parts["proj"]), scale)]
+    return [qkv, SelfAttention(heads, head_dim, head_dim**-0.5), scaled(as_linear(parts["proj"]), scale)]
 
 
-def _timm_mlp(mlp: nn.Module, scale: nn.Module | None, any_activation: bool) -> list[Linear | Gelu | Silu]:
+def _timm_mlp(mlp: nn.Module, scale: nn.Module | None) -> list[Linear | Gelu]:
     if type_name(mlp) not in PLAIN_MLPS:
         raise NotFusable(f"there is no rule for an MLP of type {type(mlp).__name__}")
-    parts = _parts(mlp, "fc1", "act", "fc2", "drop", "drop1", "drop2", "norm")
+    parts = parts_of(mlp, "fc1", "act", "fc2", "drop", "drop1", "drop2", "norm")
     for name in ("drop", "drop1", "drop2", "norm"):
         check_idle(f"mlp.{name}", parts[name])
-    fc1, fc2 = as_linear(parts["fc1"]), _scaled(as_linear(parts["fc2"]), scale)
-    if not any_activation:
-        return [fc1, _gelu(parts["act"]), fc2]
-    activation, factor = _activation(parts["act"])
-    if factor == 1:
-        return [fc1, activation, fc2]
-    before, behind = torch.full((fc1.out_features,), factor), torch.full((fc2.out_features,), 1 / factor)
-    return [_times(fc1, before), activation, _times(fc2, behind, bias=False)]
+    return [as_linear(parts["fc1"]), _gelu(parts["act"]), scaled(as_linear(parts["fc2"]), scale)]
 
 
-def _own_block(block: nn.Module, _: bool) -> BlockChains:
+def _own_block(block: nn.Module) -> BlockChains:
     """x + attn(norm1(x)), then x + mlp(norm2(x)); in ViTAE's normal cell the first sum also has branch(x)."""
     assert isinstance(block, NormalCell | Block)
     attn, mlp = block.attn, block.mlp
@@ -143,8 +125,8 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def _parts(module: nn.Module, *names: str) -> dict[str, nn.Module | None]:
-    """A module's children by the names that a rule knows; None for those it has not.
+def parts_of(module: nn.Module, *names: str) -> dict[str, nn.Module | None]:
+    """Return a module's children by the names that a rule knows; None for those it has not.
 
     Raises:
         NotFusable: the module has another child.
@@ -182,20 +164,6 @@ def _gelu(part: nn.Module | None) -> Gelu:
     return Gelu()
 
 
-def _activation(part: nn.Module | None) -> tuple[Gelu | Silu, float]:
-    """An activation, and what its input is multiplied by before it and its output divided by behind it.
-
-    GELU by tanh is taken for GELU: they differ by 4.8e-4 at most, less than bfloat16 rounds there.
-    """
-    if isinstance(part, nn.SiLU):
-        return Silu(), 1.0
-    if type(part).__name__ == "QuickGELU":  # x sigmoid(1.702 x), OpenAI's CLIP
-        return Silu(), QUICK_GELU
-    if type(part).__name__ == "GELUTanh" or (isinstance(part, nn.GELU) and part.approximate == "tanh"):
-        return Gelu(), 1.0
-    return _gelu(part), 1.0
-
-
 def as_linear(part: nn.Module | None) -> Linear:
     """A linear layer of torch, dense or structured, as the kernels take it.
 
@@ -225,17 +193,17 @@ def _block_diagonal(part: BlockdiagLinear) -> BlockDiagonal:
     return BlockDiagonal(part.weight.detach(), channels.view(blocks, inputs), bias)
 
 
-def _scaled(layer: Linear, scale: nn.Module | None) -> Linear:
-    """The layer with a following LayerScale folded in: y * gamma scales the rows of the weight."""
-    gamma = getattr(scale, "gamma", None)
-    if not isinstance(gamma, Tensor) or type(scale).__name__ != "LayerScale":
-        check_idle("layer scale", scale)
+def scaled(layer: Linear, scale: nn.Module | Tensor | None) -> Linear:
+    """Return the layer with a following LayerScale folded in: y * gamma scales the rows of the weight."""
+    gamma = scale if isinstance(scale, Tensor) else getattr(scale, "gamma", None)
+    if not isinstance(gamma, Tensor) or not (gamma is scale or type(scale).__name__ == "LayerScale"):
+        check_idle("layer scale", scale if isinstance(scale, nn.Module) else None)
         return layer
-    return _times(layer, gamma.detach())
+    return times(layer, gamma.detach())
 
 
-def _times(layer: Linear, gamma: Tensor, *, bias: bool = True) -> Linear:
-    """The layer whose outputs are multiplied by gamma, their bias only where `bias` says so."""
+def times(layer: Linear, gamma: Tensor, *, bias: bool = True) -> Linear:
+    """Return the layer whose outputs are multiplied by gamma, their bias only where `bias` says so."""
     shift = layer.bias * gamma if bias and layer.bias is not None else layer.bias
     if isinstance(layer, Dense):
         return Dense(layer.weight * gamma[:, None], shift)

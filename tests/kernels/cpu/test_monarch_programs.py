@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from milkweed.kernels.cpu.assemble import assemble
+from milkweed.kernels.cpu.assembly.assemble import assemble
+from milkweed.kernels.cpu.factors import dense, monarch
 from milkweed.kernels.cpu.instruction_sets import InstructionSet
-from milkweed.kernels.cpu.program import Attention, Embed, Factor, Head, Norm, Operator, Program, dense, monarch
+from milkweed.kernels.cpu.program import Attention, Embed, Factor, Head, Operator, Program
 from milkweed.kernels.cpu.quantise import LEVELS, calibrated, quantised
 from milkweed.kernels.cpu.reference import evaluate
+from milkweed.kernels.cpu.row_operators import Norm
 from milkweed.kernels.reference import monarch_to_dense
 
 from .test_programs import BFLOAT16_ERROR, INT8_ERROR, error, run

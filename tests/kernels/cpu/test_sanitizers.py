@@ -30,7 +30,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 import numpy as np
-from milkweed.kernels.cpu.assemble import assemble
+from milkweed.kernels.cpu.assembly.assemble import assemble
 from milkweed.kernels.cpu.instruction_sets import CpuLibraryError, supported_sets
 from milkweed.kernels.cpu.library import ProgramRunner, jpeg_entry, resize_entry
 from milkweed.kernels.cpu.quantise import calibrated, quantised
@@ -75,7 +75,7 @@ TEAM = """
 import sys
 from pathlib import Path
 import numpy as np
-from milkweed.kernels.cpu.assemble import assemble
+from milkweed.kernels.cpu.assembly.assemble import assemble
 from milkweed.kernels.cpu.instruction_sets import supported_sets
 from milkweed.kernels.cpu.library import ProgramRunner, start_threads
 from milkweed.kernels.cpu.quantise import calibrated, quantised

@@ -2,16 +2,19 @@
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from milkweed.kernels.cpu.assemble import assemble
-from milkweed.kernels.cpu.instruction_sets import InstructionSet, supported_sets
+from milkweed.kernels.cpu import build as building
+from milkweed.kernels.cpu.assembly.assemble import assemble
+from milkweed.kernels.cpu.instruction_sets import SETS, InstructionSet, supported_sets
 from milkweed.kernels.cpu.library import ProgramRunner, start_threads
 from milkweed.kernels.cpu.program import Program
 from milkweed.kernels.cpu.quantise import calibrated, quantised
@@ -154,10 +157,31 @@ print(1 < there < 200, np.array_equal(run(images, 8), alone))
     assert (done.returncode, done.stdout, done.stderr) == (0, "True True\n", "")
 
 
+def test_a_thread_that_joins_begins_no_step_before_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be a step ahead of them: a wrong answer, and others that wait for it for ever."""
+    if shutil.which(os.environ.get("CXX") or "c++") is None:
+        pytest.skip("no C++ compiler")
+    plain, library = next(isa for isa in SETS if isa.name == "plain"), tmp_path / "library.so"
+    monkeypatch.setattr(building, "OPTIONS", (*building.OPTIONS, "-DMILKWEED_BEFORE_TURN=usleep(1000)"))
+    monkeypatch.setattr(building, "SETS", {plain: SETS[plain]})
+    building.build(library)
+    done = run_alone(
+        f"""
+library, isa = Path({str(library)!r}), next(isa for isa in supported_sets() if isa.name == "plain")
+start_threads(3, library)
+run = ProgramRunner(assemble(program, isa), library, threads=3)
+alone = run(images)
+print(all(np.array_equal(run(images, 3), alone) for _ in range(20)))
+"""
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
 BEGIN = """
 import os, resource, sys, threading
+from pathlib import Path
 import numpy as np
-from milkweed.kernels.cpu.assemble import assemble
+from milkweed.kernels.cpu.assembly.assemble import assemble
 from milkweed.kernels.cpu.instruction_sets import supported_sets
 from milkweed.kernels.cpu.library import ProgramRunner, busy_thread, start_threads
 sys.path.append(sys.argv[1])

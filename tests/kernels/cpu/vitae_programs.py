@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from milkweed.kernels.cpu.factors import convolution, dense, monarch
 from milkweed.kernels.cpu.program import (
     Attention,
     Branch,
@@ -13,16 +14,13 @@ from milkweed.kernels.cpu.program import (
     Factor,
     Grid,
     Head,
-    Norm,
     Operator,
     Performer,
     Pixels,
     Program,
     Pyramid,
-    convolution,
-    dense,
-    monarch,
 )
+from milkweed.kernels.cpu.row_operators import Norm
 
 SHAPES: dict[str, dict[str, Any]] = {
     "groups": {},

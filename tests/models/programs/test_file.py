@@ -25,17 +25,18 @@ from milkweed.models.bundle.config import BundleConfig
 from milkweed.models.bundle.golden import golden_images, recorded
 from milkweed.models.bundle.labels import default_labels
 from milkweed.models.bundle.program_record import ProgramRecord
-from milkweed.models.bundle.safetensors_file import read_tensors
+from milkweed.models.bundle.safetensors_file import read_arrays, read_tensors
 from milkweed.models.bundle.storage import stored_tensors
 from milkweed.models.errors import BundleError
 from milkweed.models.layers.layer_spec import LayerSpec
 from milkweed.models.layers.select import replace_linears
 from milkweed.models.programs import compact
-from milkweed.models.programs.file import STRUCTURE, load_operators, stored
+from milkweed.models.programs.file import STRUCTURE, _program, load_operators, stored
 from milkweed.models.programs.from_model import program_of
 from milkweed.models.programs.session import ProgramSession, kernels_refusal
 from milkweed.models.programs.stored import StoredProgram, stored_bfloat16, stored_int8
 
+from ...kernels.cpu.test_programs import VITS
 from ...support.graphs import (
     PROGRAM_ARGUMENTS,
     PROGRAM_SIZE,
@@ -138,6 +139,16 @@ def test_a_bundle_holds_each_weight_once(kind: str, int8: bool, tmp_path: Path) 
     tensors = stored_tensors(made.model, made.storage)
     floats = sum(tensor.nbytes for tensor in arrays.values() if tensor.dtype == torch.float32)
     assert floats < 0.2 * sum(tensor.nbytes for tensor in tensors.values())  # positions, scales of rows, biases
+
+
+@pytest.mark.parametrize("name", ["everything", "norms behind", "windows, many kinds", "depthwise", "values"])
+def test_every_part_is_stored_and_read(name: str, tmp_path: Path) -> None:
+    program = VITS[name]()
+    (tmp_path / "p.safetensors").write_bytes(stored(program, int8=False))
+    read, int8 = _program(read_arrays(tmp_path / "p.safetensors").arrays)
+    assert not int8
+    pixels = np.random.default_rng(1).standard_normal((2, 3, program.embed.size, program.embed.size)).astype(np.float32)
+    np.testing.assert_allclose(ProgramSession(read)(pixels), ProgramSession(program)(pixels), rtol=1e-3, atol=1e-3)
 
 
 def test_a_bundle_of_an_earlier_version_holds_its_weights_twice_and_answers_the_same(tmp_path: Path) -> None:

@@ -10,23 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from milkweed.kernels.cpu.factors import convolution, dense
 from milkweed.kernels.cpu.program import (
     Attention,
+    BiasedAttention,
     Branch,
+    Depthwise,
     Embed,
     Grid,
     Head,
     Merge,
-    Norm,
     Operator,
     Performer,
     Pixels,
     Program,
     Pyramid,
-    Renew,
-    convolution,
-    dense,
+    WindowedAttention,
 )
+from milkweed.kernels.cpu.row_operators import AddValues, Glu, InnerNorm, Join, Norm, QkNorm, Renew, Rotary
 from milkweed.models.errors import BundleError, ExportError
 from milkweed.models.programs import compact
 from milkweed.models.programs.file import load_operators, stored
@@ -115,6 +116,24 @@ def branch(prefix: int = 0, **changed: int) -> Program:
     return program([Grid(), Branch([replace(whole, **changed)], prefix)])  # type: ignore[arg-type]
 
 
+def biased(**changed: Any) -> Program:
+    """An attention with biases, something of it changed."""
+    values = {"table": np.zeros((1, 3)), "index": np.zeros((4, 4), np.int64), **changed}
+    return program([*attention()[:2], BiasedAttention(1, 16, **values), *attention()[3:]])
+
+
+def windows(**changed: Any) -> Program:
+    """An attention in windows, something of it changed."""
+    values = {"index": np.zeros((1, 2, 2), np.int64), "kinds": np.zeros(2, np.int64)}
+    values |= {"windows": np.arange(4).reshape(2, 2), **changed}
+    made = WindowedAttention(1, 16, table=np.zeros((1, 3)), **values)
+    return program([*attention()[:2], made, *attention()[3:]])
+
+
+def rotated(angles: np.ndarray) -> Program:
+    return program([*attention()[:2], Rotary(1, angles, angles), *attention()[2:]])
+
+
 REFUSED: dict[str, tuple[Program, str]] = {
     "an input that is none": (factor(inputs=np.full((1, 16), 16)), "1 .Factor.: a place outside 0..15 or twice$"),
     "an output below 0": (factor(outputs=np.arange(-1, 47)[None]), "1 .Factor.: a place outside 0..47 or twice$"),
@@ -162,6 +181,42 @@ REFUSED: dict[str, tuple[Program, str]] = {
     "a protection that is an object": (program([*attention(), Merge(1, 16, 0, 1, [])]), "its protect is no number"),  # type: ignore[arg-type]
     "fewer inputs than channels": (program([norm(), dense(normal(16, 8), None, adds=True)]), "reads 8 of 16 channels"),
     "heads that are too wide": (program([norm(), dense(normal(48, 16), None), Attention(1, 8192)]), "at most 4096"),
+    "biases of other tokens": (
+        biased(index=np.zeros((5, 5), np.int64)),
+        r"2 .BiasedAttention.: biases \(1, 3\) by \(5, 5",
+    ),
+    "a bias that the table lacks": (biased(index=np.full((4, 4), 3)), "2 .BiasedAttention.: biases"),
+    "biases of other heads": (biased(table=np.zeros((2, 3))), "2 .BiasedAttention.: biases"),
+    "biases that are no numbers": (biased(table=np.full((1, 3), np.nan)), "its table is no number"),
+    "a token outside of windows": (windows(windows=np.array([[0, 1], [2, 2]])), "2 .WindowedAttention.: windows"),
+    "a window that is of no kind": (windows(kinds=np.array([0, 1])), "2 .WindowedAttention.: windows"),
+    "biases of another window": (windows(index=np.zeros((1, 3, 3), np.int64)), "2 .WindowedAttention.: biases"),
+    "angles of other tokens": (rotated(np.zeros((5, 1, 8))), r"2 .Rotary.: angles \(5, 1, 8\) of 4 tokens"),
+    "angles of other heads": (rotated(np.zeros((4, 3, 8))), "2 .Rotary.: angles"),
+    "a gate of odd channels": (program([norm(), dense(normal(3, 16), None), Glu()]), "2 .Glu.: of 3 channels"),
+    "an inner norm of more channels": (
+        program([norm(), dense(normal(8, 16), None), InnerNorm(norm())]),
+        "of .16,. of 8",
+    ),
+    "a norm of other queries": (
+        program([norm(), dense(normal(48, 16), None), QkNorm(1, norm(8), norm(8)), Attention(1, 16)]),
+        "2 .QkNorm.: of {.8,.} of 48 channels",
+    ),
+    "joined tokens that there are not": (program([Join(np.array([[0, 4]]))]), "0 .Join.: rows .1, 2. of 4 tokens"),
+    "what is added before a stream starts": (
+        program([Join(np.array([[0, 1]])), dense(normal(32, 32), None, adds=True)]),
+        "1 .Factor.: adds 32 channels to 0",
+    ),
+    "tokens that are joined, and no stream": (
+        program([Join(np.array([[0, 1]])), dense(normal(16, 32), None)]),
+        "head: nothing reads",
+    ),
+    "a convolution of tokens that are no grid": (
+        program([Depthwise(normal(16, 3, 3), normal(16)), InnerNorm(norm())], start=5),
+        "0 .Depthwise.: weights",
+    ),
+    "a kernel with an even side": (program([Depthwise(normal(16, 2, 2), normal(16))]), "0 .Depthwise.: weights"),
+    "values of no attention": (program([AddValues()]), "0 .AddValues.: values of None"),
     "a flag that is a number": (program([norm(), dense(normal(16, 16), None, adds=1)]), "Factor"),
 }
 

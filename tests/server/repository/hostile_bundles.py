@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from milkweed.kernels.cpu.program import Attention, Embed, Grid, Head, Merge, Norm, Program, Pyramid, convolution, dense
+from milkweed.kernels.cpu.factors import convolution, dense
+from milkweed.kernels.cpu.program import Attention, Embed, Grid, Head, Merge, Program, Pyramid
+from milkweed.kernels.cpu.row_operators import Norm
 from milkweed.models.programs.file import stored
 
 DEMO = Path(str(files("milkweed.models") / "demo"))

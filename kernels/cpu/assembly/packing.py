@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .instruction_sets import LANES, InstructionSet
+from ..instruction_sets import LANES, InstructionSet
+from ..program import Convolution, Factor, Quantiser
+from ..row_operators import Floats, Places
 from .layout import groups_of, rows_by_position
-from .program import Convolution, Factor, Floats, Places, Quantiser
 
 STEP_BYTES = 4
 MOST_OF_FOUR = 128

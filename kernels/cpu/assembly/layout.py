@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .program import Places
+from ..row_operators import Places
 
 GROUPS = (16, 8, 4, 1)
 """Numbers of neighbours that a vector of 16 is written in."""

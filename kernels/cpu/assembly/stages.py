@@ -1,18 +1,23 @@
-"""Stages of `csrc/program.h`: what a norm, a cast, taps or a factor become, and the steps that they make up."""
+"""Stages of `csrc/program.h`: what a norm, a cast, taps or a factor become."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import structs
-from .instruction_sets import LANES, InstructionSet
+from .. import structs
+from ..instruction_sets import LANES, InstructionSet
+from ..program import Convolution, Factor, Quantiser
+from ..row_operators import Floats, Norm, Places, QkNorm, RmsNorm, Rotary
+from ..structs import Fields
 from .layout import FILLED, groups_of, positions
-from .packing import filters_of, ordered, pack
-from .program import Convolution, Factor, Floats, Norm, Places, Quantiser
-from .structs import Fields, Tables
-from .vectors import Rows, Vector
+from .packing import bfloat16, filters_of, ordered, pack
+from .vectors import Vector
+
+QUERIES = 32
+"""Queries of a panel of the attention kernel."""
 
 
 class StageBuilder:
@@ -25,11 +30,58 @@ class StageBuilder:
         """A norm of columns in that order, or a cast where there is none."""
         if norm is None:
             return self.cast(order, out)
-        weight, bias = norm.weight, norm.bias
+        count = len(norm.weight)
+        weight, bias = (np.append(values, np.zeros(len(order) - count)) for values in (norm.weight, norm.bias))
         if out.quantiser is not None:
             weight, bias = weight / out.quantiser.scale, bias / out.quantiser.scale + out.quantiser.zero
         values = {"eps": norm.eps, "scale": self.floats(weight[order]), "bias": self.floats(bias[order])}
+        values |= {"blocks": 1, "outputs": count, "centred": not isinstance(norm, RmsNorm)}
         return {"action": structs.NORM, "inputs": len(order), **values, **self.columns(order, out)}
+
+    def qk_norm(self, norm: QkNorm) -> Fields:
+        """Norms of queries and keys in place, where all channels lie in their own order."""
+        weight, bias = (
+            np.concatenate([getattr(part, name) for part in (norm.queries, norm.keys)]) for name in ("weight", "bias")
+        )
+        channels, head_dim = np.arange(len(weight)), len(weight) // (2 * norm.heads)
+        check_lanes(head_dim, "norms of heads of ")
+        joined = self.norm(
+            replace(norm.queries, weight=weight, bias=bias), channels, Vector(channels, None, structs.F32)
+        )
+        return {**joined, "blocks": 2 * norm.heads, "inputs": head_dim, "outputs": head_dim}
+
+    def rotary(self, rotary: Rotary, out: Vector) -> Fields:
+        """A rotation of queries and keys, where all channels lie in their own order."""
+        _, tables, half = rotary.cos.shape
+        check_lanes(half, "halves of heads of ")
+        channels = np.arange(6 * rotary.heads * half)
+        angles = {"weights": self.floats(np.concatenate([rotary.cos, rotary.sin], 2)), "across": tables}
+        heads = {"blocks": 2 * rotary.heads, "inputs": len(channels), "outputs": 2 * half}
+        return {"action": structs.ROTATE, **heads, **angles, **self.columns(channels, out)}
+
+    def gather(self, rows: Places, row_bytes: int) -> dict[str, Any]:
+        """A copy of rows (tokens, how many are joined) to the tile."""
+        table = self.constants.add(rows.astype(np.int32))
+        takes = {"reads": row_bytes, "writes": rows.shape[1] * row_bytes, "from_rows": int(rows.max()) + 1}
+        return {"action": structs.GATHER, "inputs": row_bytes, "kernel": rows.shape[1], "out_columns": table, **takes}
+
+    def scatter(self, rows: Places, row_bytes: int) -> Fields:
+        """A copy of the tile to rows (tokens,)."""
+        copy = self.gather(rows[:, None], row_bytes)
+        rows_of_table = {"to_rows": copy.pop("from_rows")}
+        return {**copy, "action": structs.SCATTER, **rows_of_table}
+
+    def add(self, order: Places, to: Places) -> Fields:
+        """An addition of bfloat16 columns in that order to the stream's."""
+        columns = self.columns(order, Vector(to, None, structs.F32))
+        return {"action": structs.ADD_BF16, "inputs": len(order), **columns, "reads": 2 * len(order)}
+
+    def glu(self, channels: int, out: Vector) -> Fields:
+        """A gate of twice as many channels, which lie in their own order."""
+        check_lanes(channels, "a gate of ")
+        scale, bias = self.to_type(np.arange(channels), out)
+        stage = {"action": structs.GLU, "inputs": channels, "scale": scale, "bias": bias}
+        return {**stage, **self.columns(np.arange(channels), out), "reads": 8 * channels}
 
     def cast(self, order: Places, out: Vector) -> Fields:
         """A cast of columns in that order."""
@@ -50,7 +102,7 @@ class StageBuilder:
             return self.floats(np.ones(len(order))), self.floats(np.zeros(len(order)))
         return self.floats(1 / out.quantiser.scale[order]), self.floats(out.quantiser.zero[order])
 
-    def gather(self, convolution: Convolution, grid: Vector) -> Fields:
+    def im2col(self, convolution: Convolution, grid: Vector) -> Fields:
         """The taps of a grid whose channels lie in their own order."""
         blocks, inputs = convolution.factor.inputs.shape
         outside = np.zeros(len(grid.order)) if grid.quantiser is None else np.rint(grid.quantiser.zero)
@@ -162,55 +214,21 @@ class StageBuilder:
             "writes": _end(places, group),
         }
 
+    def pairs(self, table: Floats, index: Places) -> int:
+        """Keep biases table[:, index], index (kinds, queries, keys), as bfloat16: by panels of queries, then by key.
+
+        A softmax does not change with what all of a query's biases have in common. Without their largest one those that
+        count most are rounded least.
+        """
+        kinds, queries, keys = index.shape
+        padded = np.pad(index, ((0, 0), (0, -queries % QUERIES), (0, 0)), mode="edge")
+        by_panel = padded.reshape(kinds, -1, QUERIES, keys).transpose(0, 1, 3, 2)
+        biases = table[:, by_panel].swapaxes(0, 1)
+        return self.constants.add(bfloat16(biases - biases.max(3, keepdims=True)))
+
     def floats(self, values: NDArray[Any]) -> int:
         """Keep float32 constants."""
         return self.constants.add(values.astype(np.float32))
-
-
-class TileStep:
-    """Stages of a step that a tile goes through, and the buffers that they read and write.
-
-    Args:
-        buffers: the first is the stream; a vector is kept for a tile alone.
-        result: what is kept for an attention.
-    """
-
-    def __init__(self) -> None:
-        self.buffers, self.stages = list[Fields | Vector](), list[Fields]()
-        self.result: Rows | None = None
-        self.at, self._given = 0, list[Vector]()
-
-    @classmethod
-    def of(cls, stream: Fields, attended: Rows | None) -> "TileStep":
-        """Begin with the stream, and what an attention gave."""
-        step = cls()
-        step.buffers.append(stream)
-        if attended is not None:
-            step.gives(attended.buffer, attended.vector)
-        return step
-
-    @property
-    def given(self) -> Vector:
-        """What the next factor reads, at the buffer `at`."""
-        return self._given[-1]
-
-    def gives(self, buffer: Fields | Vector, vector: Vector) -> int:
-        """Add the buffer that the next factor reads; return its place."""
-        self.buffers.append(buffer)
-        self._given.append(vector)
-        self.at = len(self.buffers) - 1
-        return self.at
-
-    def add(self, stage: Fields, read: int, written: int) -> None:
-        """Add a stage from one buffer to another."""
-        self.stages.append({**stage, "from": read, "to": written})
-
-    def placed(self, tables: Tables, rows: int) -> list[Fields]:
-        """Return all buffers, those of vectors with room for so many rows."""
-        return [
-            tables.tile(rows, place, buffer.kind, buffer.row_bytes) if isinstance(buffer, Vector) else buffer
-            for place, buffer in enumerate(self.buffers)
-        ]
 
 
 def grouped_order(convolution: Convolution) -> Places:

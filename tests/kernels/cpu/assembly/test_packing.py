@@ -6,14 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milkweed.kernels.cpu.assemble import assemble
+from milkweed.kernels.cpu.assembly.assemble import assemble
+from milkweed.kernels.cpu.assembly.packing import pack
+from milkweed.kernels.cpu.factors import dense
 from milkweed.kernels.cpu.instruction_sets import AS_USUAL, SETS, InstructionSet, Rounding
-from milkweed.kernels.cpu.packing import pack
-from milkweed.kernels.cpu.program import Factor, Quantiser, dense
+from milkweed.kernels.cpu.program import Factor, Quantiser
 from milkweed.kernels.cpu.quantise import calibrated, quantised
 
-from .test_programs import SHAPES, error, made, run
-from .vitae_programs import images_of
+from ..test_programs import SHAPES, error, made, run
+from ..vitae_programs import images_of
 
 AVX2 = next(each for each in SETS if each.name == "avx2")
 LIMIT = 0.02

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from milkweed.kernels.cpu.assemble import assemble
+from milkweed.kernels.cpu.assembly.assemble import assemble
+from milkweed.kernels.cpu.assembly.layout import groups_of, order_for, rows_by_position
 from milkweed.kernels.cpu.instruction_sets import InstructionSet
-from milkweed.kernels.cpu.layout import groups_of, order_for, rows_by_position
 from milkweed.kernels.cpu.structs import LINEAR, NORM
 
-from .test_programs import made
+from ..test_programs import made
 
 
 def by_turns(blocks: int, width: int) -> np.ndarray:

@@ -7,11 +7,12 @@ from typing import cast
 
 import numpy as np
 
-from . import structs
-from .instruction_sets import LANES, InstructionSet
+from .. import structs
+from ..instruction_sets import LANES, InstructionSet
+from ..program import Attention, Factor, Operator, Performer, Pyramid, Quantiser
+from ..row_operators import Join, NewStream, Norm, Places, ReadStream
 from .layout import order_for
 from .packing import STEP_BYTES
-from .program import Attention, Factor, Norm, Operator, Performer, Places, Pyramid, Quantiser
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +39,15 @@ class Vector:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A vector for each token of all images, and its buffer."""
+    """A vector for each token of all images, and its buffer.
+
+    Args:
+        places: the row of each token, where they lie in windows.
+    """
 
     vector: Vector
     buffer: structs.Fields
+    places: Places | None = None
 
 
 def inputs_of(factor: Factor, isa: InstructionSet, written: Sequence[Places], room: int = 0) -> Vector:
@@ -70,9 +76,15 @@ def stream_order(operators: Sequence[Operator], width: int) -> Places:
     In each of its blocks they come in the order in which the factor with most blocks adds to them. What starts the
     stream anew, or is another's values, comes in the channels' own order.
     """
-    of_this = list(takewhile(lambda operator: not isinstance(operator, Pyramid | Performer), operators))
+    of_this = list(
+        takewhile(lambda operator: not isinstance(operator, Pyramid | Performer | Join | NewStream), operators)
+    )
     adding = [operator for operator in of_this if isinstance(operator, Factor) and operator.adds]
-    reading = [reader for norm, reader in pairwise(of_this) if isinstance(norm, Norm) and isinstance(reader, Factor)]
+    reading = [
+        reader
+        for norm, reader in pairwise(of_this)
+        if isinstance(norm, Norm | ReadStream) and isinstance(reader, Factor)
+    ]
     if not adding:
         return np.arange(width)
     order = np.concatenate(kept_outputs(max(adding, key=lambda factor: len(factor.outputs))))
@@ -81,13 +93,17 @@ def stream_order(operators: Sequence[Operator], width: int) -> Places:
     return order[order >= 0]
 
 
-def qkv_order(writer: Factor, attention: Attention, reader: Factor) -> Places:
+def qkv_order(writer: Factor | None, attention: Attention, reader: Factor) -> Places:
     """Channels of queries, keys and values: heads in their order, and in each what is easy to write.
 
     Queries and keys of all heads have to lie in one order, values where the reader's blocks are contiguous.
+
+    Args:
+        writer: None where what writes them has the channels in their own order.
     """
-    writers, readers = _blocks(writer.outputs, writer.width), _blocks(reader.inputs, int(reader.inputs.max()) + 1)
-    heads = np.arange(writer.width).reshape(3, attention.heads, attention.head_dim)
+    width, readers = 3 * attention.heads * attention.head_dim, _blocks(reader.inputs, int(reader.inputs.max()) + 1)
+    writers = np.zeros(width, np.int64) if writer is None else _blocks(writer.outputs, width)
+    heads = np.arange(width).reshape(3, attention.heads, attention.head_dim)
     order = np.argsort(writers[heads], axis=2, kind="stable")
     if (order[:2] != order[0, 0]).any():
         order[:2] = np.arange(attention.head_dim)

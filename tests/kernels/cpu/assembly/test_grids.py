@@ -6,23 +6,16 @@ import numpy as np
 import pytest
 
 from milkweed.kernels.cpu import structs
-from milkweed.kernels.cpu.assemble import assemble
+from milkweed.kernels.cpu.assembly.assemble import assemble
+from milkweed.kernels.cpu.factors import convolution, dense
 from milkweed.kernels.cpu.instruction_sets import InstructionSet
 from milkweed.kernels.cpu.library import LIBRARY, ProgramRunner
-from milkweed.kernels.cpu.program import (
-    Branch,
-    Head,
-    Performer,
-    Program,
-    Pyramid,
-    convolution,
-    dense,
-)
+from milkweed.kernels.cpu.program import Branch, Head, Performer, Program, Pyramid
 from milkweed.kernels.cpu.quantise import calibrated, channels_of, quantised
 from milkweed.kernels.cpu.reference import evaluate
 
-from .test_programs import BFLOAT16_ERROR, error, run
-from .vitae_programs import SHAPES, images_of, made
+from ..test_programs import BFLOAT16_ERROR, error, run
+from ..vitae_programs import SHAPES, images_of, made
 
 SOME_LEVELS = 0.002
 """What a few activations make that are rounded to the next level, since floats were added in another order."""

@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from . import structs
-from .instruction_sets import LANES
-from .program import Attention, Branch, Convolution, Embed, Factor, Norm, Operator, Pixels, Places, Pyramid, Quantiser
-from .stages import StageBuilder, TileStep, check_lanes, grouped_order
-from .structs import Fields, Tables, from_row
+from .. import structs
+from ..instruction_sets import LANES
+from ..program import Attention, Branch, Convolution, Embed, Factor, Operator, Pixels, Pyramid, Quantiser
+from ..row_operators import Norm, Places
+from ..structs import Fields, Tables, from_row
+from .stages import StageBuilder, check_lanes, grouped_order
+from .tile_step import TileStep
 from .vectors import Rows, Vector, stream_order, vector
 
 TILE_ROWS = 256
@@ -94,7 +96,7 @@ class Grids:
             self._require_own(convolution, self.current)
             taps = len(step.buffers)
             step.buffers.append(taps_of(convolution))
-            step.add(self.stages.gather(convolution, self.current.vector), grid, taps)
+            step.add(self.stages.im2col(convolution, self.current.vector), grid, taps)
             step.add(self.stages.factor(convolution.factor, taps_of(convolution), order, out, first), taps, 0)
             first += convolution.factor.width
 
@@ -123,7 +125,7 @@ class Grids:
         """The step of one convolution; `out` is None where it adds to the stream."""
         step, taps, tile = TileStep(), taps_of(convolution), tile_rows([convolution])
         step.buffers += [grid.buffer, taps, to]
-        step.add(self.stages.gather(convolution, grid.vector), 0, 1)
+        step.add(self.stages.im2col(convolution, grid.vector), 0, 1)
         step.add(self.stages.factor(convolution.factor, taps, order, out), 1, 2)
         rows = convolution.across**2
         self.tables.step(structs.ROWS, step.placed(self.tables, tile), step.stages, rows=rows, tile=tile)

@@ -1,0 +1,1 @@
+"""Assembles programs for the CPU kernels: orders of channels, packed weights, steps and their buffers."""

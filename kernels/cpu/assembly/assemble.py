@@ -1,0 +1,298 @@
+"""Assembles a program for an instruction set: orders of channels, packed weights, buffers, steps."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from .. import structs
+from ..instruction_sets import InstructionSet
+from ..program import (
+    Attention,
+    Branch,
+    Depthwise,
+    Embed,
+    Factor,
+    Grid,
+    JoinedHead,
+    Merge,
+    OnRows,
+    Operator,
+    Performer,
+    Program,
+    Pyramid,
+    WindowedAttention,
+)
+from ..row_operators import (
+    AddValues,
+    Glu,
+    Inner,
+    InnerNorm,
+    Join,
+    NewStream,
+    Norm,
+    Places,
+    PostNorm,
+    QkNorm,
+    ReadStream,
+    Renew,
+    Rotary,
+)
+from ..shape_inference import infer_shapes
+from ..shape_rules import State
+from ..structs import Assembled, Fields, from_column
+from .attentions import Attentions, first_factor
+from .grids import TILE_ROWS, Grids, tile_rows
+from .head import StreamRows, add_head
+from .stages import StageBuilder, check_lanes
+from .tile_step import TileStep
+from .vectors import Rows, Vector, by_heads, inputs_of, kept_outputs, qkv_order, stream_order, vector
+
+ARENA_BYTES, ARENA_OF_WEIGHTS = 1 << 26, 16
+"""The arena of a thread takes at most the first, in bytes, and the second for each byte of weights."""
+
+OnTiles = OnRows | Grid | Pyramid | Join
+
+
+def assemble(program: Program, isa: InstructionSet) -> Assembled:
+    """Assemble a program.
+
+    Raises:
+        ValueError: what it computes does not fit the kernels; one line that says why.
+    """
+    return _Assembly(program, isa).run()
+
+
+class _Assembly:
+    """What has been assembled so far.
+
+    Args:
+        states: before the first operator, and behind each.
+        state: what there is where the next step begins.
+        order, stream: of the stream: the order of its channels, and where it lies.
+        sizes, keys: of the tokens, once some are merged; queries, keys and values of the last attention.
+    """
+
+    order: Places
+    stream: Fields
+    sizes: Fields
+    keys: Rows
+
+    def __init__(self, program: Program, isa: InstructionSet) -> None:
+        self.states = infer_shapes(program)
+        self.state = self.states[0]
+        self.program, self.isa = replace(program, operators=by_heads(program.operators)), isa
+        self.tables = structs.Tables()
+        self.stages = StageBuilder(self.tables.constants, isa)
+        self.grids = Grids(self.tables, self.stages)
+        self.attentions = Attentions(self.tables, self.stages)
+
+    def run(self) -> Assembled:
+        self._begin()
+        between, attended, read = list[OnTiles](), None, None
+        for place, operator in enumerate(self.program.operators):
+            if isinstance(operator, OnRows | Grid):
+                between.append(operator)
+                continue
+            if between:
+                read = self._between(between, attended, self.program.operators[place:])
+                between, attended = [], None
+            before, self.state = self.state, self.states[place + 1]
+            if isinstance(operator, Pyramid | Join):
+                between = [operator]
+            elif isinstance(operator, Depthwise):
+                attended = self.attentions.depthwise(operator, self.stream, self.order, before.tokens)
+            elif isinstance(operator, Branch):
+                self.grids.branch(operator, self.stream, self.order)
+            elif isinstance(operator, Merge):
+                sizes = self.sizes if before.sized else None
+                self.stream, self.sizes = self.attentions.merge(operator, self.keys, self.stream, before, sizes)
+            else:
+                assert read is not None, "infer_shapes lets no attention follow anything but a factor"
+                attended = self._attended(operator, read, before, self.program.operators[place + 1 :])
+        self._between(between, attended, [])
+        output = add_head(self.tables, self.stages, self.program.head, self.state, StreamRows(self.stream, self.order))
+        constants = self.tables.constants.memory()
+        arena, limit = self.tables.arena.size, ARENA_BYTES + ARENA_OF_WEIGHTS * len(constants)
+        if arena > limit:
+            raise ValueError(f"{arena} bytes of memory a thread: at most {limit} beside {len(constants)} of weights")
+        return Assembled(
+            self.isa,
+            structs.table(self.tables.steps, structs.STEP),
+            structs.table(self.tables.stages, structs.STAGE),
+            structs.table(self.tables.buffers, structs.BUFFER),
+            constants,
+            arena,
+            output["offset"],
+            self.state.width * (1 + isinstance(self.program.head, JoinedHead)),
+            self.program.head.classifier.width,
+            self.program.embed.size,
+        )
+
+    def _begin(self) -> None:
+        """The images as tokens, or as the first grid."""
+        if isinstance(self.program.embed, Embed):
+            self.order, self.stream = self.grids.patches(self.program.embed, self.program.operators)
+        else:
+            self.grids.pixels(self.program.embed, self.program.operators)
+
+    def _between(self, operators: Sequence[OnTiles], attended: Rows | None, behind: Sequence[Operator]) -> Rows | None:
+        """One step of the operators from an attention, a merge or a pyramid to the next; what an attention then reads.
+
+        Args:
+            behind: the operators from that next one on.
+        """
+        if not operators:
+            return None
+        step = TileStep() if isinstance(operators[0], Pyramid | Join) else TileStep.of(self.stream, attended)
+        if attended is not None:
+            self._read(step, attended, operators[0])
+        for place, operator in enumerate(operators):
+            behind_it = [*operators[place + 1 :], *behind]
+            if isinstance(operator, Pyramid):
+                self._pyramid(step, operator, behind_it)
+            elif isinstance(operator, Join):
+                self._join(step, operator, behind_it)
+            elif isinstance(operator, NewStream):
+                self.state = replace(self.state, width=len(self.order))
+            elif isinstance(operator, AddValues):
+                values = self.keys.vector.order[2 * self.state.width :] - 2 * self.state.width
+                buffer = from_column(self.keys.buffer, 4 * self.state.width)
+                read = step.gives(buffer, vector(values))
+                step.add(self.stages.add(values, self.order), read, 0)
+            elif isinstance(operator, Renew):  # each row is read before it is written, in the same order
+                step.add(self.stages.norm(operator.norm, self.order, Vector(self.order, None, structs.F32)), 0, 0)
+            elif isinstance(operator, Grid):
+                self.grids.cast(step, self.order, self.state.tokens, operator.prefix, behind_it)
+            else:
+                self._on_rows(step, operator, behind_it)
+        rows = tile_rows(operators[0].convolutions) if isinstance(operators[0], Pyramid) else TILE_ROWS
+        buffers = step.placed(self.tables, rows)
+        self.tables.step(structs.ROWS, buffers, step.stages, rows=self.state.tokens, tile=rows)
+        return step.result
+
+    def _on_rows(
+        self, step: TileStep, operator: Norm | ReadStream | Factor | PostNorm | Inner, behind: Sequence[Operator]
+    ) -> None:
+        """The stage of a norm, a factor, or what acts on its outputs."""
+        if isinstance(operator, Factor) and operator.adds:
+            return step.add(self.stages.factor(operator, step.given, self.order, None), step.at, 0)
+        if isinstance(operator, PostNorm):
+            stage = self.stages.norm(operator.norm, step.given.order, Vector(self.order, None, structs.F32))
+            return step.add({**stage, "epilogue": structs.ADD}, step.at, 0)
+        if isinstance(operator, QkNorm):
+            step.add(self.stages.qk_norm(operator), step.at, step.at)
+            if isinstance(behind[0], Rotary):
+                return None
+        if isinstance(behind[0], NewStream) and not step.starts:
+            self._start(step, operator.width if isinstance(operator, Factor) else len(step.given.order), behind[1:])
+        of_stream = isinstance(operator, Norm | ReadStream)
+        out = self._read_by(operator, behind, 0 if of_stream else len(step.given.order))
+        if isinstance(operator, Norm | ReadStream):
+            stage, read = self.stages.norm(operator if isinstance(operator, Norm) else None, self.order, out), 0
+        elif isinstance(operator, Factor):
+            stage, read = self.stages.factor(operator, step.given, out.order, out), step.at
+        else:
+            stage, read = self._inner(operator, step.given.order, out), step.at
+        if isinstance(behind[0], NewStream):
+            return step.add(stage, read, 0)
+        if not isinstance(behind[0], Attention | Performer):
+            return step.add(stage, read, step.gives(out, out))
+        return self._kept(step, stage, read, out, behind[0])
+
+    def _kept(self, step: TileStep, stage: Fields, read: int, out: Vector, attention: Attention | Performer) -> None:
+        """Keep what a stage gives for an attention, which may take it in windows."""
+        buffer, places = self.tables.rows("attention's inputs", out.row_bytes, self.state.tokens), None
+        if isinstance(attention, WindowedAttention):
+            places = np.argsort(attention.windows, axis=None)
+            step.add(stage, read, step.gives(out, out))
+            stage, read = self.stages.scatter(places, len(out.order) * structs.ITEM_BYTES[out.kind]), step.at
+        step.result = Rows(out, buffer, places)
+        step.add(stage, read, step.gives(buffer, out))
+
+    def _inner(self, operator: Inner, order: Places, out: Vector) -> Fields:
+        """The stage that gives what an operator makes of float32 channels in that order."""
+        if isinstance(operator, InnerNorm):
+            check_lanes(len(order), "a norm of ")
+            return self.stages.norm(operator.norm, order, out)
+        if isinstance(operator, Glu):
+            return self.stages.glu(len(order) // 2, out)
+        return self.stages.rotary(operator, out) if isinstance(operator, Rotary) else self.stages.cast(order, out)
+
+    def _read_by(
+        self, operator: Norm | ReadStream | Factor | PostNorm | Inner, behind: Sequence[Operator], channels: int
+    ) -> Vector:
+        """The vector that an operator gives, which reads so many channels, as the next one reads it."""
+        reader, factor = behind[0], operator if isinstance(operator, Factor) else None
+        if factor is not None:
+            channels = factor.width
+        elif isinstance(operator, Glu):
+            channels //= 2
+        if isinstance(reader, Factor):
+            if factor is not None:
+                return inputs_of(reader, self.isa, kept_outputs(factor), self.isa.room_for(factor.weight.shape[1]))
+            return inputs_of(
+                reader, self.isa, [self.order if isinstance(operator, Norm | ReadStream) else np.arange(channels)]
+            )
+        if isinstance(reader, NewStream):
+            return Vector(self.order, None, structs.F32)
+        if isinstance(reader, Attention):
+            return vector(qkv_order(factor, reader, first_factor(behind)))
+        return Vector(np.arange(channels), None, structs.F32)
+
+    def _read(self, step: TileStep, attended: Rows, reader: Operator) -> None:
+        """The stages that bring what an attention or a convolution gave to the tile, as its reader takes it."""
+        vector = attended.vector
+        if attended.places is not None:
+            row_bytes, read = len(vector.order) * structs.ITEM_BYTES[vector.kind], step.at
+            step.add(self.stages.gather(attended.places[:, None], row_bytes), read, step.gives(vector, vector))
+        self._cast(step, reader)
+
+    def _cast(self, step: TileStep, reader: Operator) -> None:
+        """The stage that makes floats what a factor reads."""
+        if isinstance(reader, Factor) and step.given.kind == structs.F32:
+            (order, read), out = (step.given.order, step.at), inputs_of(reader, self.isa, [step.given.order])
+            step.add(self.stages.cast(order, out), read, step.gives(out, out))
+
+    def _join(self, step: TileStep, join: Join, behind: Sequence[Operator]) -> None:
+        """The stages that join rows of the stream, as what follows reads them; the step's stream is the new one."""
+        old, order = self.stream, self.order
+        start = next(place for place, operator in enumerate(behind) if isinstance(operator, NewStream))
+        width = next(operator.width for operator in behind[start::-1] if isinstance(operator, Factor))
+        step.buffers.append(old)
+        self._start(step, width, behind[start + 1 :])
+        joined = np.concatenate([order + place * len(order) for place in range(join.rows.shape[1])])
+        tile, read = Vector(joined, None, structs.F32), step.gives(old, Vector(order, None, structs.F32))
+        step.add(self.stages.gather(join.rows, 4 * len(order)), read, step.gives(tile, tile))
+        self._cast(step, behind[0])
+
+    def _start(self, step: TileStep, width: int, behind: Sequence[Operator]) -> None:
+        """Let a stream of another width begin within a step, which has read the old one."""
+        check_lanes(width)
+        old, self.order = self.stream, stream_order(behind, width)
+        self.stream = self.tables.rows("stream", Vector(self.order, None, structs.F32).row_bytes, self.state.tokens)
+        if self.stream["offset"] == old["offset"]:
+            self.stream = self.tables.rows("other stream", self.stream["row_bytes"], self.state.tokens)
+        step.start(self.stream)
+
+    def _pyramid(self, step: TileStep, pyramid: Pyramid, behind: Sequence[Operator]) -> None:
+        """The stages of a pyramid. What it gives stays in the tile where a performer starts the stream anew."""
+        check_lanes(self.state.width)
+        self.order = stream_order(behind, self.state.width)
+        out = Vector(self.order, None, structs.F32)
+        readers = (operator for operator in behind if not isinstance(operator, Norm | Factor))
+        if isinstance(next(readers, None), Performer):
+            step.buffers.append(out)
+        else:
+            self.stream = self.tables.rows("stream", out.row_bytes, self.state.tokens)
+            step.buffers.append(self.stream)
+        self.grids.pyramid(step, pyramid, self.order, out)
+
+    def _attended(self, operator: Attention | Performer, qkv: Rows, before: State, behind: Sequence[Operator]) -> Rows:
+        if isinstance(operator, Performer):
+            self.order = np.arange(operator.w.shape[1])
+            self.stream, attended = self.attentions.performer(operator, qkv, self.state.tokens, first_factor(behind))
+            return attended
+        self.keys = qkv
+        sizes = self.sizes if before.sized else None
+        return self.attentions.attention(operator, qkv, (before.tokens, self.state.tokens), sizes, behind)

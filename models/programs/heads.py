@@ -1,0 +1,159 @@
+"""Layers around an attention or a gate, with heads and gates of whole vectors: zeros fill them up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import Tensor
+
+from ...kernels.cpu.factors import dense
+from ...kernels.cpu.instruction_sets import LANES
+from ...kernels.cpu.program import Attention, Factor, WindowedAttention
+from ...kernels.cpu.row_operators import Places, Rotary
+from ..serving.fused.chains import NotFusable
+from .blocks import array
+
+
+@dataclass(frozen=True)
+class Angles:
+    """Rotary embeddings of a block.
+
+    Args:
+        sin, cos: (1 or heads, patches, head_dim), as timm multiplies with them.
+        half: whether a channel is rotated with the one half a head behind it; else with its neighbour.
+        prefix: tokens in front of the patches, which are not rotated.
+    """
+
+    sin: Tensor
+    cos: Tensor
+    half: bool
+    prefix: int
+
+
+def _only_dense(factors: Sequence[Factor]) -> Factor:
+    if len(factors) > 1 or len(factors[0].weight) > 1:
+        raise NotFusable("a layer that has to be joined with others, or filled up, is structured")
+    return factors[0]
+
+
+def taking(factors: Sequence[Factor], rows: Places) -> list[Factor]:
+    factor = _only_dense(factors)
+    return [dense(factor.weight[0][rows], factor.bias[rows], name=factor.name)]
+
+
+def stacked(layers: Sequence[list[Factor]]) -> list[Factor]:
+    """One layer that gives the outputs of several, one behind the other."""
+    if len(layers) == 1:
+        return layers[0]
+    factors = [_only_dense(layer) for layer in layers]
+    weight, bias = np.concatenate([f.weight[0] for f in factors]), np.concatenate([f.bias for f in factors])
+    return [dense(weight, bias, name=factors[0].name)]
+
+
+def reading(factors: list[Factor], places: Places, width: int) -> list[Factor]:
+    """A dense layer whose inputs lie at those places among so many, the others zeros."""
+    factor = _only_dense(factors)
+    weight = np.zeros((factor.width, width), np.float32)
+    weight[:, places] = factor.weight[0]
+    return [dense(weight, factor.bias, name=factor.name, adds=factor.adds)]
+
+
+def _giving(factors: list[Factor], places: Places, width: int) -> list[Factor]:
+    """A layer whose outputs are given at those places among so many, the others zeros."""
+    if width == factors[-1].width:
+        last = factors[-1]
+        bias, outputs = np.zeros_like(last.bias), last.outputs.copy()
+        bias[places], kept = last.bias, outputs < width
+        outputs[kept] = places[outputs[kept]]
+        return [*factors[:-1], replace(last, bias=bias, outputs=outputs)]
+    factor = _only_dense(factors)
+    weight, bias = np.zeros((width, factor.weight.shape[2]), np.float32), np.zeros(width, np.float32)
+    weight[places], bias[places] = factor.weight[0], factor.bias
+    return [dense(weight, bias, name=factor.name)]
+
+
+def places_of(head_dim: int, angles: Angles | None) -> tuple[Places, int]:
+    """Where a head's channels of queries and keys go, and its width: whole vectors, or with angles whole halves."""
+    channels = np.arange(head_dim)
+    if angles is None:
+        return channels, head_dim + -head_dim % LANES
+    width = head_dim + -head_dim % (2 * LANES)
+    part, pair = np.divmod(channels, head_dim // 2) if angles.half else (channels % 2, channels // 2)
+    return part * (width // 2) + pair, width
+
+
+def by_places(
+    factors: list[Factor], heads: int, head_dim: int, places: Places, width: int, scale: float
+) -> list[Factor]:
+    """Queries, keys and values with heads of a width, queries multiplied by a scale."""
+    starts = np.arange(3 * heads)[:, None] * width
+    spread = np.concatenate([starts[: 2 * heads] + places, starts[2 * heads :] + np.arange(head_dim)]).reshape(-1)
+    *before, last = factors
+    rows = np.ones(last.width, np.float32)
+    rows[: heads * head_dim] = scale
+    by_output = rows[np.minimum(last.outputs, len(rows) - 1)]
+    last = replace(last, weight=last.weight * by_output[..., None], bias=last.bias * rows)
+    return _giving([*before, last], spread, 3 * heads * width)
+
+
+def rotary_of(angles: Angles, heads: int, places: Places) -> Rotary:
+    """The rotation by angles, of which both channels of a pair have the same."""
+    half = (len(places) + -len(places) % (2 * LANES)) // 2
+    front = places < half  # the first channel of each pair
+    tables = []
+    for values, idle in ((angles.cos, 1.0), (angles.sin, 0.0)):
+        by_token = array(values).transpose(1, 0, 2)
+        table = np.full((angles.prefix + len(by_token), by_token.shape[1], half), idle, np.float32)
+        table[angles.prefix :, :, places[front]] = by_token[..., front]
+        if not np.array_equal(by_token[..., front], by_token[..., ~front]):
+            raise NotFusable("its rotary embedding has two angles for a pair of channels")
+        tables.append(table)
+    return Rotary(heads, *tables)
+
+
+def whole_gates(before: list[Factor], behind: list[Factor], *, last: bool) -> tuple[list[Factor], list[Factor]]:
+    """The layers around a gate of whole vectors, the gate's channels first."""
+    channels = before[-1].width // 2
+    width = channels + -channels % LANES
+    halves = np.arange(2 * channels).reshape(2, channels)
+    places = (halves % channels + np.array([[width], [0]] if last else [[0], [width]])).reshape(-1)
+    if width != channels:
+        behind = reading(behind, np.arange(channels), width)
+    return _giving(before, places, 2 * width), behind
+
+
+def around(
+    qkv: list[Factor], attention: Attention, proj: list[Factor], scale: float = 1.0
+) -> tuple[list[Factor], Attention, list[Factor]]:
+    """Return an attention and the layers around it, with heads of whole vectors, and queries multiplied by a scale."""
+    heads, head_dim = attention.heads, attention.head_dim
+    places, width = places_of(head_dim, None)
+    if width != head_dim:
+        proj = reading(proj, by_head(heads, head_dim, width), heads * width)
+    return by_places(qkv, heads, head_dim, places, width, scale), replace(attention, head_dim=width), proj
+
+
+def by_head(heads: int, head_dim: int, width: int) -> Places:
+    """Return where the channels of heads lie, of which each has a width."""
+    return np.arange(heads * width).reshape(heads, width)[:, :head_dim].reshape(-1)
+
+
+def in_windows(attention: Attention, side: int, window: int, shift: tuple[int, int] = (0, 0)) -> WindowedAttention:
+    """Return an attention within square windows of a grid of this side, which is rolled up and left before.
+
+    Raises:
+        NotFusable: windows do not divide the grid.
+    """
+    if side % window:
+        raise NotFusable(f"windows of {window} by {window} do not divide a grid of {side} tokens on a side")
+    grid = np.roll(np.arange(side**2).reshape(side, side), (-shift[0], -shift[1]), (0, 1))
+    across = side // window
+    windows = grid.reshape(across, window, across, window).swapaxes(1, 2).reshape(across**2, window**2)
+    return WindowedAttention(
+        attention.heads,
+        attention.head_dim,
+        table=np.zeros((attention.heads, 1), np.float32),
+        index=np.zeros((1, window**2, window**2), np.int64),
+        windows=windows,
+        kinds=np.zeros(across**2, np.int64),
+    )

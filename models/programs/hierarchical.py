@@ -1,0 +1,155 @@
+"""Makes the program of a model of stages with fewer, wider tokens in each: Swin transformers and ConvNeXt."""
+
+from dataclasses import replace
+from math import e, log2
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from ...kernels.cpu.factors import dense
+from ...kernels.cpu.program import BiasedAttention, Depthwise, Embed, Head, Operator, Program
+from ...kernels.cpu.row_operators import InnerNorm, Join, NewStream, Places, Renew
+from ..architectures.timm_models import type_name
+from ..serving.fused.chains import NotFusable, as_linear, check_idle, parts_of
+from .blocks import array, bias_of, dense_of, linear_of, norm_of
+from .heads import in_windows
+from .transformer import block_operators, mlp_operators
+
+_SWIN_V2 = "timm.models.swin_transformer_v2.SwinTransformerV2"
+
+MASKED = -100 * log2(e)
+"""The bias of pairs of tokens that do not belong together: timm's."""
+
+
+def swin_program(model: Any, size: int) -> Program:
+    """Make the program of timm's Swin transformer, version 1 or 2, for images of this side, px.
+
+    Raises:
+        NotFusable: the kernels have no operator for a part, or windows do not divide a grid; names it.
+    """
+    parts_of(model, "patch_embed", "layers", "norm", "head")
+    embed, side = _embed(model.patch_embed.proj, size)
+    operators: list[Operator] = [Renew(norm_of(model.patch_embed.norm))]
+    for place, stage in enumerate(model.layers):
+        if not isinstance(stage.downsample, nn.Identity):
+            merging, name = stage.downsample, f"layers.{place}.downsample.reduction"
+            if side % 2:
+                raise NotFusable(f"a grid of {side} tokens on a side is filled up before they are merged")
+            rows, side = _neighbours(side, down_first=True)
+            reduction = linear_of(as_linear(merging.reduction), name)
+            norm = InnerNorm(norm_of(merging.norm))
+            between: list[Operator] = [*reduction, norm] if type_name(model) == _SWIN_V2 else [norm, *reduction]
+            operators += [Join(rows), *between, NewStream()]
+        for i, block in enumerate(stage.blocks):
+            attended, mlp = block_operators(block, f"layers.{place}.blocks.{i}")
+            operators += [_windowed(operator, block, side) for operator in attended]
+            operators += mlp
+    return Program(embed, [*operators, Renew(norm_of(model.norm))], _head(model.head))
+
+
+def convnext_program(model: Any, size: int) -> Program:
+    """Make the program of timm's ConvNeXt for images of this side, px.
+
+    Raises:
+        NotFusable: the kernels have no operator for a part; names it.
+    """
+    parts_of(model, "stem", "stages", "norm_pre", "head")
+    if len(model.stem) != 2:
+        raise NotFusable("its stem is no convolution of patches and a norm")
+    embed, side = _embed(model.stem[0], size)
+    operators: list[Operator] = [Renew(norm_of(model.stem[1]))]
+    for place, stage in enumerate(model.stages):
+        if not isinstance(stage.downsample, nn.Identity):
+            norm, conv = stage.downsample
+            operators.append(Renew(norm_of(norm)))
+            if conv.kernel_size != (1, 1):
+                rows, side = _neighbours(side, down_first=False)
+            else:
+                rows = np.arange(side**2)[:, None]
+            operators += [
+                Join(rows),
+                dense(_patches(conv), bias_of(conv), name=f"stages.{place}.downsample.1"),
+                NewStream(),
+            ]
+        for i, block in enumerate(stage.blocks):
+            operators += _convnext_block(block, f"stages.{place}.blocks.{i}")
+    norms = [] if isinstance(model.norm_pre, nn.Identity) else [Renew(norm_of(model.norm_pre))]
+    return Program(embed, [*operators, *norms], _head(model.head))
+
+
+def _embed(conv: nn.Conv2d, size: int) -> tuple[Embed, int]:
+    """Patches without positions, and their number on a side."""
+    patch = conv.kernel_size[0]
+    if conv.kernel_size != conv.stride or conv.kernel_size != (patch, patch) or any(conv.padding):
+        raise NotFusable("its patch embedding is no convolution of square patches side by side")
+    side = size // patch
+    return Embed(array(conv.weight), bias_of(conv), np.zeros((side**2, len(conv.weight)), np.float32), size), side
+
+
+def _neighbours(side: int, *, down_first: bool) -> tuple[Places, int]:
+    """The tokens of each whole square of four, and the number of squares on a side."""
+    half = side // 2
+    squares = np.arange(side**2).reshape(side, side)[: 2 * half, : 2 * half].reshape(half, 2, half, 2)
+    order = (0, 2, 3, 1) if down_first else (0, 2, 1, 3)
+    return squares.transpose(order).reshape(-1, 4), half
+
+
+def _patches(conv: nn.Conv2d) -> Any:
+    """A convolution of squares side by side as (out, pixels * in)."""
+    if conv.kernel_size != conv.stride or conv.groups != 1 or any(conv.padding):
+        raise NotFusable("its downsampling is no convolution of squares side by side")
+    return array(conv.weight).transpose(0, 2, 3, 1).reshape(len(conv.weight), -1)
+
+
+def _windowed(operator: Operator, block: Any, side: int) -> Operator:
+    """An attention of all tokens as one within the windows of a block, on a grid of this side."""
+    if not isinstance(operator, BiasedAttention):
+        return operator
+    (height, width), shift = block.window_size, block.shift_size
+    if height != width:
+        raise NotFusable(f"windows of {height} by {width} tokens")
+    table, index = np.pad(operator.table, ((0, 0), (0, 1)), constant_values=MASKED), operator.index[None]
+    windowed = in_windows(operator, side, height, (shift[0], shift[1]))
+    if any(shift):
+        masks, kinds = np.unique(block.get_attn_mask().numpy() != 0, axis=0, return_inverse=True)
+        index = np.where(masks, table.shape[1] - 1, index)
+        windowed = replace(windowed, kinds=kinds.reshape(-1))
+    return replace(windowed, table=table.astype(np.float32), index=index)
+
+
+def _convnext_block(block: Any, name: str) -> list[Operator]:
+    parts = parts_of(block, "conv_dw", "norm", "mlp", "shortcut", "drop_path")
+    for part in ("shortcut", "drop_path"):
+        check_idle(part, parts[part])
+    conv = block.conv_dw
+    kernel = conv.kernel_size[0]
+    plain = (conv.kernel_size, conv.stride, conv.dilation) == ((kernel, kernel), (1, 1), (1, 1))
+    if (
+        type(conv) is not nn.Conv2d
+        or not plain
+        or conv.groups != len(conv.weight)
+        or conv.padding != (kernel // 2,) * 2
+    ):
+        raise NotFusable("its depthwise convolution has strides, dilations or other sides")
+    gamma = None if block.gamma is None else block.gamma.detach()
+    first = Depthwise(array(conv.weight[:, 0]), bias_of(conv))
+    return [first, InnerNorm(norm_of(block.norm)), *mlp_operators(block.mlp, gamma, f"{name}.mlp")]
+
+
+def _head(head: Any) -> Head:
+    """A classifier of the mean of all tokens, with a norm of it or without."""
+    parts = parts_of(head, "global_pool", "norm", "flatten", "pre_logits", "drop", "fc")
+    check_idle("head.pre_logits", parts["pre_logits"])
+    if getattr(head.global_pool, "pool_type", None) != "avg":
+        raise NotFusable(f"its head pools by {getattr(head.global_pool, 'pool_type', None)!r}")
+    norm = parts["norm"]
+    return Head(None if norm is None or isinstance(norm, nn.Identity) else norm_of(norm), dense_of(head.fc), 0)
+
+
+HIERARCHICAL = {
+    "timm.models.swin_transformer.SwinTransformer": swin_program,
+    _SWIN_V2: swin_program,
+    "timm.models.convnext.ConvNeXt": convnext_program,
+}
+"""Programs by the class of the model."""
