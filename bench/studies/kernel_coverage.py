@@ -17,11 +17,12 @@ from typing import Any
 import timm
 import torch
 
-from ...kernels.cpu.assemble import assemble
+from ...kernels.cpu.assembly.assemble import assemble
 from ...kernels.cpu.instruction_sets import SETS
 from ...models.architectures.timm_models import type_name
 from ...models.errors import first_line
 from ...models.programs.from_model import VITS, program_of
+from ...models.programs.hierarchical import HIERARCHICAL
 from ...models.serving.fused.chains import NotFusable
 from ..machine import about, save
 
@@ -41,14 +42,20 @@ def refusal(name: str) -> str:
     """Return why the kernels do not compute a model of timm; empty where they do."""
     with torch.device("meta"):
         model: Any = timm.create_model(name, num_classes=10)
-    if type_name(model) not in VITS:
+    stages = next((getattr(model, name) for name in ("layers", "stages") if hasattr(model, name)), None)
+    if type_name(model) not in (*VITS, *HIERARCHICAL):
         return f"there is no program for {type(model).__name__}"
-    model.blocks = model.blocks[:1]
+    if stages is None:
+        model.blocks = model.blocks[:1]
+    for stage in stages or ():
+        stage.blocks = stage.blocks[:2]
     model = model.to_empty(device="cpu").eval().requires_grad_(False)
     for parameter in model.parameters():
         parameter.zero_()
+    for part in model.modules():
+        getattr(part, "init_non_persistent_buffers", lambda: None)()
     try:
-        assemble(program_of(model, model.patch_embed.img_size[0]), PLAIN)
+        assemble(program_of(model, model.default_cfg["input_size"][-1]), PLAIN)
     except (NotFusable, ValueError) as error:
         return first_line(error)
     return ""
