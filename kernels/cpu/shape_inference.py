@@ -3,9 +3,7 @@
 It is the one table that the checker of files, the assembler and the reference evaluator read.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from .program import (
     Attention,
@@ -38,34 +36,7 @@ from .row_operators import (
     RmsNorm,
     Rotary,
 )
-from .shape_rules import (
-    MAX_CHANNELS,
-    MAX_SIDE,
-    State,
-    add_values_rule,
-    attention_rule,
-    biased_rule,
-    branch_rule,
-    depthwise_rule,
-    factor_rule,
-    glu_rule,
-    grid_rule,
-    inner_norm_rule,
-    join_rule,
-    merge_rule,
-    new_stream_rule,
-    norm_rule,
-    performer_rule,
-    post_norm_rule,
-    pyramid_rule,
-    qk_norm_rule,
-    read_stream_rule,
-    renew_rule,
-    require,
-    rotary_rule,
-    whole,
-    windows_rule,
-)
+from .shape_rules import MAX_CHANNELS, MAX_SIDE, RULES, State, factor_rule, norm_rule, require, whole
 
 MAX_TOKENS = 1 << 16
 """A kernel's products of tokens and channels have to fit 32 bits."""
@@ -104,7 +75,7 @@ def infer_shapes(program: Program) -> list[State]:
         try:
             followers = _READERS[before.giver] if before.giver else _UNREAD
             require(kind in followers, f"follows what {' or '.join(a.__name__ for a in followers)} may follow")
-            states.append(_RULES[kind](before, operator))
+            states.append(RULES[kind](before, operator))
             require(states[-1].tokens <= MAX_TOKENS, f"{states[-1].tokens} tokens, at most {MAX_TOKENS} may be")
         except ValueError as error:
             raise ValueError(f"operator {place} ({kind.__name__}): {error}") from None
@@ -123,32 +94,6 @@ def _first(embed: Embed | Pixels) -> State:
     fits = embed.bias.shape == (width,) and tokens >= (embed.size // patch) ** 2
     require(fits, f"embed: its start's shape {embed.start.shape}")
     return State(tokens, width)
-
-
-_RULES: dict[type, Callable[[State, Any], State]] = {
-    Norm: norm_rule,
-    RmsNorm: norm_rule,
-    Renew: renew_rule,
-    Factor: factor_rule,
-    InnerNorm: inner_norm_rule,
-    ReadStream: read_stream_rule,
-    PostNorm: post_norm_rule,
-    Glu: glu_rule,
-    QkNorm: qk_norm_rule,
-    Rotary: rotary_rule,
-    Attention: attention_rule,
-    BiasedAttention: biased_rule,
-    WindowedAttention: windows_rule,
-    Depthwise: depthwise_rule,
-    Join: join_rule,
-    NewStream: new_stream_rule,
-    AddValues: add_values_rule,
-    Performer: performer_rule,
-    Merge: merge_rule,
-    Grid: grid_rule,
-    Pyramid: pyramid_rule,
-    Branch: branch_rule,
-}
 
 
 def _check_head(head: Head, state: State) -> None:

@@ -1,5 +1,6 @@
 """What each operator of a program needs of the state before it, and the state that it leaves behind."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Any
@@ -19,7 +20,20 @@ from .program import (
     Pyramid,
     WindowedAttention,
 )
-from .row_operators import AddValues, Glu, InnerNorm, Join, NewStream, Norm, PostNorm, QkNorm, ReadStream, Renew, Rotary
+from .row_operators import (
+    AddValues,
+    Glu,
+    InnerNorm,
+    Join,
+    NewStream,
+    Norm,
+    PostNorm,
+    QkNorm,
+    ReadStream,
+    Renew,
+    RmsNorm,
+    Rotary,
+)
 
 MAX_CHANNELS, MAX_HEAD_DIM, MAX_SIDE, MAX_KERNEL = 1 << 20, 1 << 12, 1 << 12, 31
 
@@ -115,7 +129,7 @@ def join_rule(state: State, join: Join) -> State:
     channels = rows.shape[1] * state.width
     require(channels <= MAX_CHANNELS, f"{channels} channels, at most {MAX_CHANNELS} may be")
     # There is no stream until one starts.
-    return State(len(rows), 0, channels, Join)
+    return replace(state, tokens=len(rows), width=0, channels=channels, giver=Join, keys=None)
 
 
 def new_stream_rule(state: State, _: NewStream) -> State:
@@ -247,3 +261,30 @@ def whole(number: Any, least: int, most: int) -> bool:
 def require(condition: bool, problem: str) -> None:
     if not condition:
         raise ValueError(problem)
+
+
+RULES: dict[type, Callable[[State, Any], State]] = {
+    Norm: norm_rule,
+    RmsNorm: norm_rule,
+    Renew: renew_rule,
+    Factor: factor_rule,
+    InnerNorm: inner_norm_rule,
+    ReadStream: read_stream_rule,
+    PostNorm: post_norm_rule,
+    Glu: glu_rule,
+    QkNorm: qk_norm_rule,
+    Rotary: rotary_rule,
+    Attention: attention_rule,
+    BiasedAttention: biased_rule,
+    WindowedAttention: windows_rule,
+    Depthwise: depthwise_rule,
+    Join: join_rule,
+    NewStream: new_stream_rule,
+    AddValues: add_values_rule,
+    Performer: performer_rule,
+    Merge: merge_rule,
+    Grid: grid_rule,
+    Pyramid: pyramid_rule,
+    Branch: branch_rule,
+}
+"""The rule of each kind of operator: there are no others."""

@@ -43,6 +43,24 @@ def norm_of(part: nn.Module | LayerNorm) -> Norm:
     return Norm(array(norm.weight), array(norm.bias), norm.eps)
 
 
+def norm_if(part: nn.Module | None) -> Norm | None:
+    """The operator of a norm; None where there is none."""
+    return None if part is None or isinstance(part, nn.Identity) else norm_of(part)
+
+
+def patch_of(conv: nn.Module) -> int:
+    """Return the side of a convolution's patches, px.
+
+    Raises:
+        NotFusable: they are no squares side by side.
+    """
+    if isinstance(conv, nn.Conv2d):
+        side = conv.kernel_size[0]
+        if (conv.kernel_size, conv.stride, conv.padding, conv.groups) == ((side, side), (side, side), (0, 0), 1):
+            return side
+    raise NotFusable("its patch embedding is no convolution of square patches side by side")
+
+
 def dense_of(part: nn.Module) -> Factor:
     """The factor of a classifier.
 

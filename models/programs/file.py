@@ -14,38 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels.cpu.program import (
-    Attention,
-    BiasedAttention,
-    Branch,
-    Convolution,
-    Depthwise,
-    Embed,
-    Factor,
-    Grid,
-    Head,
-    JoinedHead,
-    Merge,
-    Performer,
-    Pixels,
-    Pyramid,
-    WindowedAttention,
-)
+from ...kernels.cpu.program import Convolution, Embed, Head, JoinedHead, Pixels
 from ...kernels.cpu.program import Program as Program
-from ...kernels.cpu.row_operators import (
-    AddValues,
-    Glu,
-    InnerNorm,
-    Join,
-    NewStream,
-    Norm,
-    PostNorm,
-    QkNorm,
-    ReadStream,
-    Renew,
-    RmsNorm,
-    Rotary,
-)
+from ...kernels.cpu.shape_rules import RULES
 from ..bundle.config import BundleConfig
 from ..bundle.program_record import ACTIVATIONS, OPERATORS, read_activations
 from ..bundle.reading import WEIGHTS, about, check_digest, naming, read_unnamed
@@ -61,26 +32,7 @@ if TYPE_CHECKING:
 STRUCTURE = "structure"
 
 CLASSES: dict[str, type[Any]] = {
-    cls.__name__: cls
-    for cls in (
-        *(PostNorm, AddValues, Attention, BiasedAttention, Branch, Convolution, Depthwise, Embed, Factor, Glu, Grid),
-        *(
-            Head,
-            InnerNorm,
-            Join,
-            JoinedHead,
-            Merge,
-            Norm,
-            Performer,
-            Pixels,
-            Program,
-            Pyramid,
-            QkNorm,
-            ReadStream,
-            Renew,
-        ),
-        *(RmsNorm, Rotary, NewStream, WindowedAttention),
-    )
+    cls.__name__: cls for cls in (*RULES, Convolution, Embed, Head, JoinedHead, Pixels, Program)
 }
 """What a program is made of, by name."""
 

@@ -9,14 +9,14 @@ from torch import nn
 
 from ...kernels.cpu.factors import dense
 from ...kernels.cpu.program import Attention, Embed, Head, JoinedHead, Merge, Operator, Program
-from ...kernels.cpu.row_operators import Norm, Renew
+from ...kernels.cpu.row_operators import Renew
 from ..architectures.timm_models import type_name
 from ..architectures.token_avg_head import TokenAvgHead
 from ..architectures.token_blocks import TokenBlock
 from ..architectures.vitae import ViTAE, ViTAEv2
 from ..serving.fused.chains import NotFusable, check_idle
 from .biases import pair_bias
-from .blocks import array, bias_of, dense_of, norm_of
+from .blocks import array, bias_of, dense_of, norm_if, patch_of
 from .heads import Angles
 from .hierarchical import HIERARCHICAL
 from .transformer import attention_pool, block_operators
@@ -72,11 +72,7 @@ def program_of(model: nn.Module, size: int) -> Program:
 
 def _norms(*parts: nn.Module | None) -> list[Operator]:
     """The operators that let norms renew the stream."""
-    return [Renew(norm) for norm in map(_norm, parts) if norm is not None]
-
-
-def _norm(part: nn.Module | None) -> Norm | None:
-    return None if part is None or isinstance(part, nn.Identity) else norm_of(part)
+    return [Renew(norm) for norm in map(norm_if, parts) if norm is not None]
 
 
 def _pooled(vit: Any, operators: list[Operator]) -> tuple[list[Operator], Head]:
@@ -89,7 +85,7 @@ def _pooled(vit: Any, operators: list[Operator]) -> tuple[list[Operator], Head]:
     joined, pool = isinstance(vit.head, TokenAvgHead), getattr(vit, "attn_pool", None)
     if (joined or pool or vit.global_pool == "avg") and any(isinstance(operator, Merge) for operator in operators):
         raise NotFusable("its pooling counts merged tokens by their sizes")
-    norm = _norm(vit.fc_norm)
+    norm = norm_if(vit.fc_norm)
     if pool is not None:
         if vit.num_prefix_tokens and not getattr(vit, "pool_include_prefix", type_name(vit) == _EVA):
             raise NotFusable("its pooling leaves out tokens in front of the patches")
@@ -100,7 +96,7 @@ def _pooled(vit: Any, operators: list[Operator]) -> tuple[list[Operator], Head]:
     if vit.global_pool not in ("token", "avg") or (vit.global_pool == "token" and vit.cls_token is None):
         raise NotFusable(f"its head pools by {vit.global_pool!r}")
     if vit.global_pool == "token" and norm is None:  # only one token is read of the norm
-        return operators, Head(_norm(vit.norm), dense_of(vit.head))
+        return operators, Head(norm_if(vit.norm), dense_of(vit.head))
     prefix = 0 if getattr(vit, "pool_include_prefix", False) else vit.num_prefix_tokens
     head = Head(norm, dense_of(vit.head), prefix if vit.global_pool == "avg" else None)
     return [*operators, *_norms(vit.norm)], head
@@ -108,14 +104,12 @@ def _pooled(vit: Any, operators: list[Operator]) -> tuple[list[Operator], Head]:
 
 def _embed(vit: Any, size: int) -> Embed:
     conv = vit.patch_embed.proj
-    if not isinstance(conv, nn.Conv2d) or conv.kernel_size != conv.stride or len(set(conv.kernel_size)) > 1:
-        raise NotFusable("its patch embedding is no convolution of square patches side by side")
+    patches = (size // patch_of(conv)) ** 2
     check_idle("patch_embed.norm", vit.patch_embed.norm)
     width, front = len(conv.weight), [getattr(vit, name, None) for name in ("cls_token", "dist_token", "reg_token")]
     prefix = np.concatenate([np.zeros((0, width), np.float32), *(array(t[0]) for t in front if t is not None)])
     embedded = getattr(vit, "pos_embed", None)
     positions = np.zeros((0, width), np.float32) if embedded is None else array(embedded[0])
-    patches = (size // conv.kernel_size[0]) ** 2
     if embedded is not None and len(positions) != patches + (0 if getattr(vit, "no_embed_class", 0) else len(prefix)):
         raise NotFusable(f"it has {len(positions)} positions, images of {size} px have other patches")
     start = np.concatenate([prefix, np.zeros((patches, prefix.shape[1]), np.float32)])
@@ -148,7 +142,7 @@ def _angles(vit: Any, place: int, size: int) -> Angles | None:
     """The rotary embeddings of a block, if it has them."""
     if (rope := getattr(vit, "rope", None)) is None:
         return None
-    side, attn = size // vit.patch_embed.proj.kernel_size[0], vit.blocks[place].attn
+    side, attn = size // patch_of(vit.patch_embed.proj), vit.blocks[place].attn
     with torch.no_grad():
         both = rope.get_embed(shape=[side, side])
     both = both[place] if getattr(vit, "rope_mixed", False) else both[None]

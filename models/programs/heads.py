@@ -82,10 +82,9 @@ def places_of(head_dim: int, angles: Angles | None) -> tuple[Places, int]:
     return part * (width // 2) + pair, width
 
 
-def by_places(
-    factors: list[Factor], heads: int, head_dim: int, places: Places, width: int, scale: float
-) -> list[Factor]:
+def _by_places(factors: list[Factor], heads: int, places: Places, width: int, scale: float) -> list[Factor]:
     """Queries, keys and values with heads of a width, queries multiplied by a scale."""
+    head_dim = len(places)
     starts = np.arange(3 * heads)[:, None] * width
     spread = np.concatenate([starts[: 2 * heads] + places, starts[2 * heads :] + np.arange(head_dim)]).reshape(-1)
     *before, last = factors
@@ -123,19 +122,15 @@ def whole_gates(before: list[Factor], behind: list[Factor], *, last: bool) -> tu
 
 
 def around(
-    qkv: list[Factor], attention: Attention, proj: list[Factor], scale: float = 1.0
+    qkv: list[Factor], attention: Attention, proj: list[Factor], scale: float, angles: Angles | None = None
 ) -> tuple[list[Factor], Attention, list[Factor]]:
     """Return an attention and the layers around it, with heads of whole vectors, and queries multiplied by a scale."""
     heads, head_dim = attention.heads, attention.head_dim
-    places, width = places_of(head_dim, None)
+    places, width = places_of(head_dim, angles)
     if width != head_dim:
-        proj = reading(proj, by_head(heads, head_dim, width), heads * width)
-    return by_places(qkv, heads, head_dim, places, width, scale), replace(attention, head_dim=width), proj
-
-
-def by_head(heads: int, head_dim: int, width: int) -> Places:
-    """Return where the channels of heads lie, of which each has a width."""
-    return np.arange(heads * width).reshape(heads, width)[:, :head_dim].reshape(-1)
+        kept = np.arange(heads * width).reshape(heads, width)[:, :head_dim].reshape(-1)
+        proj = reading(proj, kept, heads * width)
+    return _by_places(qkv, heads, places, width, scale), replace(attention, head_dim=width), proj
 
 
 def in_windows(attention: Attention, side: int, window: int, shift: tuple[int, int] = (0, 0)) -> WindowedAttention:

@@ -12,7 +12,7 @@ from ...kernels.cpu.program import BiasedAttention, Depthwise, Embed, Head, Oper
 from ...kernels.cpu.row_operators import InnerNorm, Join, NewStream, Places, Renew
 from ..architectures.timm_models import type_name
 from ..serving.fused.chains import NotFusable, as_linear, check_idle, parts_of
-from .blocks import array, bias_of, dense_of, linear_of, norm_of
+from .blocks import array, bias_of, dense_of, linear_of, norm_if, norm_of, patch_of
 from .heads import in_windows
 from .transformer import block_operators, mlp_operators
 
@@ -62,28 +62,21 @@ def convnext_program(model: Any, size: int) -> Program:
     for place, stage in enumerate(model.stages):
         if not isinstance(stage.downsample, nn.Identity):
             norm, conv = stage.downsample
-            operators.append(Renew(norm_of(norm)))
-            if conv.kernel_size != (1, 1):
-                rows, side = _neighbours(side, down_first=False)
-            else:
-                rows = np.arange(side**2)[:, None]
-            operators += [
-                Join(rows),
-                dense(_patches(conv), bias_of(conv), name=f"stages.{place}.downsample.1"),
-                NewStream(),
-            ]
+            rows, side = _neighbours(side, down_first=False)
+            if patch_of(conv) != 2:
+                raise NotFusable("its downsampling is no convolution of squares of four")
+            weight = array(conv.weight).transpose(0, 2, 3, 1).reshape(len(conv.weight), -1)
+            joining = dense(weight, bias_of(conv), name=f"stages.{place}.downsample.1")
+            operators += [Renew(norm_of(norm)), Join(rows), joining, NewStream()]
         for i, block in enumerate(stage.blocks):
             operators += _convnext_block(block, f"stages.{place}.blocks.{i}")
-    norms = [] if isinstance(model.norm_pre, nn.Identity) else [Renew(norm_of(model.norm_pre))]
-    return Program(embed, [*operators, *norms], _head(model.head))
+    last = norm_if(model.norm_pre)
+    return Program(embed, [*operators, *([] if last is None else [Renew(last)])], _head(model.head))
 
 
 def _embed(conv: nn.Conv2d, size: int) -> tuple[Embed, int]:
     """Patches without positions, and their number on a side."""
-    patch = conv.kernel_size[0]
-    if conv.kernel_size != conv.stride or conv.kernel_size != (patch, patch) or any(conv.padding):
-        raise NotFusable("its patch embedding is no convolution of square patches side by side")
-    side = size // patch
+    side = size // patch_of(conv)
     return Embed(array(conv.weight), bias_of(conv), np.zeros((side**2, len(conv.weight)), np.float32), size), side
 
 
@@ -95,13 +88,6 @@ def _neighbours(side: int, *, down_first: bool) -> tuple[Places, int]:
     return squares.transpose(order).reshape(-1, 4), half
 
 
-def _patches(conv: nn.Conv2d) -> Any:
-    """A convolution of squares side by side as (out, pixels * in)."""
-    if conv.kernel_size != conv.stride or conv.groups != 1 or any(conv.padding):
-        raise NotFusable("its downsampling is no convolution of squares side by side")
-    return array(conv.weight).transpose(0, 2, 3, 1).reshape(len(conv.weight), -1)
-
-
 def _windowed(operator: Operator, block: Any, side: int) -> Operator:
     """An attention of all tokens as one within the windows of a block, on a grid of this side."""
     if not isinstance(operator, BiasedAttention):
@@ -109,13 +95,13 @@ def _windowed(operator: Operator, block: Any, side: int) -> Operator:
     (height, width), shift = block.window_size, block.shift_size
     if height != width:
         raise NotFusable(f"windows of {height} by {width} tokens")
-    table, index = np.pad(operator.table, ((0, 0), (0, 1)), constant_values=MASKED), operator.index[None]
-    windowed = in_windows(operator, side, height, (shift[0], shift[1]))
-    if any(shift):
-        masks, kinds = np.unique(block.get_attn_mask().numpy() != 0, axis=0, return_inverse=True)
-        index = np.where(masks, table.shape[1] - 1, index)
-        windowed = replace(windowed, kinds=kinds.reshape(-1))
-    return replace(windowed, table=table.astype(np.float32), index=index)
+    windowed = replace(in_windows(operator, side, height, shift), table=operator.table, index=operator.index[None])
+    if not any(shift):
+        return windowed
+    masks, kinds = np.unique(block.get_attn_mask().numpy() != 0, axis=0, return_inverse=True)
+    table = np.pad(operator.table, ((0, 0), (0, 1)), constant_values=MASKED)
+    index = np.where(masks, table.shape[1] - 1, windowed.index)
+    return replace(windowed, kinds=kinds.reshape(-1), table=table, index=index)
 
 
 def _convnext_block(block: Any, name: str) -> list[Operator]:
@@ -123,14 +109,9 @@ def _convnext_block(block: Any, name: str) -> list[Operator]:
     for part in ("shortcut", "drop_path"):
         check_idle(part, parts[part])
     conv = block.conv_dw
-    kernel = conv.kernel_size[0]
-    plain = (conv.kernel_size, conv.stride, conv.dilation) == ((kernel, kernel), (1, 1), (1, 1))
-    if (
-        type(conv) is not nn.Conv2d
-        or not plain
-        or conv.groups != len(conv.weight)
-        or conv.padding != (kernel // 2,) * 2
-    ):
+    kernel, geometry = conv.kernel_size[0], (conv.kernel_size, conv.padding, conv.stride, conv.dilation)
+    plain = geometry == ((kernel, kernel), (kernel // 2, kernel // 2), (1, 1), (1, 1))
+    if type(conv) is not nn.Conv2d or not plain or conv.groups != len(conv.weight):
         raise NotFusable("its depthwise convolution has strides, dilations or other sides")
     gamma = None if block.gamma is None else block.gamma.detach()
     first = Depthwise(array(conv.weight[:, 0]), bias_of(conv))
@@ -143,8 +124,7 @@ def _head(head: Any) -> Head:
     check_idle("head.pre_logits", parts["pre_logits"])
     if getattr(head.global_pool, "pool_type", None) != "avg":
         raise NotFusable(f"its head pools by {getattr(head.global_pool, 'pool_type', None)!r}")
-    norm = parts["norm"]
-    return Head(None if norm is None or isinstance(norm, nn.Identity) else norm_of(norm), dense_of(head.fc), 0)
+    return Head(norm_if(parts["norm"]), dense_of(head.fc), 0)
 
 
 HIERARCHICAL = {

@@ -17,11 +17,11 @@ from ...kernels.cpu.program import Attention, Factor, Operator
 from ...kernels.cpu.row_operators import Glu, InnerNorm, Norm, Places, PostNorm, QkNorm, ReadStream, Renew
 from ..architectures.plain_mlp import PLAIN_MLPS
 from ..architectures.timm_models import type_name
-from ..architectures.token_blocks import TokenAttention, TokenBlock
-from ..serving.fused.chains import NotFusable, as_linear, check_idle, parts_of, scaled, times
+from ..architectures.token_blocks import TokenBlock
+from ..serving.fused.chains import TIMM_ATTENTIONS, NotFusable, as_linear, check_idle, parts_of, scaled, times
 from .biases import PairBias, biased, cosine, joined, pair_bias
-from .blocks import array, dense_of, linear_of, norm_of
-from .heads import Angles, around, by_head, by_places, places_of, reading, rotary_of, stacked, taking, whole_gates
+from .blocks import array, dense_of, linear_of, norm_if, norm_of
+from .heads import Angles, around, places_of, rotary_of, stacked, taking, whole_gates
 
 BLOCKS = {
     type_name(TokenBlock),
@@ -40,9 +40,7 @@ POST_NORM = {
 """Blocks whose norms are of what is added: x + norm1(attn(x)), then x + norm2(mlp(x))."""
 
 ATTENTIONS = {
-    type_name(TokenAttention),
-    # The class's place in current and older versions of timm.
-    *("timm.layers.attention.Attention", "timm.models.vision_transformer.Attention"),
+    *TIMM_ATTENTIONS,
     *("timm.models.eva.EvaAttention", "timm.layers.attention.AttentionRope"),
     *("timm.models.beit.Attention", "timm.models.vision_transformer_relpos.RelPosAttention"),
     *("timm.models.swin_transformer.WindowAttention", "timm.models.swin_transformer_v2.WindowAttention"),
@@ -76,19 +74,16 @@ def attention_operators(
         shared = joined(shared, pair_bias(attn))
     places, width = places_of(head_dim, angles)
     proj = linear_of(scaled(as_linear(parts["proj"]), _gamma(block, 1)), f"{name}.attn.proj", adds=not post)
-    normed = _inner(parts["norm"])
-    if width != head_dim:
-        proj = reading(proj, by_head(heads, head_dim, width), heads * width)
-        if normed or not _idle(parts["q_norm"]):
-            raise NotFusable(f"it has norms in attention with heads of {head_dim}, which would be filled up to {width}")
-    between = _between(parts, heads, places, angles)
+    normed, between = _inner(parts["norm"]), _between(parts, heads, places, angles)
+    if width != head_dim and (normed or any(isinstance(operator, QkNorm) for operator in between)):
+        raise NotFusable(f"it has norms in attention with heads of {head_dim}, which would be filled up to {width}")
     scale = head_dim**-0.5 * log2(e)
     if parts["cpb_mlp"] is not None:
         shared, between, scale = cosine(attn, heads, head_dim)
     elif between and isinstance(between[0], QkNorm):
         between[0], scale = _times_queries(between[0], scale), 1.0
-    qkv = by_places(qkv, heads, head_dim, places, width, scale)
-    attention = Attention(heads, width, first) if shared is None else biased(shared, heads, width, first)
+    attention = Attention(heads, head_dim, first) if shared is None else biased(shared, heads, head_dim, first)
+    qkv, attention, proj = around(qkv, attention, proj, scale, angles)
     return [ReadStream() if post else norm_of(block.norm1), *qkv, *between, attention, *normed], proj
 
 
@@ -216,12 +211,8 @@ def activation_of(part: nn.Module | None) -> tuple[str, float]:
     raise NotFusable(f"its activation is a {type(part).__name__}")
 
 
-def _idle(part: nn.Module | None) -> bool:
-    return part is None or isinstance(part, nn.Identity)
-
-
 def _inner(part: nn.Module | None) -> list[Operator]:
-    return [] if part is None or _idle(part) else [InnerNorm(norm_of(part))]
+    return [] if (norm := norm_if(part)) is None else [InnerNorm(norm)]
 
 
 def _qkv(attn: Any, parts: dict[str, nn.Module | None], name: str) -> list[Factor]:
@@ -244,8 +235,7 @@ def _qkv(attn: Any, parts: dict[str, nn.Module | None], name: str) -> list[Facto
 def _between(parts: dict[str, nn.Module | None], heads: int, places: Places, angles: Angles | None) -> list[Operator]:
     """The operators on queries and keys: norms, and rotations."""
     operators = list[Operator]()
-    if not _idle(parts["q_norm"]):
-        norms = [norm_of(part) for part in (parts["q_norm"], parts["k_norm"]) if part is not None]
+    if norms := [norm for norm in (norm_if(parts["q_norm"]), norm_if(parts["k_norm"])) if norm is not None]:
         order = np.argsort(places)
         norms = [
             replace(norm, weight=np.tile(norm.weight[order], heads), bias=np.tile(norm.bias[order], heads))

@@ -33,7 +33,7 @@ from ..architectures.vitae.reduction import (
     TransformerReduction,
 )
 from ..serving.fused.chains import NotFusable, as_linear
-from .blocks import array, bias_of, dense_of, linear_of, norm_of
+from .blocks import array, bias_of, dense_of, linear_of, norm_if, norm_of
 from .heads import around, in_windows
 
 Reduction = PerformerReduction | PyramidOnlyReduction | TransformerReduction
@@ -64,8 +64,7 @@ def vitae_program(model: Any, size: int) -> Program:
             raise NotFusable(f"a reduction cell is a {type(cell).__name__}")
         for i, cell in enumerate(stage.NC):
             operators += _normal(cell, f"{name}.NC.{i}", side)
-    fc_norm = getattr(model, "fc_norm", None)
-    norm = None if fc_norm is None or isinstance(fc_norm, nn.Identity) else norm_of(fc_norm)
+    norm = norm_if(getattr(model, "fc_norm", None))
     return Program(embed, operators, Head(norm, dense_of(model.head), mean_from=prefix))
 
 

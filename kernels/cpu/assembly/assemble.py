@@ -97,7 +97,7 @@ class _Assembly:
             if between:
                 read = self._between(between, attended, self.program.operators[place:])
                 between, attended = [], None
-            before, self.state = self.state, self.states[place + 1]
+            before, self.state = self.states[place : place + 2]
             if isinstance(operator, Pyramid | Join):
                 between = [operator]
             elif isinstance(operator, Depthwise):
@@ -111,7 +111,8 @@ class _Assembly:
                 assert read is not None, "infer_shapes lets no attention follow anything but a factor"
                 attended = self._attended(operator, read, before, self.program.operators[place + 1 :])
         self._between(between, attended, [])
-        output = add_head(self.tables, self.stages, self.program.head, self.state, StreamRows(self.stream, self.order))
+        tokens, stream = self.state.tokens, StreamRows(self.stream, self.order)
+        output = add_head(self.tables, self.stages, self.program.head, tokens, stream)
         constants = self.tables.constants.memory()
         arena, limit = self.tables.arena.size, ARENA_BYTES + ARENA_OF_WEIGHTS * len(constants)
         if arena > limit:
@@ -124,7 +125,7 @@ class _Assembly:
             constants,
             arena,
             output["offset"],
-            self.state.width * (1 + isinstance(self.program.head, JoinedHead)),
+            len(self.order) * (1 + isinstance(self.program.head, JoinedHead)),
             self.program.head.classifier.width,
             self.program.embed.size,
         )
@@ -153,18 +154,13 @@ class _Assembly:
                 self._pyramid(step, operator, behind_it)
             elif isinstance(operator, Join):
                 self._join(step, operator, behind_it)
-            elif isinstance(operator, NewStream):
-                self.state = replace(self.state, width=len(self.order))
             elif isinstance(operator, AddValues):
-                values = self.keys.vector.order[2 * self.state.width :] - 2 * self.state.width
-                buffer = from_column(self.keys.buffer, 4 * self.state.width)
-                read = step.gives(buffer, vector(values))
-                step.add(self.stages.add(values, self.order), read, 0)
+                self._add_values(step)
             elif isinstance(operator, Renew):  # each row is read before it is written, in the same order
                 step.add(self.stages.norm(operator.norm, self.order, Vector(self.order, None, structs.F32)), 0, 0)
             elif isinstance(operator, Grid):
                 self.grids.cast(step, self.order, self.state.tokens, operator.prefix, behind_it)
-            else:
+            elif not isinstance(operator, NewStream):  # whoever gives one began it
                 self._on_rows(step, operator, behind_it)
         rows = tile_rows(operators[0].convolutions) if isinstance(operators[0], Pyramid) else TILE_ROWS
         buffers = step.placed(self.tables, rows)
@@ -202,11 +198,13 @@ class _Assembly:
 
     def _kept(self, step: TileStep, stage: Fields, read: int, out: Vector, attention: Attention | Performer) -> None:
         """Keep what a stage gives for an attention, which may take it in windows."""
-        buffer, places = self.tables.rows("attention's inputs", out.row_bytes, self.state.tokens), None
+        use, places = "attention's inputs", None
         if isinstance(attention, WindowedAttention):
-            places = np.argsort(attention.windows, axis=None)
+            # Rows go to others than the tile's, in which the values of the attention before may still be needed.
+            use, places = f"{use} in windows", np.argsort(attention.windows, axis=None)
             step.add(stage, read, step.gives(out, out))
             stage, read = self.stages.scatter(places, len(out.order) * structs.ITEM_BYTES[out.kind]), step.at
+        buffer = self.tables.rows(use, out.row_bytes, self.state.tokens)
         step.result = Rows(out, buffer, places)
         step.add(stage, read, step.gives(buffer, out))
 
@@ -219,9 +217,7 @@ class _Assembly:
             return self.stages.glu(len(order) // 2, out)
         return self.stages.rotary(operator, out) if isinstance(operator, Rotary) else self.stages.cast(order, out)
 
-    def _read_by(
-        self, operator: Norm | ReadStream | Factor | PostNorm | Inner, behind: Sequence[Operator], channels: int
-    ) -> Vector:
+    def _read_by(self, operator: Operator, behind: Sequence[Operator], channels: int) -> Vector:
         """The vector that an operator gives, which reads so many channels, as the next one reads it."""
         reader, factor = behind[0], operator if isinstance(operator, Factor) else None
         if factor is not None:
@@ -239,6 +235,12 @@ class _Assembly:
         if isinstance(reader, Attention):
             return vector(qkv_order(factor, reader, first_factor(behind)))
         return Vector(np.arange(channels), None, structs.F32)
+
+    def _add_values(self, step: TileStep) -> None:
+        """The stage that adds an attention's values to the stream."""
+        width = len(self.order)
+        values, buffer = self.keys.vector.order[2 * width :] - 2 * width, from_column(self.keys.buffer, 4 * width)
+        step.add(self.stages.add(values, self.order), step.gives(buffer, vector(values)), 0)
 
     def _read(self, step: TileStep, attended: Rows, reader: Operator) -> None:
         """The stages that bring what an attention or a convolution gave to the tile, as its reader takes it."""

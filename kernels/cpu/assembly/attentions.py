@@ -34,9 +34,9 @@ class Attentions:
         if attention.head_dim % LANES:
             raise ValueError(f"heads of {attention.head_dim} channels: the kernels take multiples of {LANES}")
         (tokens, queries), inner = counts, attention.heads * attention.head_dim
-        out = vector(qkv.vector.order[2 * inner :] - 2 * inner, first_factor(behind).quantiser)
-        if isinstance(behind[0], InnerNorm):
-            out = Vector(out.order, None, structs.F32)
+        order = qkv.vector.order[2 * inner :] - 2 * inner
+        reader = next(operator for operator in behind if isinstance(operator, Factor | InnerNorm))
+        out = vector(order, reader.quantiser) if isinstance(reader, Factor) else Vector(order, None, structs.F32)
         to = self.tables.rows(f"attention's outputs {out.kind}", out.row_bytes, queries)
         values: dict[str, Any] = {"to_type": out.kind, "rows": tokens, "queries": queries, "windows": 1}
         if out.quantiser is not None:

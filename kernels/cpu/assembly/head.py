@@ -7,7 +7,6 @@ import numpy as np
 from .. import structs
 from ..program import Head, JoinedHead
 from ..row_operators import Places
-from ..shape_rules import State
 from ..structs import LEAST_ROWS, Fields, Tables, from_row
 from .stages import StageBuilder
 from .vectors import Vector, inputs_of
@@ -24,9 +23,12 @@ class StreamRows(NamedTuple):
     order: Places
 
 
-def add_head(tables: Tables, stages: StageBuilder, head: Head, state: State, stream: StreamRows) -> Fields:
-    """Add the steps of a head; return the buffer of the outputs: what the classifier reads, then the logits."""
-    classified, order = _classified(tables, stages, head, state, stream)
+def add_head(tables: Tables, stages: StageBuilder, head: Head, tokens: int, stream: StreamRows) -> Fields:
+    """Add the steps of a head of so many tokens.
+
+    Return the buffer of the outputs: what the classifier reads, then the logits.
+    """
+    classified, order = _classified(tables, stages, head, tokens, stream)
     normed, width = inputs_of(head.classifier, stages.isa, [order]), len(order)
     embedding, answers = (Vector(np.arange(size), None, structs.F32) for size in (width, head.classifier.width))
     output = tables.rows("output", 4 * width + answers.row_bytes, 1)
@@ -41,12 +43,12 @@ def add_head(tables: Tables, stages: StageBuilder, head: Head, state: State, str
     return output
 
 
-def _classified(tables: Tables, stages: StageBuilder, head: Head, state: State, stream: StreamRows) -> StreamRows:
+def _classified(tables: Tables, stages: StageBuilder, head: Head, tokens: int, stream: StreamRows) -> StreamRows:
     """What is classified, and the order of its channels: the first token, a mean of tokens, or both."""
     if (first := head.mean_from) is None:
         return stream
-    (buffer, order), width = stream, state.width
-    joined, rows = isinstance(head, JoinedHead), getattr(head, "count", None) or state.tokens - first
+    (buffer, order), width = stream, len(stream.order)
+    joined, rows = isinstance(head, JoinedHead), getattr(head, "count", None) or tokens - first
     row = tables.rows("mean", 4 * width * (1 + joined), 1)
     mean = {**row, "offset": row["offset"] + 4 * width * joined}
     takes = [(rows, 4 * width), (1, 4 * width)]

@@ -72,7 +72,7 @@ def _vit_block(block: Any) -> BlockChains:
 
 
 def _timm_attention(attn: nn.Module, scale: nn.Module | None) -> list[Linear | SelfAttention]:
-    if type_name(attn) not in _TIMM_ATTENTIONS:
+    if type_name(attn) not in TIMM_ATTENTIONS:
         raise NotFusable(f"there is no rule for attention of type {type(attn).__name__}")
     parts = parts_of(attn, "qkv", "proj", "q_norm", "k_norm", "attn_drop", "proj_drop", "norm", "gate")
     for name in ("q_norm", "k_norm", "attn_drop", "proj_drop", "norm", "gate"):
@@ -112,7 +112,7 @@ def _own_block(block: nn.Module) -> BlockChains:
 
 
 # The class's place in current and older versions of timm.
-_TIMM_ATTENTIONS = (
+TIMM_ATTENTIONS = (
     *("timm.layers.attention.Attention", "timm.models.vision_transformer.Attention"),
     type_name(TokenAttention),
 )

@@ -1,12 +1,10 @@
 """Programs of blocks with positions in attention, gates and inner norms, with random weights."""
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from milkweed.kernels.cpu.factors import dense
 from milkweed.kernels.cpu.program import Attention, BiasedAttention, Embed, Factor, Head, Operator, Program
 from milkweed.kernels.cpu.row_operators import (
     Glu,
@@ -19,6 +17,8 @@ from milkweed.kernels.cpu.row_operators import (
     RmsNorm,
     Rotary,
 )
+
+from .parts import Parts
 
 SHAPES: dict[str, dict[str, Any]] = {
     "biases": {"biased": True},
@@ -70,18 +70,12 @@ def made(
         post: norms of what is added, in place of those of the stream.
         padding: the last channels between the layers of an MLP that its inner norm leaves out.
     """
-    rng, number = np.random.default_rng(0), itertools.count()
+    parts = Parts()
     heads, tokens = width // head_dim, (size // patch) ** 2 + 1
 
-    def normal(*shape: int) -> np.ndarray:
-        return rng.standard_normal(shape) / np.sqrt(shape[-1])
-
-    def layer(inputs: int, outputs: int, gain: float = 1.2, **options: Any) -> Factor:
-        return dense(normal(outputs, inputs) * gain, normal(1, outputs)[0], name=f"layer {next(number)}", **options)
-
     def norm(channels: int = width) -> Norm:
-        weight = 1 + 0.3 * rng.standard_normal(channels)
-        return RmsNorm(weight, 0 * weight, 1e-6) if rms else Norm(weight, normal(1, channels)[0], 1e-6)
+        weight = 1 + 0.3 * parts.rng.standard_normal(channels)
+        return RmsNorm(weight, 0 * weight, 1e-6) if rms else Norm(weight, parts.bias(channels), 1e-6)
 
     def positions() -> list[Operator]:
         operators = list[Operator]()
@@ -90,31 +84,31 @@ def made(
             queries = replace(queries, weight=0.3 * queries.weight, bias=0.3 * queries.bias)
             operators.append(QkNorm(heads, queries, norm(width)))
         if rotary:
-            angles = rng.uniform(0, 2 * np.pi, (tokens, heads if rotary > 1 else 1, head_dim // 2))
+            angles = parts.rng.uniform(0, 2 * np.pi, (tokens, heads if rotary > 1 else 1, head_dim // 2))
             operators.append(Rotary(heads, np.cos(angles), np.sin(angles)))
         if not biased:
             return [*operators, Attention(heads, head_dim)]
-        table, index = 2 * rng.standard_normal((heads, 50)), rng.integers(0, 50, (tokens, tokens))
+        table, index = 2 * parts.rng.standard_normal((heads, 50)), parts.rng.integers(0, 50, (tokens, tokens))
         return [*operators, BiasedAttention(heads, head_dim, table=table, index=index)]
 
     def mlp() -> list[Operator]:
-        fc1 = layer(width, 2 * hidden if gated else hidden, gelu=not gated and not silu, silu=silu)
+        (fc1,) = parts.layer(width, 2 * hidden if gated else hidden, gelu=not gated and not silu, silu=silu)
         if padding:  # zeros before and behind the activation
             fc1.weight[0].reshape(-1, hidden, width)[:, -padding:] = 0
             fc1.bias.reshape(-1, hidden)[:, -padding:] = 0
         between: list[Operator] = [Glu()] * gated
         between += [InnerNorm(norm(hidden - padding))] * inner
-        return [fc1, *between, *added(layer(hidden, width, adds=not post))]
+        return [fc1, *between, *added(*parts.layer(hidden, width, adds=not post))]
 
     def added(layer: Factor) -> list[Operator]:
         return [layer, PostNorm(norm())] if post else [layer]
 
     operators = list[Operator]()
     for _ in range(2):
-        operators += [ReadStream() if post else norm(), layer(width, 3 * width, 0.5), *positions()]
+        operators += [ReadStream() if post else norm(), *parts.layer(width, 3 * width, 0.5), *positions()]
         operators += [InnerNorm(norm())] * inner
-        operators += [*added(layer(width, width, adds=not post)), ReadStream() if post else norm(), *mlp()]
-    weight, start = normal(width, 3, patch, patch) / patch, rng.standard_normal((tokens, width))
-    embed = Embed(weight, normal(1, width)[0], start, size)
+        operators += [*added(*parts.layer(width, width, adds=not post)), ReadStream() if post else norm(), *mlp()]
+    weight, start = parts.normal(width, 3, patch, patch) / patch, parts.rng.standard_normal((tokens, width))
+    embed = Embed(weight, parts.bias(width), start, size)
     operators.append(Renew(norm()))
-    return Program(embed, operators, Head(norm(), dense(normal(10, width), normal(1, 10)[0], name="head")))
+    return Program(embed, operators, Head(norm(), parts.layer(width, 10, 1.0, name="head")[0]))

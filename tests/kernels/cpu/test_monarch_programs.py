@@ -20,8 +20,8 @@ from milkweed.kernels.cpu.reference import evaluate
 from milkweed.kernels.cpu.row_operators import Norm
 from milkweed.kernels.reference import monarch_to_dense
 
+from .parts import images_of
 from .test_programs import BFLOAT16_ERROR, INT8_ERROR, error, run
-from .vitae_programs import images_of
 
 WIDTH, HEADS, HIDDEN, CLASSES = 48, 3, 72, 7
 LAYERS = ("qkv", "proj", "fc1", "fc2")

@@ -20,8 +20,8 @@ from milkweed.kernels.cpu.program import Program
 from milkweed.kernels.cpu.quantise import calibrated, quantised
 
 from ...support.waiting import HANG_SECONDS
+from .parts import images_of
 from .test_programs import PROGRAMS
-from .vitae_programs import images_of
 
 THREADS = 5
 """More than the cores of most machines that run this: barriers hold all the same."""

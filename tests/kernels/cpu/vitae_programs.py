@@ -1,17 +1,11 @@
 """Programs of the parts of a ViTAE with random weights: sizes, strides, dilations and channels that fit nothing."""
 
-import itertools
 from typing import Any
 
-import numpy as np
-
-from milkweed.kernels.cpu.factors import convolution, dense, monarch
 from milkweed.kernels.cpu.program import (
     Attention,
     Branch,
-    Convolution,
     Embed,
-    Factor,
     Grid,
     Head,
     Operator,
@@ -20,7 +14,8 @@ from milkweed.kernels.cpu.program import (
     Program,
     Pyramid,
 )
-from milkweed.kernels.cpu.row_operators import Norm
+
+from .parts import Parts
 
 SHAPES: dict[str, dict[str, Any]] = {
     "groups": {},
@@ -51,7 +46,7 @@ def made(
     silu: bool = True,
 ) -> Program:
     """A reduction cell and a pyramid, or patches and a class token where `patch` is given; then two normal cells."""
-    parts = _Parts(nblocks)
+    parts = Parts(nblocks)
     if patch:
         side = size // patch
         start = parts.normal(side**2 + prefix, width) * 8
@@ -77,56 +72,3 @@ def made(
         operators += [Branch(branch, prefix), *parts.rest(width, 2 * width)]
     head = Head(parts.norm(width) if prefix else None, parts.layer(width, classes, plain=True, name="head")[0], prefix)
     return Program(embedding, operators, head)
-
-
-def images_of(program: Program, count: int) -> np.ndarray:
-    """Images of noise."""
-    size = program.embed.size
-    return np.random.default_rng(1).standard_normal((count, 3, size, size)).astype(np.float32)
-
-
-class _Parts:
-    """Operators with random weights."""
-
-    def __init__(self, nblocks: int) -> None:
-        self.rng, self.number, self.nblocks = np.random.default_rng(0), itertools.count(), nblocks
-
-    def normal(self, *shape: int) -> np.ndarray:
-        return self.rng.standard_normal(shape) / np.sqrt(shape[-1])
-
-    def bias(self, width: int) -> np.ndarray:
-        return self.normal(1, width)[0]
-
-    def norm(self, width: int) -> Norm:
-        return Norm(1 + 0.3 * self.rng.standard_normal(width), self.bias(width), 1e-5)
-
-    def layer(self, inputs: int, outputs: int, gain: float = 1.2, plain: bool = False, **options: Any) -> list[Factor]:
-        options = {"name": f"layer {next(self.number)}", **options}
-        bias, n = self.bias(outputs), self.nblocks
-        if n == 1 or plain:
-            return [dense(self.normal(outputs, inputs) * gain, bias, **options)]
-        p, s = -(-inputs // n), -(-outputs // n)
-        w1, w2 = self.normal(n, min(p, s), p) * gain, self.normal(n, s, min(p, s))
-        return monarch(w1, w2, bias, outputs, **options)
-
-    def rest(self, width: int, hidden: int, gain: float = 1.2) -> list[Operator]:
-        """What follows an attention: its projection, and an MLP."""
-        mlp = [*self.layer(width, hidden, gelu=True), *self.layer(hidden, width, adds=True)]
-        return [*self.layer(width, width, gain, adds=True), self.norm(width), *mlp]
-
-    def taps(
-        self,
-        side: int,
-        channels: int,
-        width: int,
-        kernel: int,
-        stride: int = 1,
-        dilation: int = 1,
-        groups: int = 1,
-        **options: Any,
-    ) -> Convolution:
-        padding = -(-((kernel - 1) * dilation + 1 - stride) // 2)
-        weight = self.normal(width, channels // groups, kernel, kernel)
-        weight *= 1.3 / np.sqrt(channels // groups * kernel)
-        options = {"name": f"layer {next(self.number)}", "stride": stride, "dilation": dilation, **options}
-        return convolution(weight, self.bias(width), side, groups, padding=padding, **options)

@@ -1,22 +1,20 @@
 """Programs of windows, depthwise convolutions and stages with fewer, wider tokens, with random weights."""
 
-import itertools
 from typing import Any
 
-import numpy as np
-
-from milkweed.kernels.cpu.factors import dense
 from milkweed.kernels.cpu.program import (
     Attention,
     Depthwise,
     Embed,
-    Factor,
     Head,
+    Merge,
     Operator,
     Program,
     WindowedAttention,
 )
-from milkweed.kernels.cpu.row_operators import AddValues, InnerNorm, Join, NewStream, Norm, Renew
+from milkweed.kernels.cpu.row_operators import AddValues, InnerNorm, Join, NewStream, Renew
+
+from .parts import Parts
 
 SHAPES: dict[str, dict[str, Any]] = {
     "windows": {},
@@ -26,7 +24,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "depthwise": {"kernel": 7},
     "depthwise, wide": {"kernel": 9, "size": 36, "width": 48, "hidden": 72},
     "depthwise, narrow": {"kernel": 3, "size": 20},
-    "values": {"values": True},
+    "values": {"values": 2},
+    "values, then windows": {"values": 1, "size": 84, "window": 3},
+    "merged, then a new stream": {"merged": 5, "size": 16},
 }
 
 
@@ -39,56 +39,51 @@ def made(
     window: int = 4,
     kinds: int = 1,
     kernel: int = 0,
-    values: bool = False,
+    values: int = 0,
+    merged: int = 0,
 ) -> Program:
     """A program of two blocks, between which tokens are joined where their grid divides, and else start anew.
 
     Args:
         kinds: of biases; 0 for none.
         kernel: side of depthwise convolutions in place of attention; 0 for attention.
-        values: attention over all tokens, whose answers start the stream anew, with the values added.
+        values: so many blocks have attention over all tokens, whose answers start the stream anew, values added.
+        merged: tokens that the first block merges; attention is over all tokens.
     """
-    rng, number = np.random.default_rng(0), itertools.count()
-
-    def normal(*shape: int) -> np.ndarray:
-        return rng.standard_normal(shape) / np.sqrt(shape[-1])
-
-    def layer(inputs: int, outputs: int, gain: float = 1.2, **options: Any) -> Factor:
-        return dense(normal(outputs, inputs) * gain, normal(1, outputs)[0], name=f"layer {next(number)}", **options)
-
-    def norm(channels: int) -> Norm:
-        return Norm(1 + 0.3 * rng.standard_normal(channels), normal(1, channels)[0], 1e-6)
+    parts = Parts()
 
     def windows(side: int, heads: int) -> WindowedAttention:
-        places = rng.permutation(side**2).reshape(-1, window**2)
-        index = rng.integers(0, 9, (max(kinds, 1), window**2, window**2))
-        table = 2 * rng.standard_normal((heads, 9)) * (kinds > 0)
-        of = rng.integers(0, max(kinds, 1), len(places))
+        places = parts.rng.permutation(side**2).reshape(-1, window**2)
+        index = parts.rng.integers(0, 9, (max(kinds, 1), window**2, window**2))
+        table = 2 * parts.rng.standard_normal((heads, 9)) * (kinds > 0)
+        of = parts.rng.integers(0, max(kinds, 1), len(places))
         return WindowedAttention(heads, head_dim, table=table, index=index, windows=places, kinds=of)
 
-    def mixing(side: int, channels: int) -> list[Operator]:
+    def mixing(stage: int, side: int, channels: int) -> list[Operator]:
         if kernel:
-            weight = rng.standard_normal((channels, kernel, kernel)) / kernel
-            return [Depthwise(weight, normal(1, channels)[0]), InnerNorm(norm(channels))]
-        heads = channels // head_dim
-        attention = Attention(heads, head_dim) if values or side % window else windows(side, heads)
-        anew = [NewStream(), *[AddValues()] * values] if values else []
-        attended = [attention, layer(channels, channels, adds=not values), *anew]
-        return [norm(channels), layer(channels, 3 * channels, 0.5), *attended, norm(channels)]
+            weight = parts.rng.standard_normal((channels, kernel, kernel)) / kernel
+            return [Depthwise(weight, parts.bias(channels)), InnerNorm(parts.norm(channels))]
+        heads, anew = channels // head_dim, stage < values
+        whole = anew or merged or side % window
+        attention = Attention(heads, head_dim) if whole else windows(side, heads)
+        attended = [attention, *parts.layer(channels, channels, adds=not anew)]
+        attended += [NewStream(), AddValues()] if anew else []
+        attended += [Merge(heads, head_dim, 0, merged)] if merged and stage == 0 else []
+        return [parts.norm(channels), *parts.layer(channels, 3 * channels, 0.5), *attended, parts.norm(channels)]
 
     side, operators = size // patch, list[Operator]()
-    embed = Embed(
-        normal(width, 3, patch, patch) / patch, normal(1, width)[0], rng.standard_normal((side**2, width)), size
-    )
+    weight, start = parts.normal(width, 3, patch, patch) / patch, parts.rng.standard_normal((side**2, width))
+    embed = Embed(weight, parts.bias(width), start, size)
     for stage in range(2):
-        operators += mixing(side, width)
-        operators += [layer(width, hidden, gelu=True), layer(hidden, width, adds=True)]
-        if stage == 0 and side % 2 == 0:
-            rows = rng.permutation(side**2).reshape(-1, 4)
-            between = [InnerNorm(norm(4 * width))] * (not kernel)
-            operators += [Renew(norm(width)), Join(rows), *between, layer(4 * width, 2 * width), NewStream()]
+        operators += mixing(stage, side, width)
+        operators += [*parts.layer(width, hidden, gelu=True), *parts.layer(hidden, width, adds=True)]
+        if stage == 0 and side % 2 == 0 and not merged:
+            rows = parts.rng.permutation(side**2).reshape(-1, 4)
+            between = [InnerNorm(parts.norm(4 * width))] * (not kernel)
+            operators += [Renew(parts.norm(width)), Join(rows), *between, *parts.layer(4 * width, 2 * width)]
+            operators.append(NewStream())
             side, width, hidden = side // 2, 2 * width, 2 * hidden
         elif stage == 0:
-            operators += [norm(width), layer(width, width), NewStream()]
-    head = Head(norm(width), dense(normal(10, width), normal(1, 10)[0], name="head"), mean_from=0)
+            operators += [parts.norm(width), *parts.layer(width, width), NewStream()]
+    head = Head(parts.norm(width), parts.layer(width, 10, 1.0, name="head")[0], mean_from=0)
     return Program(embed, operators, head)

@@ -27,7 +27,7 @@ from milkweed.kernels.cpu.program import (
     Pyramid,
     WindowedAttention,
 )
-from milkweed.kernels.cpu.row_operators import AddValues, Glu, InnerNorm, Join, Norm, QkNorm, Renew, Rotary
+from milkweed.kernels.cpu.row_operators import AddValues, Glu, InnerNorm, Join, NewStream, Norm, QkNorm, Renew, Rotary
 from milkweed.models.errors import BundleError, ExportError
 from milkweed.models.programs import compact
 from milkweed.models.programs.file import load_operators, stored
@@ -209,6 +209,10 @@ REFUSED: dict[str, tuple[Program, str]] = {
     ),
     "tokens that are joined, and no stream": (
         program([Join(np.array([[0, 1]])), dense(normal(16, 32), None)]),
+        "head: nothing reads",
+    ),
+    "a grid that nothing reads before tokens are joined": (
+        program([Grid(), Join(np.array([[0, 1]])), dense(normal(16, 32), None), NewStream()]),
         "head: nothing reads",
     ),
     "a convolution of tokens that are no grid": (

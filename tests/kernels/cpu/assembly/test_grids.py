@@ -14,8 +14,9 @@ from milkweed.kernels.cpu.program import Branch, Head, Performer, Program, Pyram
 from milkweed.kernels.cpu.quantise import calibrated, channels_of, quantised
 from milkweed.kernels.cpu.reference import evaluate
 
+from ..parts import images_of
 from ..test_programs import BFLOAT16_ERROR, error, run
-from ..vitae_programs import SHAPES, images_of, made
+from ..vitae_programs import SHAPES, made
 
 SOME_LEVELS = 0.002
 """What a few activations make that are rounded to the next level, since floats were added in another order."""

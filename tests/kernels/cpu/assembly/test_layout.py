@@ -8,7 +8,7 @@ from milkweed.kernels.cpu.assembly.layout import groups_of, order_for, rows_by_p
 from milkweed.kernels.cpu.instruction_sets import InstructionSet
 from milkweed.kernels.cpu.structs import LINEAR, NORM
 
-from ..test_programs import made
+from ..vit_programs import made
 
 
 def by_turns(blocks: int, width: int) -> np.ndarray:

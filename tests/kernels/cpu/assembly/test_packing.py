@@ -13,8 +13,9 @@ from milkweed.kernels.cpu.instruction_sets import AS_USUAL, SETS, InstructionSet
 from milkweed.kernels.cpu.program import Factor, Quantiser
 from milkweed.kernels.cpu.quantise import calibrated, quantised
 
-from ..test_programs import SHAPES, error, made, run
-from ..vitae_programs import images_of
+from ..parts import images_of
+from ..test_programs import error, run
+from ..vit_programs import SHAPES, made
 
 AVX2 = next(each for each in SETS if each.name == "avx2")
 LIMIT = 0.02
