@@ -163,17 +163,14 @@ class Forward:
         embedding_width: int = 0,
     ) -> None:
         self._session, self.computes_elsewhere = session, session.computes_elsewhere
-        # Where a lane waits for a runtime's own threads, its wall time has to stand for their CPU time.
-        clock = time.perf_counter if session.computes_elsewhere else thread_cpu_seconds
-        self._prepare(plan, dtype, size, multi_label, clock, embedding_width)
+        self._prepare(plan, dtype, size, multi_label, embedding_width)
         self.resident_bytes = weight_bytes
 
-    def _prepare(self, plan: LanePlan, dtype: str, size: int, multi_label: bool, clock: Any, width: int) -> None:
+    def _prepare(self, plan: LanePlan, dtype: str, size: int, multi_label: bool, width: int) -> None:
         self.plan, self.dtype, self.size, self.multi_label = plan, dtype, size, multi_label
         self.embedding_width = width
         self.warm_seconds: dict[int, float] = {}
         """Time of a forward by its number of images, as `warm_up` measured it."""
-        self._clock = clock
 
     @property
     def graph(self) -> "CudaGraphForward | TorchScriptForward | None":
@@ -283,18 +280,18 @@ class Forward:
 
     def _run_lane(self, chunks: Sequence[Any], sizes: Sequence[int], results: list[Any], turns: Iterator[int]) -> float:
         """Be one lane: run chunks until none is left; the CPU seconds this thread used."""
-        started, helped, width = self._clock(), 0.0, self.embedding_width
+        started, width = thread_cpu_seconds(), self.embedding_width
         for turn in turns:
             images, missing = chunks[turn], sizes[turn] - len(chunks[turn])
             if missing:
                 images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.float32)])
             lanes = self.plan.lanes
-            outputs, seconds = self._outputs(images, min(lanes, len(chunks) - (turn if turn >= lanes else 0)))
-            outputs, helped = outputs[: len(chunks[turn])], helped + seconds
+            outputs = self._outputs(images, min(lanes, len(chunks) - (turn if turn >= lanes else 0)))
+            outputs = outputs[: len(chunks[turn])]
             scores = outputs[:, width:] if self.multi_label else softmax(outputs[:, width:])
             results[turn] = np.concatenate([outputs[:, :width], scores], 1) if width else scores
-        return self._clock() - started + helped
+        return thread_cpu_seconds() - started
 
-    def _outputs(self, images: Any, at_once: int) -> tuple[Any, float]:
-        """What the session gives while so many forwards of the batch run, and other threads' CPU seconds on it."""
-        return self._session(images), 0.0
+    def _outputs(self, images: Any, at_once: int) -> Any:
+        """What the session gives while so many forwards of the batch run."""
+        return self._session(images)

@@ -91,7 +91,6 @@ class ProgramForward(Forward):
 
     _session: ProgramSession
 
-    def _outputs(self, images: Any, at_once: int) -> tuple[Any, float]:
+    def _outputs(self, images: Any, at_once: int) -> Any:
         # Idle threads are shared by the forwards that begin together; the first of them must not take all.
-        outputs = self._session.outputs(images, min(self.plan.most_threads, self.plan.lanes // at_once))
-        return outputs, self._session.helped_seconds()
+        return self._session.outputs(images, min(self.plan.most_threads, self.plan.lanes // at_once))

@@ -31,7 +31,7 @@ class ForwardResult:
     Args:
         probabilities: (n, num_classes), float32; an array, or a tensor on the device where torch computes.
         padding: places of the forward that were filled up with zeros.
-        cpu_seconds: CPU time of all lanes.
+        cpu_seconds: CPU time of all lanes, without that of a runtime's own threads.
         embeddings: (n, embedding_width) alike; no columns where the model has none.
     """
 

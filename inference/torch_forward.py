@@ -164,7 +164,7 @@ class TorchForward(Forward):
         multi_label: bool = False,
         embedding_width: int = 0,
     ) -> None:
-        self._prepare(plan, dtype, size, multi_label, thread_cpu_seconds, embedding_width)
+        self._prepare(plan, dtype, size, multi_label, embedding_width)
         self.device, self._torch_device = device, torch.device(str(device))
         self._dtype: torch.dtype = getattr(torch, dtype)
         self.resident_bytes, self.fusion = resident_bytes(model), fusion
@@ -232,7 +232,7 @@ class TorchForward(Forward):
     def _run_lane(
         self, chunks: Sequence[Tensor], sizes: Sequence[int], results: list[Any], turns: Iterator[int]
     ) -> float:
-        started = self._clock()
+        started = thread_cpu_seconds()
         if torch.get_num_threads() != self.plan.threads:
             torch.set_num_threads(self.plan.threads)  # a property of the calling thread
         with torch.inference_mode():
@@ -240,7 +240,7 @@ class TorchForward(Forward):
                 chunk = chunks[turn]
                 images = _filled_up(chunk, sizes[turn]).to(self._dtype)
                 results[turn] = self._compute(images)[: len(chunk)]
-        return float(self._clock() - started)
+        return float(thread_cpu_seconds() - started)
 
 
 class _Outputs(nn.Module):

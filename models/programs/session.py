@@ -42,10 +42,6 @@ class ProgramSession:
         """Compute the embedding, which is what the classifier reads, and then the logits."""
         return self._runner.outputs(np.ascontiguousarray(images), threads)
 
-    def helped_seconds(self) -> float:
-        """Return the CPU seconds of the threads that helped in this thread's last call."""
-        return self._runner.helped_seconds()
-
 
 def instruction_set() -> str:
     """Return the name of the instruction set that programs run on here.

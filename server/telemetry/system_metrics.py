@@ -127,8 +127,8 @@ def collect_container_memory(root: Path = Path("/")) -> Iterator[Metric]:
 class StageCpu:
     """Counts the CPU seconds of the stages that run in the engine, its lanes and the decoders.
 
-    Threads of torch's own pool are not Python's, so a stage cannot time them. They only ever work for the forward, and
-    their time, read from the kernel at each scrape, is added to it.
+    Threads of torch's own pool, of a runtime's and those that help our kernels are not Python's, so a stage does not
+    time them. They only ever work for the forward, and their time, read from the kernel at each scrape, is added to it.
     """
 
     def __init__(self, stages: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Forwards of our CPU kernels: how many threads may compute each image of a batch, and whose CPU time counts."""
+"""Forwards of our CPU kernels: how many threads may compute each image of a batch."""
 
 import logging
 
@@ -72,12 +72,6 @@ def test_the_plan_says_who_helps(program: Program) -> None:
     assert (plan.lanes, plan.threads, plan.most_threads) == (4, 1, 4)
     assert str(plan) == "4 lanes x 1 threads x micro-batch 1, 4 threads an image where idle"
     assert str(session_forward(program, LanePlan(1, 1, 1), SIZE).plan) == "1 lanes x 1 threads x micro-batch 1"
-
-
-def test_cpu_time_of_helpers_counts(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProgramSession, "helped_seconds", lambda self: 7.0)
-    forward = session_forward(program, LanePlan(1, 2, 1), SIZE)
-    assert 7 <= forward.run(forward.blank(1)).cpu_seconds < 8
 
 
 def test_threads_that_are_missing_are_told(

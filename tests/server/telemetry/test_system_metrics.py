@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,17 +12,23 @@ import psutil
 import pytest
 import torch
 
+from milkweed.inference.forward import LanePlan
+from milkweed.inference.program import session_forward
+from milkweed.models.programs.session import kernels_refusal
 from milkweed.server.telemetry import nvml
 from milkweed.server.telemetry.system_metrics import (
     ContainerMemory,
+    StageCpu,
     collect_container_memory,
     collect_gpu_memory,
     collect_process_memory,
     container_memory,
     gpu_memory_kinds,
+    native_thread_seconds,
 )
 
 from ...inference.system_tree import system_tree
+from ...kernels.cpu.vit_programs import made
 
 GIB = 1 << 30
 TOTAL, FREE, RESERVED, ALLOCATED = 80 * GIB, 50 * GIB, 12 * GIB, 10 * GIB
@@ -202,3 +209,17 @@ def test_container_memory_without_a_limit_is_none(tmp_path: Path, limit: str, us
 
 def test_container_memory_without_cgroups_is_none(tmp_path: Path) -> None:
     assert container_memory(tmp_path / "none") is None
+
+
+def test_cpu_time_of_threads_that_help_counts_once() -> None:
+    """Threads that help our kernels are not Python's: what the system says of them is all that is counted."""
+    if (refusal := kernels_refusal()) is not None:
+        pytest.skip(refusal)
+    forward = session_forward(made(size=112, width=192, head_dim=64, hidden=768), LanePlan(1, 2, 1), 112)
+    stages, images = StageCpu(("forward",)), forward.blank(1)
+    before, started = native_thread_seconds(), time.process_time()
+    while time.process_time() - started < 0.5 or native_thread_seconds() - before < 0.1:
+        stages.add("forward", forward.run(images).cpu_seconds)
+    (metric,) = stages.collect()
+    spent = time.process_time() - started
+    assert 0.5 * spent < metric.samples[0].value < 1.02 * spent
