@@ -130,7 +130,7 @@ class DecodeStage:
     def _stacked(self, pixels: list[Any]) -> "PixelBatch":
         if not pixels:
             return np.empty((0, 3, self._size, self._size), np.float32)
-        if isinstance(pixels[0], np.ndarray):
+        if self._stream is None:
             return np.concatenate(pixels)
         import torch
 

@@ -149,6 +149,7 @@ class Forward:
     traced: "TorchScriptForward | None" = None
     fusion: "FusionReport | None" = None
     computes_elsewhere = False
+    takes_uint8 = False  # `Uint8Images`, which are normalised while they are read
     _helpers = ThreadPool("milkweed-lane")  # all models share them; the calling thread is a lane itself
 
     def __init__(

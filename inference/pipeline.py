@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..loaders.base import Loader
+from ..loaders.decode.batch import BatchLoader
 from ..loaders.headers.info import ImageInfo
 from ..loaders.thread_clock import thread_cpu_seconds
 from .backend import BackendChoice
@@ -55,6 +56,8 @@ class Pipeline:
         max_batch_size: int = 0,
     ) -> None:
         self.loader, self.forward_stage = loader, forward
+        if isinstance(loader, BatchLoader):
+            loader.gives_uint8 = forward.takes_uint8
         self.decode_stage = DecodeStage(loader, forward.device, forward.size)
         self.num_classes, self.backend = num_classes, backend
         self.dense_bytes, self.fusion = dense_bytes, forward.fusion

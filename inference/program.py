@@ -3,17 +3,23 @@
 import functools
 import logging
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ..loaders.base import Uint8Images
 from ..models.errors import ExportError
 from ..models.programs.compact import is_int8
 from ..models.programs.session import ProgramSession
 from .backend import BackendError
 from .forward import Forward, LanePlan
+from .results import ForwardResult
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.cuda import Event
 
     from ..models.programs.compact import Activations
     from ..models.programs.file import Program
@@ -89,7 +95,17 @@ def session_forward(program: "Program", plan: LanePlan, size: int, multi_label: 
 class ProgramForward(Forward):
     """A forward whose images may be computed by several threads each."""
 
+    takes_uint8 = True
     _session: ProgramSession
+
+    def _run(self, pixels: Any) -> ForwardResult:
+        return self._run_in_lanes(pixels if isinstance(pixels, Uint8Images) else np.asarray(pixels))
+
+    def joined(self, parts: Sequence[Any], ready: Iterable["Event"] = ()) -> Any:
+        """One batch of several: of `Uint8Images` if all of them are."""
+        if all(isinstance(part, Uint8Images) for part in parts):
+            return Uint8Images(super().joined([part.pixels for part in parts]), parts[0].normal)
+        return super().joined(parts, ready)
 
     def _outputs(self, images: Any, at_once: int) -> Any:
         # Idle threads are shared by the forwards that begin together; the first of them must not take all.

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels.cpu.uint8_images import Uint8Images as Uint8Images
 from .errors import InputError
 from .headers.info import ImageInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    PixelBatch = NDArray[np.float32] | Tensor
+    PixelBatch = NDArray[np.float32] | Tensor | Uint8Images
 
 
 @dataclass
@@ -22,7 +23,8 @@ class LoadResult:
 
     Args:
         pixels: (n_ok, 3, size, size), normalised; a float32 array, or on a GPU a tensor in the loader's number type,
-            which is there for what is launched on the calling thread's current stream.
+            which is there for what is launched on the calling thread's current stream. `Uint8Images` where the loader
+            was asked for them.
         ok: index in the request of each row of `pixels`, ascending.
         errors: index in the request -> why.
         cpu_seconds: thread CPU time by stage (inspect, decode, resize, normalise), summed over images.

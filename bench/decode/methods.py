@@ -90,7 +90,7 @@ def alone(loader: Loader) -> Load:
         result = loader.load([body])
         if result.errors:
             raise result.errors[0]
-        return torch.as_tensor(result.pixels[0])
+        return torch.from_numpy(np.asarray(result.pixels)[0])
 
     return load
 

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from ..installation import install_command
 from . import structs
 from .instruction_sets import LIBRARY, CpuLibraryError, InstructionSet, loaded, preferred_sets, source_hash, sources_of
+from .uint8_images import Uint8Images
 
 
 class _Program(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("steps", "stages", "buffers", "helpers")),
         *((name, ctypes.c_int32) for name in ("count", "outputs", "helper_count")),
-        *((name, ctypes.c_int64) for name in ("output", "image_floats", "arena_bytes")),
+        *((name, ctypes.c_int64) for name in ("output", "pixels", "arena_bytes")),
     )
 
 
@@ -45,33 +46,42 @@ class ProgramRunner:
         self._program = _Program(
             *(array.ctypes.data for array in tables),
             *(len(assembled.steps), assembled.width + assembled.classes, threads - 1),
-            *(assembled.output, 3 * assembled.size**2, arena_bytes),
+            *(assembled.output, assembled.size**2, arena_bytes),
         )
         self._own = threading.local()
 
-    def __call__(self, images: NDArray[np.float32], threads: int = 1) -> NDArray[np.float32]:
+    def __call__(self, images: NDArray[np.float32] | Uint8Images, threads: int = 1) -> NDArray[np.float32]:
         """Images (n, 3, size, size), contiguous, any number of them -> logits (n, classes); see `outputs`."""
         return self.outputs(images, threads)[:, self._assembled.width :]
 
-    def outputs(self, images: NDArray[np.float32], threads: int = 1) -> NDArray[np.float32]:
+    def outputs(self, images: NDArray[np.float32] | Uint8Images, threads: int = 1) -> NDArray[np.float32]:
         """Images -> (n, width + classes): what the classifier reads in float32, and then the logits.
 
         Args:
+            images: normalised, or levels, which the first layer's rows are made of without a float image between.
             threads: that may compute an image, the caller's among them; those join that have nothing to do when it
                 begins. The bits are the same with any number.
         """
         whole = self._assembled
-        count, *shape = images.shape
-        if shape != [3, whole.size, whole.size]:
-            raise ValueError(f"images of shape {images.shape}: (n, 3, {whole.size}, {whole.size}) is taken")
-        if images.dtype != np.float32 or not images.flags.c_contiguous:
-            raise ValueError(f"images of {images.dtype}: contiguous float32 is taken")
+        values: NDArray[Any] = images.pixels if isinstance(images, Uint8Images) else images
+        normal = images.normal.ctypes.data if isinstance(images, Uint8Images) else None
+        self._check(values, normal is not None)
         if not hasattr(self._own, "arena"):
             self._own.arena = structs.aligned(whole.arena_bytes + structs.SLACK)
-        outputs = np.empty((count, whole.width + whole.classes), np.float32)
-        data = (array.ctypes.data for array in (whole.constants, self._own.arena, images))
-        self._own.helped = self._run(ctypes.addressof(self._program), *data, count, outputs.ctypes.data, threads)
+        outputs = np.empty((len(values), whole.width + whole.classes), np.float32)
+        data = (array.ctypes.data for array in (whole.constants, self._own.arena, values))
+        run = *data, normal, len(values), outputs.ctypes.data, threads
+        self._own.helped = self._run(ctypes.addressof(self._program), *run)
         return outputs
+
+    def _check(self, images: NDArray[Any], levels: bool) -> None:
+        """Refuse what the library would read otherwise."""
+        size = self._assembled.size
+        shape, dtype = ((size, size, 4), np.uint8) if levels else ((3, size, size), np.float32)
+        if images.shape[1:] != shape:
+            raise ValueError(f"images of shape {images.shape}: (n, {', '.join(map(str, shape))}) is taken")
+        if images.dtype != dtype or not images.flags.c_contiguous:
+            raise ValueError(f"images of {images.dtype}: contiguous {np.dtype(dtype)} is taken")
 
     def helped_seconds(self) -> float:
         """Return the CPU seconds of the threads that helped in this thread's last call."""
@@ -185,6 +195,6 @@ def _entry(library: Path, name: str) -> Any:
     if not _allowed(library, name):
         raise CpuLibraryError("this system does not let a process use AMX's tiles")
     entry = getattr(_checked(library), f"milkweed_run_{name}")
-    entry.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+    entry.argtypes = [*[ctypes.c_void_p] * 5, ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
     entry.restype = ctypes.c_double
     return entry

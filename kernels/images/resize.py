@@ -105,7 +105,7 @@ def resize(
         part: what the pixels are of the picture, with all that is read of it; None: the whole picture.
 
     Returns:
-        (down.kept, across.kept, 3), a view of pixels of four bytes.
+        (down.kept, across.kept, 4): RGB and a byte that means nothing.
 
     Raises:
         CpuLibraryError: the library cannot be used here.
@@ -123,7 +123,7 @@ def resize(
     columns, rows = (side._replace(starts=side.starts - at) for side, at in ((columns, part.left), (rows, part.top)))
     axes = (ctypes.byref(_Axis.of(side)) for side in (columns, rows))
     resize_entry()(pixels.ctypes.data, width, *axes, scratch.ctypes.data, out.ctypes.data)
-    return out[:, : across.kept, :3]
+    return out[:, : across.kept]
 
 
 @lru_cache(64)

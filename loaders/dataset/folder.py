@@ -34,7 +34,7 @@ def read_levels(path: Path, spec: PreprocessSpec, whole: bool, sandbox: Sandbox)
         levels = upright_levels(rgb_pixels(data, info), orientation)
     else:
         pixels, part = crop_pixels(data, info, orientation, spec)
-        levels = upright_crop(pixels, orientation, spec, part, (info.width, info.height))
+        levels = upright_crop(pixels, orientation, spec, part, (info.width, info.height))[..., :3]
     return np.ascontiguousarray(levels)
 
 

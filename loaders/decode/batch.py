@@ -5,14 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.cpu.library import busy_thread
+from ...kernels.cpu.uint8_images import Uint8Images
 from ..base import SOUND, LoadResult
-from ..errors import InputError, without_frames
+from ..errors import InputError, LoaderError, without_frames
 from ..headers.info import ImageInfo
 from ..headers.limits import DEFAULT_LIMITS, ImageLimits
 from ..headers.validate import validate
@@ -74,6 +75,8 @@ class BatchLoader(ABC):
         self.spec, self.limits = spec, limits
         self.sandbox, self._owns_sandbox = sandbox or Sandbox(limits), sandbox is None
         self._pin_memory, self._normaliser = pin_memory, Normaliser(spec)
+        self.gives_uint8 = False
+        """Whether a batch may be `Uint8Images`, as our CPU kernels take it."""
 
     def load(
         self,
@@ -90,7 +93,8 @@ class BatchLoader(ABC):
         infos = [None] * len(items) if infos is None else infos
         if len(infos) != len(items):
             raise ValueError(f"{len(infos)} infos for {len(items)} items: expected one each")
-        pixels = self._blank(len(items))
+        raw = self.gives_uint8 and all(info is not None and not _is_input(info) for info in infos)
+        pixels = np.empty((len(items), *[self.spec.size] * 2, 4), np.uint8) if raw else self._blank(len(items))
 
         def run(index: int) -> tuple[InputError | None, Stopwatch]:
             watch = Stopwatch()
@@ -103,7 +107,8 @@ class BatchLoader(ABC):
             return None, watch
 
         small = [info is not None and self.is_small(item, info) for item, info in zip(items, infos, strict=True)]
-        return _gather(pixels, spread(run, range(len(items)), self.pool, self.num_threads, small))
+        outcomes = spread(run, range(len(items)), self.pool, self.num_threads, small)
+        return _gather(pixels, outcomes, self._normaliser.normal if raw else None)
 
     def warm_up(self, batch_size: int) -> None:
         """Do nothing: a first call is as fast as any."""
@@ -114,22 +119,25 @@ class BatchLoader(ABC):
         if self._owns_sandbox:
             self.sandbox.close()
 
-    def load_one(self, data: bytes, info: ImageInfo, out: NDArray[np.float32], watch: Stopwatch) -> None:
+    def load_one(self, data: bytes, info: ImageInfo, out: NDArray[Any], watch: Stopwatch) -> None:
         """Load one validated image, or its crop, into its row of the batch; raises InputError."""
-        if info.cropped:
-            with watch.stage("normalise"):
-                self._normaliser.write_crop(data, out)
-        elif info.array is not None and info.array.is_input:
+        if _is_input(info):
             with watch.stage("decode"):
                 write_input(data, info, out)
+            return
+        if info.cropped:
+            crop = _cut_elsewhere(data, self.spec.size)
         else:
             crop = self.crop(data, info, info.orientation if self.spec.orientation == "apply" else 1, watch)
-            with watch.stage("normalise"):
+        with watch.stage("normalise"):
+            if out.dtype == np.uint8:
+                _copy_levels(crop, out)
+            else:
                 self._normaliser.write(crop, out)
 
     @abstractmethod
     def crop(self, data: bytes, info: ImageInfo, orientation: int, watch: Stopwatch) -> NDArray[np.uint8]:
-        """Decode a validated picture and cut the model's crop, upright by `orientation`: uint8 (size, size, 3)."""
+        """Decode a validated picture and cut the model's crop, upright by `orientation`; see `upright_crop`."""
 
     def _blank(self, count: int) -> NDArray[np.float32]:
         shape = (count, 3, self.spec.size, self.spec.size)
@@ -153,6 +161,28 @@ class BatchLoader(ABC):
             return item, info
         with watch.stage("decode"):
             return self.sandbox.crop(item, info, self.spec)
+
+
+def _is_input(info: ImageInfo) -> bool:
+    """Whether an item is a model's input and no picture."""
+    return info.array is not None and info.array.is_input
+
+
+def _cut_elsewhere(levels: bytes, size: int) -> NDArray[np.uint8]:
+    """A crop that a `Sandbox` made, RGB (size, size, 3); where it is of another size, the image is not at fault."""
+    if len(levels) != 3 * size**2:
+        raise LoaderError(f"the crop has {len(levels)} bytes: the model takes {size}x{size} px of 3 bytes")
+    return np.frombuffer(levels, np.uint8).reshape(size, size, 3)
+
+
+def _copy_levels(crop: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+    """Copy levels (size, size, 3 or 4) of any strides to (size, size, 4): whole pixels, or colour by colour, since a
+    copy of three bytes at a time takes five times as long."""
+    if crop.shape[2] == 4:
+        out.view(np.uint32)[...] = crop.view(np.uint32)
+    else:
+        for colour in range(3):
+            out[..., colour] = crop[..., colour]
 
 
 def spread(
@@ -183,11 +213,14 @@ def spread(
     return [results[index] for index in range(len(items))]
 
 
-def _gather(pixels: NDArray[np.float32], outcomes: list[tuple[InputError | None, Stopwatch]]) -> LoadResult:
+def _gather(
+    pixels: NDArray[Any], outcomes: list[tuple[InputError | None, Stopwatch]], normal: NDArray[np.float32] | None
+) -> LoadResult:
     errors = {index: error for index, (error, _) in enumerate(outcomes) if error is not None}
     ok = [index for index in range(len(outcomes)) if index not in errors]
     seconds: dict[str, float] = {}
     for _, watch in outcomes:
         for stage, spent in watch.cpu_seconds.items():
             seconds[stage] = seconds.get(stage, 0.0) + spent
-    return LoadResult(pixels[ok] if errors else pixels, ok, errors, seconds)
+    made = pixels[ok] if errors else pixels
+    return LoadResult(made if normal is None else Uint8Images(made, normal), ok, errors, seconds)

@@ -44,7 +44,7 @@ def upright_crop(
     part: PicturePart | None = None,
     size: tuple[int, int] | None = None,
 ) -> NDArray[np.uint8]:
-    """Resize, crop and turn upright a stored picture, RGB (height, width, 3); as (size, size, 3).
+    """Resize, crop and turn upright a stored picture, RGB (height, width, 3).
 
     The crop is turned, not the picture: turning 12 megapixels costs more than decoding them. Pillow resizes where the
     CPU kernels are not built: four times as long, to the same bits.
@@ -52,6 +52,9 @@ def upright_crop(
     Args:
         part: what the pixels are of the picture, `stored_part` at least; None: the whole picture.
         size: (width, height) of the stored picture, px, where it was decoded at less. Pillow has the whole size.
+
+    Returns:
+        uint8 (size, size, 4), any strides: RGB and a byte that means nothing; where Pillow resizes, (size, size, 3).
     """
     part = part or PicturePart.whole(pixels.shape[1], pixels.shape[0])
     width, height = size or part[:2]

@@ -28,7 +28,8 @@ def resize_crop(
         size: (width, height) of the picture, px, where it was decoded at a whole fraction of that, rounded up.
 
     Returns:
-        uint8 (size, size, 3), any strides; black where the crop is larger than the resized image.
+        uint8 (size, size, 4), any strides: RGB and a byte that means nothing; black where the crop is larger than the
+        resized image.
 
     Raises:
         CpuLibraryError: the library of CPU kernels cannot be used here.
@@ -43,7 +44,7 @@ def resize_crop(
     crop = resize(pixels, across, down, bilinear=interpolation == "bilinear", part=part)
     if crop.shape[:2] == (target.size, target.size):
         return crop
-    padded = np.zeros((target.size, target.size, 3), np.uint8)
+    padded = np.zeros((target.size, target.size, 4), np.uint8)
     top, left = max(-target.top, 0), max(-target.left, 0)
     padded[top : top + down.kept, left : left + across.kept] = crop
     return padded

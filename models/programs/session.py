@@ -7,11 +7,14 @@ from ...kernels.cpu.assembly.assemble import assemble
 from ...kernels.cpu.instruction_sets import AS_USUAL, CpuLibraryError, Rounding
 from ...kernels.cpu.library import ProgramRunner, fastest_set, start_threads
 from ...kernels.cpu.program import Program
+from ...kernels.cpu.uint8_images import Uint8Images
 from ..errors import ExportError
 
 
 class ProgramSession:
-    """A program on the fastest instruction set of this CPU: normalised float32 images (n, 3, S, S) -> logits.
+    """A program on the fastest instruction set of this CPU: images -> logits.
+
+    Images are normalised, float32 (n, 3, S, S), or `Uint8Images`.
 
     It computes in the threads that call it, several at a time, and releases Python's lock meanwhile.
 
@@ -34,13 +37,15 @@ class ProgramSession:
             raise ExportError(str(error)) from error
         self.weight_bytes, self.embedding_width = assembled.constants.nbytes, assembled.width
 
-    def __call__(self, images: NDArray[np.float32], threads: int = 1) -> NDArray[np.float32]:
+    def __call__(self, images: NDArray[np.float32] | Uint8Images, threads: int = 1) -> NDArray[np.float32]:
         """Compute images by so many threads each at most."""
         return self.outputs(images, threads)[:, self.embedding_width :]
 
-    def outputs(self, images: NDArray[np.float32], threads: int = 1) -> NDArray[np.float32]:
+    def outputs(self, images: NDArray[np.float32] | Uint8Images, threads: int = 1) -> NDArray[np.float32]:
         """Compute the embedding, which is what the classifier reads, and then the logits."""
-        return self._runner.outputs(np.ascontiguousarray(images), threads)
+        if not isinstance(images, Uint8Images):
+            images = np.ascontiguousarray(images)
+        return self._runner.outputs(images, threads)
 
 
 def instruction_set() -> str:

@@ -28,7 +28,7 @@ def resize(draw: random.Random) -> None:
     whole = Image.fromarray(levels).resize((across, height), how).resize((across, down), how)
     spans = CroppedAxis(width, across, left, right - left), CroppedAxis(height, down, top, bottom - top)
     with patch.object(resizing, "resize_entry", partial(resize_entry, isa)):
-        found = resizing.resize(levels, *spans, bilinear=bilinear)
+        found = resizing.resize(levels, *spans, bilinear=bilinear)[..., :3]
     if not np.array_equal(found, np.asarray(whole)[top:bottom, left:right]):
         raise Finding(f"other bits than Pillow's: {isa}, bilinear {bilinear}, {spans}", levels.tobytes())
 

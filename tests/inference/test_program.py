@@ -1,4 +1,4 @@
-"""Forwards of our CPU kernels: how many threads may compute each image of a batch."""
+"""Forwards of our CPU kernels: how many threads may compute each image of a batch, and what they read."""
 
 import logging
 
@@ -10,6 +10,7 @@ from milkweed.inference import program as module
 from milkweed.inference.forward import LanePlan
 from milkweed.inference.program import session_forward
 from milkweed.kernels.cpu.program import Program
+from milkweed.kernels.cpu.uint8_images import Uint8Images
 from milkweed.models.programs.from_model import program_of
 from milkweed.models.programs.session import ProgramSession
 
@@ -72,6 +73,20 @@ def test_the_plan_says_who_helps(program: Program) -> None:
     assert (plan.lanes, plan.threads, plan.most_threads) == (4, 1, 4)
     assert str(plan) == "4 lanes x 1 threads x micro-batch 1, 4 threads an image where idle"
     assert str(session_forward(program, LanePlan(1, 1, 1), SIZE).plan) == "1 lanes x 1 threads x micro-batch 1"
+
+
+def test_levels_are_the_floats_that_they_stand_for(program: Program) -> None:
+    forward = session_forward(program, LanePlan(1, 2, 1), SIZE)
+    pixels = np.random.default_rng(0).integers(0, 256, (5, SIZE, SIZE, 4), np.uint8)
+    levels = Uint8Images(pixels, np.array([[0.5, 0.4, 0.3], [0.2, 0.25, 0.3]], np.float32))
+    expected = forward.run(np.asarray(levels)).probabilities
+    np.testing.assert_array_equal(forward.run(levels).probabilities, expected)
+    together = forward.joined([levels[:2], levels[2:]])
+    assert isinstance(together, Uint8Images)
+    np.testing.assert_array_equal(forward.run(together).probabilities, expected)
+    mixed = forward.joined([levels[:2], np.asarray(levels[2:])])
+    assert isinstance(mixed, np.ndarray)
+    np.testing.assert_array_equal(forward.run(mixed).probabilities, expected)
 
 
 def test_threads_that_are_missing_are_told(

@@ -7,8 +7,8 @@
 namespace milkweed {
 namespace ISA {
 
-// Patchifies an image (3, side, side) float32 into bfloat16 rows (patches, 3 patch patch), and initialises the tokens.
-static void run_patches(const Program& p, const Step& s, const char* base, char* arena, const float* pixels,
+// Patchifies an image into bfloat16 rows (patches, 3 patch patch), and initialises the tokens.
+static void run_patches(const Program& p, const Step& s, const char* base, char* arena, const Picture& picture,
                         const Member& member) {
   const Buffer &rows = p.buffers[s.first_buffer], &tokens = p.buffers[s.first_buffer + 1];
   const int patches = s.side / s.patch;
@@ -20,13 +20,9 @@ static void run_patches(const Program& p, const Step& s, const char* base, char*
       char* to = arena + rows.offset + (y * patches + x) * rows.row_bytes;
       for (int c = 0; c < 3; c++)
         for (int i = 0; i < s.patch; i++, to += 2 * s.patch) {
-          const float* from = pixels + ((long)c * s.side + y * s.patch + i) * s.side + x * s.patch;
-          for (int j = 0; j < s.patch; j += kLanes) {
-            f32x16 v{};  // what is written past the patch is overwritten, or meets zero weights
-            if (s.patch - j < kLanes) memcpy(&v, from + j, 4 * (s.patch - j));
-            else v = load<f32x16>(from + j);
-            store(to + 2 * j, to_bf16(v));
-          }
+          const long first = ((long)y * s.patch + i) * s.side + x * s.patch;
+          for (int j = 0; j < s.patch; j += kLanes)  // what is written past the patch is overwritten, or meets zero weights
+            store(to + 2 * j, to_bf16(picture.values(c, first + j, s.patch - j, p.pixels)));
         }
     }
 }
@@ -35,7 +31,7 @@ struct Image {
   const Program* program;
   const char* base;
   char* arena;
-  const float* pixels;
+  Picture picture;
 };
 
 // What one member of a team does of an image. Behind each step all wait for each other.
@@ -47,10 +43,10 @@ static void run_image(void* context, Member& member) {
   char* arena = image.arena;
   for (; member.step < p.count; member.end_step()) {
     const Step& s = p.steps[member.step];
-    if (s.kind == kPatches) run_patches(p, s, base, arena, image.pixels, member);
+    if (s.kind == kPatches) run_patches(p, s, base, arena, image.picture, member);
     else if (s.kind == kRows) run_rows(p, s, base, arena, member);
     else if (s.kind == kAttention) run_attention(p, s, base, arena, member);
-    else if (s.kind == kPixels) run_pixels(p, s, base, arena, image.pixels, member);
+    else if (s.kind == kPixels) run_pixels(p, s, base, arena, image.picture, member);
     else if (s.kind == kPerformer) run_performer(p, s, base, arena, member);
     else if (s.kind == kMean && member.number == 0) run_mean(p, s, arena);
     else if (s.kind == kGrouped) run_grouped(p, s, base, arena, member);
@@ -85,14 +81,15 @@ MILKWEED_EXPORT void RESIZE(const uint8_t* pixels, int width, const Axis* across
   ISA::resize(pixels, width, *across, *down, scratch, out);
 }
 
-MILKWEED_EXPORT double ENTRY(const Program* p, const void* constants, void* arena, const float* images, int count,
-                             float* outputs, int threads) {
+// The images are as `Picture` has them, one behind the other.
+MILKWEED_EXPORT double ENTRY(const Program* p, const void* constants, void* arena, const char* images, const float* normal,
+                             int count, float* outputs, int threads) {
   double seconds = 0;
   begin_call();
   const Memories memories{p->helpers, p->arena_bytes, p->helper_count};
   // Image by image: one image's rows fill a tile, and its activations stay in the caches.
-  for (; count > 0; count--, images += p->image_floats, outputs += p->outputs) {
-    ISA::Image image{p, (const char*)constants, (char*)arena, images};
+  for (; count > 0; count--, images += p->pixels * (normal ? 4 : 12), outputs += p->outputs) {
+    ISA::Image image{p, (const char*)constants, (char*)arena, {images, normal}};
     seconds += run_together(threads, memories, (char*)arena, ISA::run_image, &image);
     memcpy(outputs, (char*)arena + p->output, 4L * p->outputs);
   }

@@ -54,7 +54,7 @@ struct Step {
   int32_t heads, width, to_type;  // attention: from buffer 0, (rows, 3, heads, width) bfloat16, to buffer 1;
   int32_t queries;             // the first so many rows are queries;
   int32_t weighted;            // buffer 2 (of a merge: buffer 4) has the number of patches that each token stands for
-  int32_t side, patch;         // patches and pixels: an image (3, side, side) float32 to buffer 0 as rows
+  int32_t side, patch;         // patches and pixels: an image of `side` by `side` to buffer 0 as rows
   int32_t prefix, merged;      // merge: leading tokens that are kept, tokens merged away, by the keys in buffer 0;
   int32_t channels;            // the stream, float32 rows of so many channels, goes from buffer 1 to 2, sizes to 3
   int32_t features;            // performer: rows of keys, queries, values of `width`; features padded to whole vectors
@@ -81,7 +81,7 @@ struct Program {
   char* helpers;         // memory as an arena's for each thread that helps
   int32_t count, outputs, helper_count;  // outputs: float32 of an image, what the classifier reads and then the logits
   int64_t output;        // their offset in the arena
-  int64_t image_floats;  // from one image to the next
+  int64_t pixels;        // of an image
   int64_t arena_bytes;
 };
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from milkweed.kernels.cpu.uint8_images import Uint8Images
 from milkweed.loaders import CpuLoader, ImageLimits, PillowLoader, PreprocessSpec, create_loader, validate
 from milkweed.loaders.decode import cpu as cpu_loader_module
 from milkweed.loaders.preprocess import orientation
@@ -19,10 +20,30 @@ SPEC = PreprocessSpec(size=64)
 
 
 def compare(levels, body, spec, limits=ANY_ASPECT):
-    """Hold the fast loader against the reference, to the bit; returns the reference's levels."""
-    expected = levels(PillowLoader(spec, limits), body, spec)
-    assert np.array_equal(levels(CpuLoader(spec, limits), body, spec), expected)
+    """Hold the fast loader against the reference, to the bit, by floats and by levels; returns its levels."""
+    expected, loader = levels(PillowLoader(spec, limits), body, spec), CpuLoader(spec, limits)
+    assert np.array_equal(levels(loader, body, spec), expected)
+    loader.gives_uint8 = True
+    given = loader.load([body], [validate(body, limits)]).pixels
+    assert isinstance(given, Uint8Images)
+    assert np.array_equal(given, loader.load([body], [None]).pixels)  # whose header nobody has read yet
     return expected
+
+
+def test_levels_are_given_unless_an_input_is_among_the_images(picture, encoded):
+    png, gif, array, jpeg = (encoded(picture(90, 70), kind) for kind in ("PNG", "GIF", "NPY", "JPEG"))
+    values = BytesIO()
+    np.save(values, np.random.default_rng(0).standard_normal((3, 64, 64)).astype(np.float32))
+    loader, bodies = CpuLoader(SPEC), [png, gif, array, values.getvalue(), jpeg[:-60], png]
+    expected = loader.load(bodies)
+    assert list(expected.errors) == [4]
+    loader.gives_uint8 = True
+    for batch, kind in ((range(6), np.ndarray), ((0, 1, 2, 4, 5), Uint8Images)):
+        found = loader.load([bodies[i] for i in batch], [validate(bodies[i], ImageLimits()) for i in batch])
+        assert isinstance(found.pixels, kind)
+        assert [batch[place] for place in found.errors] == [4]
+        rows = [expected.ok.index(batch[place]) for place in found.ok]
+        assert np.array_equal(found.pixels, expected.pixels[rows])
 
 
 @pytest.mark.parametrize("width", [97, 256, 333, 500])
