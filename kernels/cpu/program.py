@@ -242,6 +242,13 @@ class Embed:
 
 
 @dataclass(frozen=True, eq=False)
+class NormedEmbed(Embed):
+    """The first operator, where a norm of each patch's product is added to the first values of the stream."""
+
+    norm: Norm
+
+
+@dataclass(frozen=True, eq=False)
 class Head:
     """The last operator: the norm, if there is one, and the classifier of the first token or of a mean.
 

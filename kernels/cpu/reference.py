@@ -19,6 +19,7 @@ from .program import (
     Grid,
     JoinedHead,
     Merge,
+    NormedEmbed,
     Performer,
     Program,
     Pyramid,
@@ -130,8 +131,9 @@ def _embedded(embed: Embed, images: Floats) -> Floats:
     cut = images[..., : across * patch, : across * patch].reshape(count, channels, across, patch, across, patch)
     cut = cut.transpose(0, 2, 4, 1, 3, 5)
     tokens = cut.reshape(count, across * across, -1) @ embed.weight.reshape(width, -1).T.astype(images.dtype)
+    tokens = tokens + embed.bias.astype(images.dtype)
     stream = np.repeat(embed.start[None].astype(images.dtype), count, axis=0)
-    stream[:, -across * across :] += tokens + embed.bias.astype(images.dtype)
+    stream[:, -across * across :] += _normed(embed.norm, tokens) if isinstance(embed, NormedEmbed) else tokens
     return stream
 
 

@@ -16,6 +16,7 @@ from .program import (
     Head,
     JoinedHead,
     Merge,
+    NormedEmbed,
     Performer,
     Pixels,
     Program,
@@ -93,6 +94,9 @@ def _first(embed: Embed | Pixels) -> State:
     require(fits, f"embed: its weight's shape {embed.weight.shape}")
     fits = embed.bias.shape == (width,) and tokens >= (embed.size // patch) ** 2
     require(fits, f"embed: its start's shape {embed.start.shape}")
+    if isinstance(embed, NormedEmbed):
+        fits = embed.norm.weight.shape == embed.norm.bias.shape == (width,)
+        require(fits, f"embed: its norm is not of {width} channels")
     return State(tokens, width)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels.cpu.program import Convolution, Embed, Head, JoinedHead, Pixels
+from ...kernels.cpu.program import Convolution, Embed, Head, JoinedHead, NormedEmbed, Pixels
 from ...kernels.cpu.program import Program as Program
 from ...kernels.cpu.shape_rules import RULES
 from ..bundle.config import BundleConfig
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 STRUCTURE = "structure"
 
 CLASSES: dict[str, type[Any]] = {
-    cls.__name__: cls for cls in (*RULES, Convolution, Embed, Head, JoinedHead, Pixels, Program)
+    cls.__name__: cls for cls in (*RULES, Convolution, Embed, Head, JoinedHead, NormedEmbed, Pixels, Program)
 }
 """What a program is made of, by name."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ...kernels.cpu.factors import dense
-from ...kernels.cpu.program import Attention, Embed, Head, JoinedHead, Merge, Operator, Program
+from ...kernels.cpu.program import Attention, Embed, Head, JoinedHead, Merge, NormedEmbed, Operator, Program
 from ...kernels.cpu.row_operators import Renew
 from ..architectures.timm_models import type_name
 from ..architectures.token_avg_head import TokenAvgHead
@@ -105,7 +105,6 @@ def _pooled(vit: Any, operators: list[Operator]) -> tuple[list[Operator], Head]:
 def _embed(vit: Any, size: int) -> Embed:
     conv = vit.patch_embed.proj
     patches = (size // patch_of(conv)) ** 2
-    check_idle("patch_embed.norm", vit.patch_embed.norm)
     width, front = len(conv.weight), [getattr(vit, name, None) for name in ("cls_token", "dist_token", "reg_token")]
     prefix = np.concatenate([np.zeros((0, width), np.float32), *(array(t[0]) for t in front if t is not None)])
     embedded = getattr(vit, "pos_embed", None)
@@ -114,7 +113,9 @@ def _embed(vit: Any, size: int) -> Embed:
         raise NotFusable(f"it has {len(positions)} positions, images of {size} px have other patches")
     start = np.concatenate([prefix, np.zeros((patches, prefix.shape[1]), np.float32)])
     start[len(start) - len(positions) :] += positions
-    return Embed(array(conv.weight), bias_of(conv), start, size)
+    embed = array(conv.weight), bias_of(conv), start, size
+    norm = norm_if(vit.patch_embed.norm)
+    return Embed(*embed) if norm is None else NormedEmbed(*embed, norm)
 
 
 def _blocks(vit: Any, tokens: int, size: int) -> Iterator[Operator]:

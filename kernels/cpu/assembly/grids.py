@@ -7,7 +7,7 @@ import numpy as np
 
 from .. import structs
 from ..instruction_sets import LANES
-from ..program import Attention, Branch, Convolution, Embed, Factor, Operator, Pixels, Pyramid, Quantiser
+from ..program import Attention, Branch, Convolution, Embed, Factor, NormedEmbed, Operator, Pixels, Pyramid, Quantiser
 from ..row_operators import Norm, Places
 from ..structs import Fields, Tables, from_row
 from .stages import StageBuilder, check_lanes, grouped_order
@@ -61,15 +61,23 @@ class Grids:
         pixels, patches = vector(np.arange(channels * patch * patch)), (embed.size // patch) ** 2
         start = embed.start[:, order].astype(np.float32)
         rows = self.tables.rows("patches", pixels.row_bytes, patches)
-        step = {"side": embed.size, "patch": patch, "start": self.stages.floats(start), "start_bytes": start.nbytes}
+        values = {"side": embed.size, "patch": patch, "start": self.stages.floats(start), "start_bytes": start.nbytes}
         takes = [(patches, 6 * patch**2), (tokens, start.nbytes // tokens)]
-        self.tables.step(structs.PATCHES, [rows, stream], takes=takes, **step)
+        self.tables.step(structs.PATCHES, [rows, stream], takes=takes, **values)
         places = np.arange(max(width, len(pixels.order)))
         inputs, outputs = places[None, : len(pixels.order)], places[None, :width]
-        factor = Factor(embed.weight.reshape(1, width, -1), inputs, outputs, width, embed.bias, adds=True)
-        stage = {**self.stages.factor(factor, pixels, order, None), "from": 0, "to": 1}
-        buffers = [rows, from_row(stream, tokens - patches)]
-        self.tables.step(structs.ROWS, buffers, [stage], rows=patches, tile=TILE_ROWS)
+        adds = not isinstance(embed, NormedEmbed)
+        factor = Factor(embed.weight.reshape(1, width, -1), inputs, outputs, width, embed.bias, adds=adds)
+        step = TileStep.of(from_row(stream, tokens - patches), Rows(pixels, rows))
+        if isinstance(embed, NormedEmbed):
+            product = Vector(np.arange(width), None, structs.F32)
+            step.add(self.stages.factor(factor, pixels, product.order, product), step.at, step.gives(product, product))
+            norm = self.stages.norm(embed.norm, product.order, Vector(order, None, structs.F32))
+            step.add({**norm, "epilogue": structs.ADD}, step.at, 0)
+        else:
+            step.add(self.stages.factor(factor, pixels, order, None), step.at, 0)
+        buffers = step.placed(self.tables, TILE_ROWS)
+        self.tables.step(structs.ROWS, buffers, step.stages, rows=patches, tile=TILE_ROWS)
         return order, stream
 
     def cast(self, step: TileStep, order: Places, tokens: int, prefix: int, behind: Sequence[Operator]) -> None:

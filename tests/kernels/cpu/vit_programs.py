@@ -3,7 +3,7 @@
 import numpy as np
 
 from milkweed.kernels.cpu.factors import dense
-from milkweed.kernels.cpu.program import Attention, Embed, Head, Merge, Operator, Program
+from milkweed.kernels.cpu.program import Attention, Embed, Head, Merge, NormedEmbed, Operator, Program
 from milkweed.kernels.cpu.row_operators import Norm, Renew
 
 from .parts import Parts
@@ -23,6 +23,7 @@ SHAPES = {
     "eight": {"nblocks": 8, "width": 128, "head_dim": 32, "everywhere": True},
     "merged Monarch": {"size": 80, "nblocks": 2, "everywhere": True, "merged": 7},
     "pooled": {"size": 80, "nblocks": 2, "pooled": True},
+    "normed patches": {"size": 42, "patch": 14, "normed": True},
     "runs of three": {"nblocks": 8, "width": 192, "head_dim": 64, "everywhere": True},
 }
 
@@ -38,6 +39,7 @@ def made(
     everywhere: bool = False,
     merged: int = 0,
     pooled: bool = False,
+    normed: bool = False,
 ) -> Program:
     """A program of two blocks with random weights; with `everywhere` all linear layers are Monarch, else the MLPs.
 
@@ -55,6 +57,7 @@ def made(
         operators += [parts.norm(width), *parts.layer(width, hidden, gelu=True), *parts.layer(hidden, width, adds=True)]
     tokens = (size // patch) ** 2 + 1
     weight, bias = parts.normal(width, 3, patch, patch) / patch, parts.bias(width)
-    embed = Embed(weight, bias, parts.rng.standard_normal((tokens, width)), size)
+    values = weight, bias, parts.rng.standard_normal((tokens, width)), size
+    embed = NormedEmbed(*values, parts.norm(width)) if normed else Embed(*values)
     head = Head(parts.norm(width), dense(parts.normal(classes, width), parts.bias(classes), name="head"))
     return Program(embed, operators, head)

@@ -104,6 +104,7 @@ MODELS = {
     "norms of queries and keys": lambda: vit(qk_norm=True, init_values=0.5),
     "norms inside": lambda: of_timm("vit_tiny_patch16_224", scale_attn_norm=True, scale_mlp_norm=True),
     "RMSNorm": lambda: of_timm("vit_tiny_patch16_224", norm_layer="rmsnorm", qk_norm=True),
+    "a norm of patches": lambda: of_timm("aimv2_large_patch14_224", patch_size=16),
     "SwiGLU, packed": lambda: of_timm(
         "vit_tiny_patch16_224", mlp_layer=SwiGLUPacked, act_layer="silu", mlp_ratio=3.125
     ),

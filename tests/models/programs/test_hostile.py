@@ -20,6 +20,7 @@ from milkweed.kernels.cpu.program import (
     Grid,
     Head,
     Merge,
+    NormedEmbed,
     Operator,
     Performer,
     Pixels,
@@ -172,6 +173,10 @@ REFUSED: dict[str, tuple[Program, str]] = {
     "an attention that nothing reads": (program(attention()[:3]), "head: nothing reads what"),
     "GELU and adds": (program([norm(), dense(normal(16, 16), None, gelu=True, adds=True)]), "GELU, and SiLU or what"),
     "SiLU of what adds": (program([norm(), dense(normal(16, 16), None, silu=True, adds=True)]), "SiLU of what adds"),
+    "a norm of other patches": (
+        Program(NormedEmbed(normal(16, 3, 4, 4), normal(16), normal(4, 16), 8, norm(8)), [], program([]).head),
+        "embed: its norm is not of 16 channels",
+    ),
     "a norm of fewer channels": (program([Renew(norm(8))]), "Renew.: not 16 channels"),
     "a renewal between norm and factor": (program([norm(), Renew(norm())]), "Renew.: follows what Factor may follow"),
     "a negative prefix": (program([*attention(), Merge(1, 16, -3, 1)]), "Merge.: a prefix of -3"),
