@@ -121,6 +121,21 @@ class Depthwise:
 
 
 @dataclass(frozen=True, eq=False)
+class ResponseNorm:
+    """ConvNeXt V2's global response norm of what a factor gave: x + bias + weight x g / (mean(g) + eps).
+
+    g is the root of each channel's sum of squares over all tokens, its mean that over channels.
+
+    Args:
+        weight, bias: (channels,).
+    """
+
+    weight: Floats
+    bias: Floats
+    eps: float
+
+
+@dataclass(frozen=True, eq=False)
 class Merge:
     """Merges tokens of the stream (Token Merging, arXiv 2210.09461), by the attention's keys before it.
 
@@ -269,7 +284,9 @@ class JoinedHead(Head):
 
 
 OnRows = Norm | Renew | ReadStream | Factor | Inner | PostNorm | NewStream | AddValues
-Operator = OnRows | Join | Attention | Depthwise | Merge | Grid | Pyramid | Branch | Performer
+OnTiles = OnRows | Grid | Pyramid | Join
+OnTokens = Attention | Performer | ResponseNorm
+Operator = OnRows | Join | Attention | Depthwise | ResponseNorm | Merge | Grid | Pyramid | Branch | Performer
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,7 @@ from .program import (
     Performer,
     Program,
     Pyramid,
+    ResponseNorm,
     WindowedAttention,
 )
 from .row_operators import (
@@ -90,6 +91,9 @@ def evaluate(program: Program, images: Floats, observe: Observe = lambda factor,
             stream = stream + qkv[:, : state.tokens, 2 * state.width :]
         elif isinstance(operator, Depthwise):
             x = _depthwise(operator, stream)
+        elif isinstance(operator, ResponseNorm):
+            g = np.sqrt((x * x).sum(1, keepdims=True))
+            x = x + operator.bias + operator.weight * x * g / (g.mean(2, keepdims=True) + operator.eps)
         elif isinstance(operator, Attention):
             qkv, x = x, _attended(operator, x, sizes)
             stream, sizes = stream[:, : state.tokens], sizes[:, : state.tokens]

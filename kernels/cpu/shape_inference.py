@@ -21,6 +21,7 @@ from .program import (
     Pixels,
     Program,
     Pyramid,
+    ResponseNorm,
     WindowedAttention,
 )
 from .row_operators import (
@@ -48,13 +49,14 @@ _ATTENTIONS = (Attention, BiasedAttention, WindowedAttention)
 _READERS: dict[type, tuple[type, ...]] = {
     Norm: (Factor,),
     ReadStream: (Factor,),
-    Factor: (Factor, *_ATTENTIONS, Performer, InnerNorm, PostNorm, Glu, QkNorm, Rotary, NewStream),
+    Factor: (Factor, *_ATTENTIONS, Performer, ResponseNorm, InnerNorm, PostNorm, Glu, QkNorm, Rotary, NewStream),
     Glu: (Factor, InnerNorm),
     InnerNorm: (Factor, NewStream),
     QkNorm: (Rotary, *_ATTENTIONS),
     Rotary: _ATTENTIONS,
     Join: (Factor, InnerNorm),
     Depthwise: (Factor, InnerNorm),
+    ResponseNorm: (Factor,),
     Attention: (Factor, InnerNorm, Branch, Renew),
     Performer: (Factor, Branch),
 }

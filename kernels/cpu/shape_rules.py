@@ -18,6 +18,7 @@ from .program import (
     Merge,
     Performer,
     Pyramid,
+    ResponseNorm,
     WindowedAttention,
 )
 from .row_operators import (
@@ -151,6 +152,12 @@ def depthwise_rule(state: State, conv: Depthwise) -> State:
     return replace(state, channels=state.width, giver=Depthwise)
 
 
+def response_norm_rule(state: State, norm: ResponseNorm) -> State:
+    require(norm.weight.shape == norm.bias.shape == (state.channels,), f"not {state.channels} channels")
+    require(not state.sized, "of merged tokens")
+    return replace(state, giver=ResponseNorm)
+
+
 def windows_rule(state: State, attention: WindowedAttention) -> State:
     windows, kinds, index = attention.windows, attention.kinds, attention.index
     fits = windows.ndim == 2 and index.ndim == 3 and windows.dtype == kinds.dtype == np.int64
@@ -278,6 +285,7 @@ RULES: dict[type, Callable[[State, Any], State]] = {
     BiasedAttention: biased_rule,
     WindowedAttention: windows_rule,
     Depthwise: depthwise_rule,
+    ResponseNorm: response_norm_rule,
     Join: join_rule,
     NewStream: new_stream_rule,
     AddValues: add_values_rule,

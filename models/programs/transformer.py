@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...kernels.chain_ir import Dense, Linear
 from ...kernels.cpu.factors import dense
-from ...kernels.cpu.program import Attention, Factor, Operator
+from ...kernels.cpu.program import Attention, Factor, Operator, ResponseNorm
 from ...kernels.cpu.row_operators import Glu, InnerNorm, Norm, Places, PostNorm, QkNorm, ReadStream, Renew
 from ..architectures.plain_mlp import PLAIN_MLPS
 from ..architectures.timm_models import type_name
@@ -107,13 +107,16 @@ def mlp_operators(mlp: Any, scale: nn.Module | Tensor | None, name: str, *, adds
         NotFusable: the kernels have no operator for a part; names it.
     """
     kind = type_name(mlp).removeprefix("timm.layers.mlp.")
-    if type_name(mlp) not in PLAIN_MLPS and kind not in ("GluMlp", "SwiGLU"):
+    if type_name(mlp) not in PLAIN_MLPS and kind not in ("GluMlp", "SwiGLU", "GlobalResponseNormMlp"):
         raise NotFusable(f"there is no rule for an MLP of type {type(mlp).__name__}")
     fc1s = ("fc1_g", "fc1_x") if kind == "SwiGLU" else ("fc1",)
-    parts = parts_of(mlp, *fc1s, "act", "fc2", "drop", "drop1", "drop2", "norm")
+    parts = parts_of(mlp, *fc1s, "act", "fc2", "drop", "drop1", "drop2", "norm", "grn")
     for part in ("drop", "drop1", "drop2"):
         check_idle(f"mlp.{part}", parts[part])
     normed, (activation, factor) = _inner(parts["norm"]), activation_of(parts["act"])
+    grn: Any = parts["grn"]
+    if grn is not None:
+        normed = [ResponseNorm(array(grn.weight), array(grn.bias), float(grn.eps))]
     fc2 = scaled(as_layer(parts["fc2"]), scale)
     behind = linear_of(fc2, f"{name}.fc2", adds=adds)
     if kind not in ("GluMlp", "SwiGLU"):

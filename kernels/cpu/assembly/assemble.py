@@ -17,10 +17,13 @@ from ..program import (
     JoinedHead,
     Merge,
     OnRows,
+    OnTiles,
+    OnTokens,
     Operator,
     Performer,
     Program,
     Pyramid,
+    ResponseNorm,
     WindowedAttention,
 )
 from ..row_operators import (
@@ -50,8 +53,6 @@ from .vectors import Rows, Vector, by_heads, inputs_of, kept_outputs, qkv_order,
 
 ARENA_BYTES, ARENA_OF_WEIGHTS = 1 << 26, 16
 """The arena of a thread takes at most the first, in bytes, and the second for each byte of weights."""
-
-OnTiles = OnRows | Grid | Pyramid | Join
 
 
 def assemble(program: Program, isa: InstructionSet) -> Assembled:
@@ -84,8 +85,7 @@ class _Assembly:
         self.program, self.isa = replace(program, operators=by_heads(program.operators)), isa
         self.tables = structs.Tables()
         self.stages = StageBuilder(self.tables.constants, isa)
-        self.grids = Grids(self.tables, self.stages)
-        self.attentions = Attentions(self.tables, self.stages)
+        self.grids, self.attentions = Grids(self.tables, self.stages), Attentions(self.tables, self.stages)
 
     def run(self) -> Assembled:
         self._begin()
@@ -182,8 +182,7 @@ class _Assembly:
                 return None
         if isinstance(behind[0], NewStream) and not step.starts:
             self._start(step, operator.width if isinstance(operator, Factor) else len(step.given.order), behind[1:])
-        of_stream = isinstance(operator, Norm | ReadStream)
-        out = self._read_by(operator, behind, 0 if of_stream else len(step.given.order))
+        out = self._read_by(operator, behind, 0 if isinstance(operator, Norm | ReadStream) else len(step.given.order))
         if isinstance(operator, Norm | ReadStream):
             stage, read = self.stages.norm(operator if isinstance(operator, Norm) else None, self.order, out), 0
         elif isinstance(operator, Factor):
@@ -192,11 +191,11 @@ class _Assembly:
             stage, read = self._inner(operator, step.given.order, out), step.at
         if isinstance(behind[0], NewStream):
             return step.add(stage, read, 0)
-        if not isinstance(behind[0], Attention | Performer):
+        if not isinstance(behind[0], OnTokens):
             return step.add(stage, read, step.gives(out, out))
         return self._kept(step, stage, read, out, behind[0])
 
-    def _kept(self, step: TileStep, stage: Fields, read: int, out: Vector, attention: Attention | Performer) -> None:
+    def _kept(self, step: TileStep, stage: Fields, read: int, out: Vector, attention: OnTokens) -> None:
         """Keep what a stage gives for an attention, which may take it in windows."""
         use, places = "attention's inputs", None
         if isinstance(attention, WindowedAttention):
@@ -227,9 +226,8 @@ class _Assembly:
         if isinstance(reader, Factor):
             if factor is not None:
                 return inputs_of(reader, self.isa, kept_outputs(factor), self.isa.room_for(factor.weight.shape[1]))
-            return inputs_of(
-                reader, self.isa, [self.order if isinstance(operator, Norm | ReadStream) else np.arange(channels)]
-            )
+            order = self.order if isinstance(operator, Norm | ReadStream) else np.arange(channels)
+            return inputs_of(reader, self.isa, [order])
         if isinstance(reader, NewStream):
             return Vector(self.order, None, structs.F32)
         if isinstance(reader, Attention):
@@ -290,7 +288,9 @@ class _Assembly:
             step.buffers.append(self.stream)
         self.grids.pyramid(step, pyramid, self.order, out)
 
-    def _attended(self, operator: Attention | Performer, qkv: Rows, before: State, behind: Sequence[Operator]) -> Rows:
+    def _attended(self, operator: OnTokens, qkv: Rows, before: State, behind: Sequence[Operator]) -> Rows:
+        if isinstance(operator, ResponseNorm):
+            return self.attentions.response_norm(operator, qkv, before.tokens)
         if isinstance(operator, Performer):
             self.order = np.arange(operator.w.shape[1])
             self.stream, attended = self.attentions.performer(operator, qkv, self.state.tokens, first_factor(behind))

@@ -172,7 +172,8 @@ struct Picture {
     if (count < kLanes) memcpy(&v, from, 4 * count);
     else v = load<i32x16>(from);
     if (!normal) return (f32x16)v;
-    return (to_f32(v >> 8 * colour & i32x16{} + 255) / set1(255.0f) - set1(normal[colour])) / set1(normal[3 + colour]);
+    const f32x16 level = to_f32((v >> (8 * colour)) & (i32x16{} + 255));
+    return (level / set1(255.0f) - set1(normal[colour])) / set1(normal[3 + colour]);
   }
 };
 
@@ -258,6 +259,39 @@ static void run_depthwise(const Program& p, const Step& s, const char* base, cha
         char* to = arena + out.offset + ((long)y * side + x) * out.row_bytes + 4L * c;
         for (int i = 0; i < kAcross && x + i < side; i++, to += out.row_bytes) store(to, sums[i]);
       }
+  }
+}
+
+// The sum of the squares of each channel of buffer 0's rows, float32, to buffer 1: members share channels, so that each sum has
+// one order.
+static void run_squares(const Program& p, const Step& s, char* arena, const Member& member) {
+  const Buffer &in = p.buffers[s.first_buffer], &out = p.buffers[s.first_buffer + 1];
+  float* sums = (float*)(arena + out.offset);
+  const Member::Share mine = member.share(s.channels, kLanes);
+  for (int c = mine.first; c < mine.last; c += kLanes) store(sums + c, f32x16{});
+  for (int r = 0; r < s.rows; r++) {
+    const float* row = (const float*)(arena + in.offset + r * in.row_bytes);
+    for (int c = mine.first; c < mine.last; c += kLanes) {
+      const f32x16 v = load<f32x16>(row + c);
+      store(sums + c, fma(v, v, load<f32x16>(sums + c)));
+    }
+  }
+}
+
+// A global response norm of buffer 0's rows, in place, by the sums of squares in buffer 1.
+static void run_response_norm(const Program& p, const Step& s, const char* base, char* arena, const Member& member) {
+  const Buffer &rows = p.buffers[s.first_buffer], &squares = p.buffers[s.first_buffer + 1];
+  const float *weight = (const float*)(base + s.scale), *bias = (const float*)(base + s.bias);
+  const float* sums = (const float*)(arena + squares.offset);
+  float *factors = (float*)(member.memory + s.scratch), total = 0;
+  for (int c = 0; c < s.channels; c++) total += factors[c] = __builtin_sqrtf(sums[c]);
+  const float mean = total / s.channels + s.epsilon;
+  for (int c = 0; c < s.channels; c++) factors[c] = 1 + weight[c] * factors[c] / mean;
+  const Member::Share mine = member.share(s.rows);
+  for (int r = mine.first; r < mine.last; r++) {
+    float* row = (float*)(arena + rows.offset + r * rows.row_bytes);
+    for (int c = 0; c < s.channels; c += kLanes)
+      store(row + c, fma(load<f32x16>(row + c), load<f32x16>(factors + c), load<f32x16>(bias + c)));
   }
 }
 

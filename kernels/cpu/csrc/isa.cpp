@@ -51,6 +51,8 @@ static void run_image(void* context, Member& member) {
     else if (s.kind == kMean && member.number == 0) run_mean(p, s, arena);
     else if (s.kind == kGrouped) run_grouped(p, s, base, arena, member);
     else if (s.kind == kDepthwise) run_depthwise(p, s, base, arena, member);
+    else if (s.kind == kSquares) run_squares(p, s, arena, member);
+    else if (s.kind == kResponseNorm) run_response_norm(p, s, base, arena, member);
     else if (s.kind == kMerge) run_merge(p, s, arena, member);
   }
 }

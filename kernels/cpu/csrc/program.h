@@ -15,7 +15,8 @@ enum Action : int32_t {
 };
 enum Epilogue : int32_t { kStore = 0, kGelu = 1, kAdd = 2, kSilu = 3, kSiluAdd = 4 };
 enum StepKind : int32_t {
-  kPatches = 0, kRows = 1, kAttention = 2, kMerge = 3, kPixels = 4, kPerformer = 5, kMean = 6, kGrouped = 7, kDepthwise = 8
+  kPatches = 0, kRows = 1, kAttention = 2, kMerge = 3, kPixels = 4, kPerformer = 5, kMean = 6, kGrouped = 7, kDepthwise = 8,
+  kSquares = 9, kResponseNorm = 10
 };
 
 // One action on a tile of rows: a norm, a cast, the im2col of a convolution, a block-diagonal linear layer of `blocks`

@@ -21,6 +21,7 @@ from milkweed.kernels.cpu.program import (
     Operator,
     Performer,
     Pyramid,
+    ResponseNorm,
     WindowedAttention,
 )
 from milkweed.kernels.cpu.reference import evaluate
@@ -82,6 +83,7 @@ WINDOW_MISTAKES: dict[str, Callable[[Operator], Operator]] = {
     "the order of what is joined": lambda o: Join(o.rows[:, ::-1]) if isinstance(o, Join) else o,
     "joined tokens": lambda o: Join(o.rows[::-1]) if isinstance(o, Join) else o,
     "taps": lambda o: replace(o, weight=o.weight.swapaxes(1, 2)) if isinstance(o, Depthwise) else o,
+    "response": lambda o: replace(o, weight=0 * o.weight) if isinstance(o, ResponseNorm) else o,
     "a convolution's bias": lambda o: replace(o, bias=0 * o.bias) if isinstance(o, Depthwise) else o,
 }
 
@@ -96,8 +98,9 @@ MISTAKES = {
     f"positions: {name}": (VITS["norms behind" if "adds" in name else "everything"], change)
     for name, change in POSITION_MISTAKES.items()
 }
+WHERE = {"taps": "depthwise", "a convolution's bias": "depthwise", "response": "response norms"}
 MISTAKES |= {
-    f"windows: {name}": (VITS["depthwise" if name[0] == "a" or name == "taps" else "windows, many kinds"], change)
+    f"windows: {name}": (VITS[WHERE.get(name, "windows, many kinds")], change)
     for name, change in WINDOW_MISTAKES.items()
 }
 MISTAKES |= {f"ViT: {name}": (VITS["merged Monarch"], change) for name, change in VIT_MISTAKES.items()} | {

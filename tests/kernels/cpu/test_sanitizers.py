@@ -34,6 +34,7 @@ from milkweed.kernels.cpu.assembly.assemble import assemble
 from milkweed.kernels.cpu.instruction_sets import CpuLibraryError, supported_sets
 from milkweed.kernels.cpu.library import ProgramRunner, jpeg_entry, resize_entry
 from milkweed.kernels.cpu.quantise import calibrated, quantised
+from milkweed.kernels.cpu.uint8_images import Uint8Images
 from milkweed.kernels.images import jpeg
 from milkweed.kernels.images import resize as resizing
 from milkweed.kernels.images.resize import CroppedAxis, PicturePart
@@ -50,7 +51,10 @@ for isa in (each for each in supported_sets() if each.name in names):
             assembled = assemble(each, isa)
             if plant:  # more than the images hold
                 assembled.steps["side"][0] *= 2
-            assert np.isfinite(ProgramRunner(assembled, library)(images)).all()
+            run = ProgramRunner(assembled, library)
+            size = images.shape[-1]
+            raw = Uint8Images(np.full((2, size, size, 4), 255, np.uint8), np.ones((2, 3), np.float32))
+            assert np.isfinite(run(images)).all() and np.isfinite(run(raw)).all()
     entry = resize_entry(isa.name, library)
     resizing.resize_entry = lambda: entry
     for width, height, size in ((61, 43, 24), (5, 9, 31), (300, 2, 7)):

@@ -10,6 +10,7 @@ from milkweed.kernels.cpu.program import (
     Merge,
     Operator,
     Program,
+    ResponseNorm,
     WindowedAttention,
 )
 from milkweed.kernels.cpu.row_operators import AddValues, InnerNorm, Join, NewStream, Renew
@@ -24,6 +25,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "depthwise": {"kernel": 7},
     "depthwise, wide": {"kernel": 9, "size": 36, "width": 48, "hidden": 72},
     "depthwise, narrow": {"kernel": 3, "size": 20},
+    "response norms": {"kernel": 3, "response": True},
+    "response norms, odd": {"size": 36, "window": 3, "width": 48, "hidden": 80, "response": True},
     "values": {"values": 2},
     "values, then windows": {"values": 1, "size": 84, "window": 3},
     "merged, then a new stream": {"merged": 5, "size": 16},
@@ -41,6 +44,7 @@ def made(
     kernel: int = 0,
     values: int = 0,
     merged: int = 0,
+    response: bool = False,
 ) -> Program:
     """A program of two blocks, between which tokens are joined where their grid divides, and else start anew.
 
@@ -49,6 +53,7 @@ def made(
         kernel: side of depthwise convolutions in place of attention; 0 for attention.
         values: so many blocks have attention over all tokens, whose answers start the stream anew, values added.
         merged: tokens that the first block merges; attention is over all tokens.
+        response: whether MLPs have a global response norm.
     """
     parts = Parts()
 
@@ -76,7 +81,8 @@ def made(
     embed = Embed(weight, parts.bias(width), start, size)
     for stage in range(2):
         operators += mixing(stage, side, width)
-        operators += [*parts.layer(width, hidden, gelu=True), *parts.layer(hidden, width, adds=True)]
+        norms = [ResponseNorm(parts.rng.standard_normal(hidden), parts.bias(hidden), 1e-6)] * response
+        operators += [*parts.layer(width, hidden, gelu=True), *norms, *parts.layer(hidden, width, adds=True)]
         if stage == 0 and side % 2 == 0 and not merged:
             rows = parts.rng.permutation(side**2).reshape(-1, 4)
             between = [InnerNorm(parts.norm(4 * width))] * (not kernel)

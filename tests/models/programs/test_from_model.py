@@ -71,7 +71,7 @@ def spread(model: nn.Module) -> nn.Module:
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
             parameter.mul_(20 if name.startswith("head") else 5)
-        elif "norm" in name:
+        elif "norm" in name or "grn" in name:
             parameter.add_(0.3 * torch.randn_like(parameter))
         elif "bias_table" in name or "gamma" in name:
             parameter.add_(torch.randn_like(parameter).abs())
@@ -146,6 +146,8 @@ MODELS = {
     "Swin, Monarch": lambda: structured(swin(), "monarch", but="reduction"),
     "ConvNeXt": lambda: convnext(ls_init_value=0.5),
     "ConvNeXt, other kernels": lambda: convnext(kernel_sizes=(9, 5, 3, 3), act_layer="silu"),
+    "ConvNeXt V2": lambda: convnext(use_grn=True, ls_init_value=None),
+    "ConvNeXt V2, Monarch": lambda: structured(convnext(use_grn=True), "monarch"),
     "ConvNeXt, RMSNorm": lambda: convnext(norm_layer="rmsnorm"),
     "ConvNeXt, convolutions in MLPs": lambda: convnext(conv_mlp=True, head_norm_first=True),
     "Monarch": lambda: structured(vit(), "monarch"),
@@ -254,7 +256,6 @@ def test_what_the_kernels_do_not_compute_is_named() -> None:
         (create_model("vitaev2_s", num_classes=3).eval(), "windows of 7 by 7 do not divide a grid of 10 tokens"),
         (swin(window_size=3), "windows of 3 by 3 do not divide a grid of 8 tokens"),
         (swin(patch_size=8, window_size=5), "a grid of 5 tokens on a side is filled up"),
-        (convnext(use_grn=True), "no rule for an MLP of type GlobalResponseNormMlp"),
         (convnext(stem_type="overlap"), "its stem is no convolution of patches"),
         (apply_token_plan(vitae(), TokenPlan(TokenMerging(0, 1, 0.4))), "it merges tokens"),
         (vitae(**PATCHES, img_size=48), "it has positions for images of 48 px, not 40"),

@@ -26,6 +26,7 @@ from milkweed.kernels.cpu.program import (
     Pixels,
     Program,
     Pyramid,
+    ResponseNorm,
     WindowedAttention,
 )
 from milkweed.kernels.cpu.row_operators import AddValues, Glu, InnerNorm, Join, NewStream, Norm, QkNorm, Renew, Rotary
@@ -101,6 +102,7 @@ def answers(bundle: Path) -> Any:
 
 GROWN = pyramid(2, padding=100)
 FAR = [*attention(), *pyramid(2, padding=4096), *pyramid(8194, padding=4096)]
+RESPONSE = normal(16), normal(16), 1e-6
 PERFORMED = [norm(), dense(normal(48, 16), None, name="kqv"), Performer(normal(8, 16), 1e-8)]
 PERFORMED.append(dense(normal(16, 16), None, adds=True, name="p"))
 
@@ -173,6 +175,14 @@ REFUSED: dict[str, tuple[Program, str]] = {
     "an attention that nothing reads": (program(attention()[:3]), "head: nothing reads what"),
     "GELU and adds": (program([norm(), dense(normal(16, 16), None, gelu=True, adds=True)]), "GELU, and SiLU or what"),
     "SiLU of what adds": (program([norm(), dense(normal(16, 16), None, silu=True, adds=True)]), "SiLU of what adds"),
+    "a response norm of other channels": (
+        program([norm(), dense(normal(32, 16), None), ResponseNorm(*RESPONSE)]),
+        "2 .ResponseNorm.: not 32 channels",
+    ),
+    "a response norm of merged tokens": (
+        program([*attention(), Merge(1, 16, 0, 1), norm(), dense(normal(16, 16), None), ResponseNorm(*RESPONSE)]),
+        "ResponseNorm.: of merged tokens",
+    ),
     "a norm of other patches": (
         Program(NormedEmbed(normal(16, 3, 4, 4), normal(16), normal(4, 16), 8, norm(8)), [], program([]).head),
         "embed: its norm is not of 16 channels",
