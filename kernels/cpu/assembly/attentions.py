@@ -97,17 +97,17 @@ class Attentions:
         )
         return Rows(out, to)
 
-    def response_norm(self, norm: ResponseNorm, given: Rows, tokens: int) -> Rows:
+    def response_norm(self, norm: ResponseNorm, outputs: Rows, tokens: int) -> Rows:
         """A global response norm of what a factor gave, in place; two steps, since its sums are over all tokens."""
         channels = len(norm.weight)
         check_lanes(channels, "a response norm of ")
         sums = self.tables.rows("squares", 4 * channels, 1)
         values: dict[str, Any] = {"takes": [(tokens, 4 * channels), (1, 4 * channels)], "rows": tokens}
-        self.tables.step(structs.SQUARES, [given.buffer, sums], channels=channels, **values)
+        self.tables.step(structs.SQUARES, [outputs.buffer, sums], channels=channels, **values)
         values |= {"scale": self.stages.floats(norm.weight), "bias": self.stages.floats(norm.bias)}
         values |= {"epsilon": norm.eps, "scratch": self.tables.place(("response norm", channels), 4 * channels)}
-        self.tables.step(structs.RESPONSE_NORM, [given.buffer, sums], channels=channels, **values)
-        return given
+        self.tables.step(structs.RESPONSE_NORM, [outputs.buffer, sums], channels=channels, **values)
+        return outputs
 
     def performer(self, performer: Performer, qkv: Rows, tokens: int, reader: Factor) -> tuple[Fields, Rows]:
         """A performer of so many tokens. Return the stream, which its values are from now on, and what is read next."""
