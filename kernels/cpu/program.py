@@ -122,9 +122,10 @@ class Depthwise:
 
 @dataclass(frozen=True, eq=False)
 class ResponseNorm:
-    """ConvNeXt V2's global response norm of what a factor gave: x + bias + weight x g / (mean(g) + eps).
+    """ConvNeXt V2's global response norm (arXiv 2301.00808) of what a factor gave.
 
-    g is the root of each channel's sum of squares over all tokens, its mean that over channels.
+    x + bias + weight x g / (mean(g) + eps): g is the root of each channel's sum of squares over all tokens, the mean
+    is over channels.
 
     Args:
         weight, bias: (channels,).
