@@ -83,9 +83,9 @@ class ProgramRunner:
         if images.dtype != dtype or not images.flags.c_contiguous:
             raise ValueError(f"images of {images.dtype}: contiguous {np.dtype(dtype)} is taken")
 
-    def helped_seconds(self) -> float:
-        """Return the CPU seconds of the threads that helped in this thread's last call."""
-        return float(getattr(self._own, "helped", 0.0))
+    def helped(self) -> int:
+        """Return how many threads helped in this thread's last call, summed over its images."""
+        return int(getattr(self._own, "helped", 0))
 
 
 def start_threads(threads: int, library: Path = LIBRARY) -> int:
@@ -196,5 +196,5 @@ def _entry(library: Path, name: str) -> Any:
         raise CpuLibraryError("this system does not let a process use AMX's tiles")
     entry = getattr(_checked(library), f"milkweed_run_{name}")
     entry.argtypes = [*[ctypes.c_void_p] * 5, ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
-    entry.restype = ctypes.c_double
+    entry.restype = ctypes.c_int
     return entry

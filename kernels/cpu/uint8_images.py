@@ -36,11 +36,16 @@ class Uint8Images:
         return Uint8Images(self.pixels[images], self.normal)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.float32]:
-        count, height, width, _ = self.pixels.shape
-        images = np.empty((count, 3, height, width), np.float32)
-        for levels, out in zip(self.pixels, images, strict=True):
-            normalise(levels, self.normal, out)
-        return images.astype(dtype or np.float32, copy=False)
+        return normalised(self.pixels, self.normal).astype(dtype or np.float32, copy=False)
+
+
+def normalised(levels: NDArray[np.uint8], normal: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Normalise levels (n, S, S, 3 or more) to float32 (n, 3, S, S), contiguous; see `normalise`."""
+    count, height, width, _ = levels.shape
+    images = np.empty((count, 3, height, width), np.float32)
+    for image, out in zip(levels, images, strict=True):
+        normalise(image, normal, out)
+    return images
 
 
 def normalise(levels: NDArray[np.uint8], normal: NDArray[np.float32], out: NDArray[np.float32]) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels.cpu.uint8_images import normalise
+from ...kernels.cpu.uint8_images import normalise, normalised
 from .spec import PreprocessSpec
 
 Levels = NDArray[np.uint8]
@@ -18,11 +18,7 @@ class Normaliser:
 
     def batch(self, levels: Levels) -> NormalisedPixels:
         """Normalise levels (B, S, S, 3 or more) to float32 (B, 3, S, S), contiguous."""
-        count, height, width, _ = levels.shape
-        pixels = np.empty((count, 3, height, width), np.float32)
-        for image, out in zip(levels, pixels, strict=True):
-            self.write(image, out)
-        return pixels
+        return normalised(levels, self.normal)
 
     def write(self, levels: Levels, out: NormalisedPixels) -> None:
         """Normalise levels (S, S, 3 or more) of any strides into `out`, (3, S, S)."""

@@ -66,13 +66,13 @@ class Grids:
         self.tables.step(structs.PATCHES, [rows, stream], takes=takes, **values)
         places = np.arange(max(width, len(pixels.order)))
         inputs, outputs = places[None, : len(pixels.order)], places[None, :width]
-        adds = not isinstance(embed, NormedEmbed)
-        factor = Factor(embed.weight.reshape(1, width, -1), inputs, outputs, width, embed.bias, adds=adds)
+        normed = embed.norm if isinstance(embed, NormedEmbed) else None
+        factor = Factor(embed.weight.reshape(1, width, -1), inputs, outputs, width, embed.bias, adds=normed is None)
         step = TileStep.of(from_row(stream, tokens - patches), Rows(pixels, rows))
-        if isinstance(embed, NormedEmbed):
+        if normed is not None:
             product = Vector(np.arange(width), None, structs.F32)
             step.add(self.stages.factor(factor, pixels, product.order, product), step.at, step.gives(product, product))
-            norm = self.stages.norm(embed.norm, product.order, Vector(order, None, structs.F32))
+            norm = self.stages.norm(normed, product.order, Vector(order, None, structs.F32))
             step.add({**norm, "epilogue": structs.ADD}, step.at, 0)
         else:
             step.add(self.stages.factor(factor, pixels, order, None), step.at, 0)

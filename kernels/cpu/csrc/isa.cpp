@@ -83,20 +83,20 @@ MILKWEED_EXPORT void RESIZE(const uint8_t* pixels, int width, const Axis* across
   ISA::resize(pixels, width, *across, *down, scratch, out);
 }
 
-// The images are as `Picture` has them, one behind the other.
-MILKWEED_EXPORT double ENTRY(const Program* p, const void* constants, void* arena, const char* images, const float* normal,
-                             int count, float* outputs, int threads) {
-  double seconds = 0;
+// The images are as `Picture` has them, one behind the other. Returns how many threads helped, summed over images.
+MILKWEED_EXPORT int ENTRY(const Program* p, const void* constants, void* arena, const char* images, const float* normal,
+                          int count, float* outputs, int threads) {
+  int helped = 0;
   begin_call();
   const Memories memories{p->helpers, p->arena_bytes, p->helper_count};
   // Image by image: one image's rows fill a tile, and its activations stay in the caches.
   for (; count > 0; count--, images += p->pixels * (normal ? 4 : 12), outputs += p->outputs) {
     ISA::Image image{p, (const char*)constants, (char*)arena, {images, normal}};
-    seconds += run_together(threads, memories, (char*)arena, ISA::run_image, &image);
+    helped += run_together(threads, memories, (char*)arena, ISA::run_image, &image);
     memcpy(outputs, (char*)arena + p->output, 4L * p->outputs);
   }
   end_call();
-  return seconds;
+  return helped;
 }
 
 }  // namespace milkweed

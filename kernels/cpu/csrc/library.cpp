@@ -8,7 +8,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 // What a test may let happen between the last thread's arrival at a barrier and the others' going on.
@@ -110,21 +109,14 @@ struct Worker {
   void* context;
   Team* team;
   char* memory;
-  double seconds;
   pthread_t thread;
   cpu_set_t cores;  // the caller's, of which one may be kept from this thread until it is awake
-  bool kept_off, busy;
+  bool kept_off, busy, helped;
 };
 
 static Worker workers[kMostThreads];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;  // of what follows, and of who is busy
 static int created = 0, cores = 1, working = 0;
-
-static double thread_seconds() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return now.tv_sec + 1e-9 * now.tv_nsec;
-}
 
 static void* live(void* argument) {
   Worker& worker = *(Worker*)argument;
@@ -132,10 +124,9 @@ static void* live(void* argument) {
     worker.state.wait_while(kIdle, 0);
     if (!worker.state.change(kAsked, kJoined)) continue;  // the image was done before
     if (worker.kept_off) pthread_setaffinity_np(worker.thread, sizeof worker.cores, &worker.cores);
-    const double started = thread_seconds();
     Member member{worker.team, 1 + worker.team->joined.fetch_add(1, std::memory_order_acq_rel), 0, worker.memory};
-    if (member.join()) worker.work(worker.context, member);
-    worker.seconds = thread_seconds() - started;
+    worker.helped = member.join();
+    if (worker.helped) worker.work(worker.context, member);
     worker.state.set(kIdle);
   }
   return nullptr;
@@ -214,7 +205,7 @@ static void ask(Team& team, Worker** asked, int count, const Memories& memories,
   team.members.store(1 + team.joined.load(std::memory_order_acquire), std::memory_order_release);
 }
 
-double run_together(int most, const Memories& memories, char* arena, Work work, void* context) {
+int run_together(int most, const Memories& memories, char* arena, Work work, void* context) {
   Worker* asked[kMostThreads];
   const int count = most > 1 ? take(most, memories.count, asked) : 0;
   Team team;
@@ -223,18 +214,18 @@ double run_together(int most, const Memories& memories, char* arena, Work work, 
   work(context, member);
   if (count == 0) return 0;
   team.done.store(true, std::memory_order_release);
-  double seconds = 0;
+  int helped = 0;
   for (int i = 0; i < count; i++) {
     Worker& worker = *asked[i];
     if (worker.state.change(kAsked, kIdle)) continue;  // it has not woken up, and does not look at this team any more
     worker.state.wait_while(kJoined, kYields);
-    seconds += worker.seconds;
+    helped += worker.helped;
   }
   pthread_mutex_lock(&mutex);
   for (int i = 0; i < count; i++) asked[i]->busy = false;
   working -= count;
   pthread_mutex_unlock(&mutex);
-  return seconds;
+  return helped;
 }
 
 // Counts threads that work on something else, such as a decoder: so many fewer help with images.

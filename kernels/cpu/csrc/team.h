@@ -75,7 +75,7 @@ struct Memories {
 void begin_call();
 void end_call();
 
-// Calls `work` on this thread, between the two, and on idle ones, at most `most` in all; returns the CPU seconds of the others.
-double run_together(int most, const Memories& memories, char* arena, Work work, void* context);
+// Calls `work` on this thread, between the two, and on idle ones, at most `most` in all; returns how many of the others took part.
+int run_together(int most, const Memories& memories, char* arena, Work work, void* context);
 
 }  // namespace milkweed

@@ -46,12 +46,12 @@ def test_an_image_has_the_same_bits_by_any_number_of_threads(isa: InstructionSet
     for name, program in programs():
         run, images = ProgramRunner(assemble(program, isa), threads=THREADS), images_of(program, 2)
         alone = run(images)
-        assert run.helped_seconds() == 0
+        assert run.helped() == 0
         for count in (2, 3, THREADS):
             helped = False
             while not helped:  # who sleeps helps once it is awake, at whatever step that is
                 assert np.array_equal(run(images, count).view(np.int32), alone.view(np.int32)), (name, count)
-                helped = run.helped_seconds() > 0
+                helped = run.helped() > 0
 
 
 def test_only_steps_whose_rows_add_behind_themselves_are_left_to_one_thread() -> None:
@@ -90,7 +90,7 @@ def test_no_thread_helps_where_all_are_busy() -> None:
         """
 start_threads(2)
 run = ProgramRunner(assemble(program, isa), threads=2)
-while not run.helped_seconds():
+while not run.helped():
     run(images, 2)
 many, enough = np.repeat(images, 50, axis=0), threading.Event()
 def compute():
@@ -98,12 +98,12 @@ def compute():
         run(many, 1)
 caller = threading.Thread(target=compute)
 caller.start()
-while run.helped_seconds() > 0:
+while run.helped() > 0:
     run(images, 2)
 print("alone")
 enough.set()
 caller.join()
-while not run.helped_seconds():
+while not run.helped():
     run(images, 2)
 print("together")
 """
@@ -116,12 +116,12 @@ def test_no_thread_helps_where_others_decode() -> None:
         """
 start_threads(2)
 run = ProgramRunner(assemble(program, isa), threads=2)
-while not run.helped_seconds():  # from here on the other thread is awake for some microseconds
+while not run.helped():  # from here on the other thread is awake for some microseconds
     run(images, 2)
 with busy_thread():
     run(images, 2)
-    print(run.helped_seconds() > 0)
-while not run.helped_seconds():
+    print(run.helped() > 0)
+while not run.helped():
     run(images, 2)
 """
     )
@@ -135,7 +135,7 @@ start_threads(3)
 run = ProgramRunner(assemble(program, isa), threads=3)
 alone = run(images, 3)
 if (child := os.fork()) == 0:
-    os._exit(0 if np.array_equal(run(images, 3), alone) and run.helped_seconds() == 0 else 1)
+    os._exit(0 if np.array_equal(run(images, 3), alone) and run.helped() == 0 else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), np.array_equal(run(images, 3), alone))
 """
     )
