@@ -211,14 +211,15 @@ class Recipes:
         Raises:
             BackendError, ExportError: nothing does.
         """
-        dtype, size = candidate.runtime.dtype, self._baseline.size
+        dtype, size, meaning = candidate.runtime.dtype, self._baseline.size, self._baseline.config.output_meaning
         if program is not None:
-            return program_forward(program.loaded, self._plan, size, program.activations)
+            return program_forward(program.loaded, self._plan, size, program.activations, meaning)
         if candidate.runtime.backend != "torch":
             file = self.graph_file(candidate.recipe, dtype)
-            return graph_forward(GraphFile(file, file.stat().st_size), candidate.runtime, self._plan, size)
+            graph = GraphFile(file, file.stat().st_size)
+            return graph_forward(graph, candidate.runtime, self._plan, size, output_meaning=meaning)
         model = prepare_for_inference(self.model(candidate.recipe), dtype=getattr(torch, dtype))
-        return TorchForward(model, self._plan, dtype=dtype, size=size, cpu_graphs=True)
+        return TorchForward(model, self._plan, dtype=dtype, size=size, cpu_graphs=True, output_meaning=meaning)
 
     def _fitted(self, model: nn.Module, recipe: Recipe) -> None:
         """Make layers structured or narrower, in place, by the images that fit."""

@@ -19,12 +19,12 @@ from ..loaders.dataset.training import Sample
 from ..loaders.errors import InputError
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import BundleConfig, load_bundle
+from ..models.architectures.no_classifier import classifier_name
 from ..models.bundle.provenance import library_versions
 from ..models.bundle.reading import read_single_label
 from ..models.divergence import answers
 from ..models.hooks import hooked
 from ..models.progress import Progress
-from ..models.serving.embedding import classifier_name
 from .job import MIN_IMAGES, CompressJob
 
 BATCH, SCREENED_IMAGES = 32, 64
@@ -77,7 +77,7 @@ class Baseline:
     """
 
     def __init__(self, job: CompressJob, progress: Progress) -> None:
-        read_single_label(job.source, "compress")
+        read_single_label(job.source, "compress", embeds=True)
         self._source = job.source
         self.model, self.config = load_bundle(job.source)
         files = folder_samples(job.images, self.config)
@@ -121,6 +121,10 @@ class Baseline:
     @cached_property
     def _dense_outputs(self) -> tuple[Tensor, Tensor]:
         """The log-probabilities and the embeddings of the held-out images, by one pass."""
+        if self.config.embeds:
+            with torch.inference_mode():
+                outputs = torch.cat([self.model(images) for images in self.held_out.batches])
+            return outputs.log_softmax(-1), outputs
         name, rows = classifier_name(self.model), list[Tensor]()
         with hooked(self.model, () if name is None else (name,), lambda _, inputs, output: rows.append(inputs[0])):
             dense = answers(self.model, self.held_out.batches)

@@ -55,7 +55,8 @@ class CandidateEvaluator:
         self.plan = replace(plan_lanes(CPU, macs(baseline.model, baseline.size).total), most_threads=1)
         self.times = LayerTimes(baseline, trials, self.plan, job.batches[0], progress, int8=job.tries("int8"))
         self.recipes = Recipes(baseline, trials, self.plan, self.times, progress, keep_weights=job.keep_weights)
-        self.evaluate_quality = QualityEvaluator(baseline.dense, baseline.held_out.targets)
+        embedding = baseline.dense_embedding if baseline.config.embeds else None
+        self.evaluate_quality = QualityEvaluator(baseline.dense, baseline.held_out.targets, embedding)
         asked = not job.backends or OURS in job.backends
         self.ours_refusal = refusal = ours_refusal(baseline.model, baseline.size) if asked else "not asked for"
         self.ours = refusal is None
@@ -156,7 +157,7 @@ class CandidateEvaluator:
             values: dict[SearchCandidate, dict[str, Any]] = {}
             for candidate, (forward, program) in made.items():
                 answers, embeddings = log_probabilities(forward, self.baseline.held_out.batches)
-                change, sure = self.evaluate_quality(answers), self.evaluate_quality.confidence(answers)
+                change, sure = self.evaluate_quality(answers, embeddings), self.evaluate_quality.confidence(answers)
                 change = replace(change, embedding=embedding_quality(self.baseline.dense_embedding, embeddings))
                 try:
                     size = self._bytes(candidate, program)

@@ -37,17 +37,20 @@ class QualityEvaluator:
     Args:
         dense: the dense model's log-probabilities (images, classes).
         targets: the images' classes, int64 (images,), where they are known.
+        embedding: the dense model's embeddings (images, width), where that has no classes: an image's answer is then
+            the image that is nearest to it, as a search by embeddings gives it.
     """
 
-    def __init__(self, dense: Tensor, targets: Tensor | None = None) -> None:
+    def __init__(self, dense: Tensor, targets: Tensor | None = None, embedding: Tensor | None = None) -> None:
+        self._cosines = None if embedding is None else _cosines(embedding)
         self._dense, self._targets, self._best = dense.double(), targets, dense.argmax(-1)
         # An image whose answer is another one changes by the dense model's probability of the new class less that of
         # its own best one: with labels at the temperature that fits them best.
         temperature = 1.0 if targets is None else _temperature(self._dense, targets)
         self._probabilities = (self._dense / temperature).softmax(-1)
 
-    def __call__(self, answers: Tensor) -> Quality:
-        """Return the quality of a model by its log-probabilities (images, classes).
+    def __call__(self, answers: Tensor, embeddings: Tensor | None = None) -> Quality:
+        """Return the quality of a model by its log-probabilities (images, classes) and embeddings (images, width).
 
         Raises:
             ValueError: the answers are not finite, or not as many.
@@ -57,6 +60,8 @@ class QualityEvaluator:
             raise ValueError(f"answers of shape {tuple(answers.shape)}, the dense model's are {tuple(dense.shape)}")
         if not torch.isfinite(answers).all():
             raise ValueError("answers are not finite numbers")
+        if self._cosines is not None and embeddings is not None:
+            return self._of_neighbours(answers, self._cosines, _cosines(embeddings))
         top = answers.argmax(-1)
         kl = (dense.exp() * (dense - answers.double())).sum(-1).clamp(min=0)  # below 0 by rounding alone
         rows = {"kl": kl, "agreement": 100.0 * (self._best == top)}
@@ -67,8 +72,23 @@ class QualityEvaluator:
         of_dense = None if right is None else float(100 * right.mean())
         return Quality(len(dense), mean_kl, agreement, top1[0] if top1 else None, of_dense, self.expected_change(top))
 
+    def _of_neighbours(self, answers: Tensor, dense: Tensor, cosines: Tensor) -> Quality:
+        """Return the quality by nearest images: what is lost is how much less like an image the one is that is found,
+        by the dense model's cosines, in points."""
+        kl = (self._dense.exp() * (self._dense - answers.double())).sum(-1).clamp(min=0)
+        nearest = cosines.argmax(-1)
+        same = 100.0 * (nearest == dense.argmax(-1))
+        lost = 100 * (dense.gather(1, nearest[:, None])[:, 0] - dense.amax(-1))
+        mean_kl, agreement, change = bootstrap(torch.stack([kl, same.double(), lost]))
+        return Quality(len(dense), mean_kl, agreement, expected=change)
+
     def confidence(self, answers: Tensor) -> ConfidenceThreshold | None:
-        """Find from which score on answers are sure: by labels, or else by the dense model's; see `find_threshold`."""
+        """Find from which score on answers are sure: by labels, or else by the dense model's; see `find_threshold`.
+
+        None where there are no classes.
+        """
+        if self._cosines is not None:
+            return None
         reference: Reference = "dense" if self._targets is None else "labels"
         score, top = answers.double().exp().max(-1)
         right = top == (self._best if self._targets is None else self._targets)
@@ -112,12 +132,18 @@ def log_probabilities(forward: Forward, batches: Iterable[Tensor]) -> tuple[Tens
     return answers.double().clamp(min=FEWEST).log(), embeddings
 
 
+def _cosines(embeddings: Tensor) -> Tensor:
+    """The cosines of all pairs of images (images, images), an image and itself at -2."""
+    rows = F.normalize(embeddings.double())
+    return (rows @ rows.T).fill_diagonal_(-2)
+
+
 def embedding_quality(dense: Tensor, embeddings: Tensor) -> EmbeddingQuality | None:
     """Compare embeddings (images, width) with the dense model's; None where one of them has none, or images are few."""
     if dense.shape != embeddings.shape or not dense.shape[1] or len(dense) <= NEIGHBOURS:
         return None
     pair = [F.normalize(rows.double()) for rows in (dense, embeddings)]
-    of_dense, of_model = ((rows @ rows.T).fill_diagonal_(-2).topk(NEIGHBOURS).indices for rows in pair)
+    of_dense, of_model = (_cosines(rows).topk(NEIGHBOURS).indices for rows in pair)
     nearest = of_dense[:, 0] == of_model[:, 0]
     shared = (of_dense[:, :, None] == of_model[:, None]).any(2)
     means = (

@@ -66,6 +66,10 @@ class Search:
         self.job, self.notes, self.started, self._tell = job, list[str](), time.perf_counter(), progress.note
         self.progress = replace(progress, note=self._note)
         self.baseline = Baseline(job, self.progress)
+        if self.baseline.config.embeds:
+            self._note(
+                "the model has no classes: the image nearest to an image is its answer, and points are of cosines"
+            )
         self.trials = Trials(job.out.parent, self.baseline.belongs_to(job))
         if self.trials.resumed:
             progress.note(f"going on with what was measured in {self.trials.folder}")

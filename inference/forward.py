@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ..loaders.thread_clock import thread_cpu_seconds
 from ..loaders.thread_pool import ThreadPool
+from ..models.bundle.config import OutputMeaning
 from ..models.bundle.golden import check_golden, golden_images, sigmoid, softmax
 from .device import CPU, Device, usable_cores
 from .results import ForwardResult
@@ -36,8 +37,7 @@ WARM_UP_SECONDS = 0.1
 """A start waits no longer for a larger batch to be measured."""
 
 # Below so many multiply-accumulates an image, so many images: the smaller a model, the more calls cost beside numbers.
-# A ViTAE of 49 M: 1, 4, 8 take 4.7, 9.2, 16.2 ms of one thread. 4 gain most of what 8 do, and a lone image waits half
-# as long.
+# A ViTAE of 49 M: 1, 4, 8 take 4.7, 9.2, 16.2 ms of one thread; with 4 a lone image waits half as long as with 8.
 MICRO_BATCHES = ((10_000_000, 8), (100_000_000, 4))
 
 
@@ -140,8 +140,8 @@ class Forward:
         dtype: the number type that it computes in.
         size: side of the model's input, px.
         weight_bytes: what the weights take in memory.
-        multi_label: whether each class has a probability by itself, the sigmoid of its logit.
-        embedding_width: values of an image's embedding; 0 where the session gives logits alone.
+        output_meaning: see `BundleConfig.output_meaning`.
+        embedding_width: values in front of the outputs, the embedding; 0 where the session gives outputs alone.
     """
 
     device: Device = CPU
@@ -160,22 +160,22 @@ class Forward:
         dtype: str,
         size: int,
         weight_bytes: int = 0,
-        multi_label: bool = False,
+        output_meaning: OutputMeaning = "softmax",
         embedding_width: int = 0,
     ) -> None:
         self._session, self.computes_elsewhere = session, session.computes_elsewhere
-        self._prepare(plan, dtype, size, multi_label, embedding_width)
+        self._prepare(plan, dtype, size, output_meaning, embedding_width)
         self.resident_bytes = weight_bytes
 
-    def _prepare(self, plan: LanePlan, dtype: str, size: int, multi_label: bool, width: int) -> None:
-        self.plan, self.dtype, self.size, self.multi_label = plan, dtype, size, multi_label
+    def _prepare(self, plan: LanePlan, dtype: str, size: int, output_meaning: OutputMeaning, width: int) -> None:
+        self.plan, self.dtype, self.size, self.output_meaning = plan, dtype, size, output_meaning
         self.embedding_width = width
         self.warm_seconds: dict[int, float] = {}
         """Time of a forward by its number of images, as `warm_up` measured it."""
 
     @property
     def graph(self) -> "CudaGraphForward | TorchScriptForward | None":
-        """What the forward was captured or recorded as; None where it runs as it is."""
+        """What the forward was captured or recorded as, if it was."""
         return self.traced if self.cuda_graphs is None else self.cuda_graphs
 
     def blank(self, count: int) -> NDArray[np.float32]:
@@ -183,11 +183,8 @@ class Forward:
         return np.zeros((count, 3, self.size, self.size), np.float32)
 
     def warm_up(self, batch_sizes: Iterable[int]) -> None:
-        """Run blank batches of these sizes, and of those that are captured, and note how long each takes.
-
-        Where a batch is cut into forwards, and a larger one would take more than WARM_UP_SECONDS, its time is that of
-        its forwards.
-        """
+        """Run blank batches of these sizes, and of those that are captured, and note how long each takes; of one that
+        would take more than WARM_UP_SECONDS the time is that of the forwards that it is cut into."""
         for count in sorted({*batch_sizes, *(self.cuda_graphs.batch_sizes if self.cuda_graphs is not None else ())}):
             expected = self._expected_seconds(count)
             if 2 * expected > WARM_UP_SECONDS:
@@ -210,12 +207,16 @@ class Forward:
     def run(self, pixels: Any) -> ForwardResult:
         """Probabilities of normalised float32 images (n, 3, S, S), n >= 1."""
         result = self._run(pixels)
-        if not self.multi_label:
+        if self.output_meaning == "softmax":
             return result
-        return replace(result, probabilities=sigmoid(self.on_host(result.probabilities)))
+        outputs = self.on_host(result.probabilities)
+        if self.output_meaning == "sigmoid":
+            return replace(result, probabilities=sigmoid(outputs))
+        pooled = result.embeddings if self.output_meaning == "pooled" and self.embedding_width else outputs
+        return replace(result, probabilities=softmax(outputs), embeddings=pooled)
 
     def _run(self, pixels: Any) -> ForwardResult:
-        """What `run` returns, but with a multi-label model's logits: golden records hold the softmax of those."""
+        """What `run` returns, but with logits but for "softmax": golden records hold the softmax of those."""
         return self._run_in_lanes(np.asarray(pixels))
 
     def _run_in_lanes(self, pixels: Any) -> ForwardResult:
@@ -270,7 +271,7 @@ class Forward:
         """
         if record:
             answers = self.on_host(self._run(golden_images(self.size)).probabilities)
-            check(record, softmax(answers) if self.multi_label else answers, bound or self.dtype)
+            check(record, answers if self.output_meaning == "softmax" else softmax(answers), bound or self.dtype)
 
     def close(self) -> None:
         """Let go of what a collector alone would free: here nothing."""
@@ -289,7 +290,7 @@ class Forward:
             lanes = self.plan.lanes
             outputs = self._outputs(images, min(lanes, len(chunks) - (turn if turn >= lanes else 0)))
             outputs = outputs[: len(chunks[turn])]
-            scores = outputs[:, width:] if self.multi_label else softmax(outputs[:, width:])
+            scores = softmax(outputs[:, width:]) if self.output_meaning == "softmax" else outputs[:, width:]
             results[turn] = np.concatenate([outputs[:, :width], scores], 1) if width else scores
         return thread_cpu_seconds() - started
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ..models.bundle import graph as bundle_graph
-from ..models.bundle.config import BundleConfig
+from ..models.bundle.config import BundleConfig, OutputMeaning
 from ..models.bundle.durable import sha256_of
 from ..models.bundle.onnx_header import read_header
 from ..models.bundle.reading import WEIGHTS, check_digest, naming, read_config
@@ -93,7 +93,7 @@ def graph_forward(
     size: int,
     *,
     fixed: bool = False,
-    multi_label: bool = False,
+    output_meaning: OutputMeaning = "softmax",
     classes: int | None = None,
 ) -> Forward:
     """Make the forward of a graph in a backend that runs graphs.
@@ -121,7 +121,7 @@ def graph_forward(
         dtype=candidate.dtype,
         size=size,
         weight_bytes=graph.resident_bytes(candidate.dtype),
-        multi_label=multi_label,
+        output_meaning=output_meaning,
         embedding_width=0 if classes is None else values - classes,
     )
 

@@ -185,16 +185,16 @@ def make_forward(bundle: ReadBundle, candidate: Candidate) -> Forward:
         BackendError: why the backend cannot compute the model.
         BundleError: what is wrong with the bundle, whose weights may be read once more.
     """
-    plan, size, multi_label = bundle.plan, bundle.size, bundle.config.multi_label
+    plan, size, meaning = bundle.plan, bundle.size, bundle.config.output_meaning
     if candidate.backend in ("onnxruntime", "openvino"):
-        how: Any = {"fixed": bundle.options.micro_batch > 0, "multi_label": multi_label}
+        how: Any = {"fixed": bundle.options.micro_batch > 0, "output_meaning": meaning}
         return graph_forward(_graph(bundle), candidate, plan, size, classes=bundle.config.num_classes, **how)
     if bundle.program is not None:
-        return session_forward(bundle.program, plan, size, multi_label)
+        return session_forward(bundle.program, plan, size, meaning)
     model = _read_model(bundle) if bundle.model is None else bundle.model
     bundle.model = None
     if candidate.backend == "milkweed":
-        return program_forward(model, plan, size, bundle.activations, multi_label)
+        return program_forward(model, plan, size, bundle.activations, meaning)
     from .torch_forward import torch_forward
 
     more = bundle.options, bundle.activations

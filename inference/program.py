@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..loaders.base import Uint8Images
+from ..models.bundle.config import OutputMeaning
 from ..models.errors import ExportError
 from ..models.programs.compact import is_int8
 from ..models.programs.session import ProgramSession
@@ -44,7 +45,11 @@ class ProgramPlan(LanePlan):
 
 
 def program_forward(
-    model: "nn.Module", plan: LanePlan, size: int, activations: "Activations | None" = None, multi_label: bool = False
+    model: "nn.Module",
+    plan: LanePlan,
+    size: int,
+    activations: "Activations | None" = None,
+    output_meaning: OutputMeaning = "softmax",
 ) -> Forward:
     """Make the forward of a model as `load_bundle` gives it, in int8 where there are activations, else in bfloat16.
 
@@ -60,10 +65,12 @@ def program_forward(
         program = program_of(model, size) if activations is None else int8_program(model, size, activations)
     except (NotFusable, ValueError) as error:
         raise BackendError(str(error)) from error
-    return session_forward(program, plan, size, multi_label)
+    return session_forward(program, plan, size, output_meaning)
 
 
-def session_forward(program: "Program", plan: LanePlan, size: int, multi_label: bool = False) -> Forward:
+def session_forward(
+    program: "Program", plan: LanePlan, size: int, output_meaning: OutputMeaning = "softmax"
+) -> Forward:
     """Make the forward of a program.
 
     An image's answer is the same in any company and by any number of threads, since no row of a product knows of
@@ -87,7 +94,7 @@ def session_forward(program: "Program", plan: LanePlan, size: int, multi_label: 
         dtype=dtype,
         size=size,
         weight_bytes=session.weight_bytes,
-        multi_label=multi_label,
+        output_meaning=output_meaning,
         embedding_width=session.embedding_width,
     )
 

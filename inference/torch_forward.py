@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from ..loaders.thread_clock import thread_cpu_seconds
 from ..models.accounting import resident_bytes
-from ..models.bundle.config import BundleConfig
-from ..models.serving.embedding import classifier_name, return_embedding
+from ..models.architectures.no_classifier import classifier_name
+from ..models.bundle.config import BundleConfig, OutputMeaning
+from ..models.serving.embedding import return_embedding
 from ..models.serving.fused.report import FusionReport
 from ..models.serving.prepare import prepare_for_inference
 from .device import CPU, Device
@@ -130,7 +131,7 @@ def torch_forward(
         graph_batch_sizes=graphs,
         cpu_graphs=options.cpu_graphs and not options.one_shot,
         fusion=fusion,
-        multi_label=config.multi_label,
+        output_meaning=config.output_meaning,
         embedding_width=width,
     )
 
@@ -146,7 +147,7 @@ class TorchForward(Forward):
         cpu_graphs: record the forward as a TorchScript graph where it runs in micro-batches.
         capture: makes a CUDA graph; tests bring their own.
         fusion: how the model was fused; None where it was not.
-        multi_label, embedding_width: see `Forward`; the model returns the embedding before its logits.
+        output_meaning, embedding_width: see `Forward`; the model returns the embedding before its logits.
     """
 
     def __init__(
@@ -161,14 +162,14 @@ class TorchForward(Forward):
         cpu_graphs: bool = False,
         capture: "Capture | None" = None,
         fusion: FusionReport | None = None,
-        multi_label: bool = False,
+        output_meaning: OutputMeaning = "softmax",
         embedding_width: int = 0,
     ) -> None:
-        self._prepare(plan, dtype, size, multi_label, embedding_width)
+        self._prepare(plan, dtype, size, output_meaning, embedding_width)
         self.device, self._torch_device = device, torch.device(str(device))
         self._dtype: torch.dtype = getattr(torch, dtype)
         self.resident_bytes, self.fusion = resident_bytes(model), fusion
-        self._module = _Outputs(model.to(self._torch_device), multi_label, embedding_width)
+        self._module = _Outputs(model.to(self._torch_device), output_meaning, embedding_width)
         self._compute: Callable[[Tensor], Tensor] = self._module
         if graph_batch_sizes:
             self.cuda_graphs = self._captured(graph_batch_sizes, capture)
@@ -196,8 +197,8 @@ class TorchForward(Forward):
             module._parameters.clear()
             module._buffers.clear()
 
-    def on_host(self, values: Tensor) -> NDArray[np.float32]:
-        return cast("NDArray[np.float32]", values.float().cpu().numpy())
+    def on_host(self, values: Tensor | NDArray[np.float32]) -> NDArray[np.float32]:
+        return values.float().cpu().numpy() if isinstance(values, Tensor) else values
 
     def _captured(self, batch_sizes: Sequence[int], capture: "Capture | None") -> "CudaGraphForward":
         # Imported here: a machine without a GPU pays for none of it, not even in memory.
@@ -244,16 +245,16 @@ class TorchForward(Forward):
 
 
 class _Outputs(nn.Module):
-    """Images of the model's type to embeddings, where it returns them, and probabilities, or logits where it is
-    multi-label, in float32."""
+    """Images of the model's type to embeddings, where it returns them, and probabilities, or logits where no softmax
+    makes answers, in float32."""
 
-    def __init__(self, model: nn.Module, multi_label: bool, embedding_width: int) -> None:
+    def __init__(self, model: nn.Module, output_meaning: OutputMeaning, embedding_width: int) -> None:
         super().__init__()
-        self.model, self.multi_label, self.embedding_width = model, multi_label, embedding_width
+        self.model, self.output_meaning, self.embedding_width = model, output_meaning, embedding_width
 
     def forward(self, images: Tensor) -> Tensor:
         outputs = cast(Tensor, self.model(images)).float()
-        if self.multi_label:
+        if self.output_meaning != "softmax":
             return outputs
         probabilities = outputs[:, self.embedding_width :].softmax(-1)
         return (
@@ -262,7 +263,7 @@ class _Outputs(nn.Module):
 
     def extra_repr(self) -> str:
         # By which TorchScriptForward tells graphs apart.
-        return f"multi_label={self.multi_label}, embedding_width={self.embedding_width}"
+        return f"output_meaning={self.output_meaning}, embedding_width={self.embedding_width}"
 
 
 def _filled_up(chunk: Tensor, size: int) -> Tensor:

@@ -60,13 +60,15 @@ def labelled_images(root: Path, labels: Sequence[Label]) -> DataSet:
 
 
 def folder_samples(folder: Path, config: BundleConfig, *, labelled: bool = False) -> list[Sample]:
-    """Find the images under a folder, with their classes where the layout says the model's classes.
+    """Find the images under a folder, with their classes where the layout says the model's classes, if it has any.
 
     Raises:
         DataError: there are no images, or `labelled` is set and classes fit no label.
     """
     try:
-        return list(labelled_images(folder, config.labels).samples)
+        if not config.embeds or labelled:
+            return list(labelled_images(folder, config.labels).samples)
+        return [Sample(path, None) for path in image_files(folder)]
     except DataError:
         if labelled:
             raise

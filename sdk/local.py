@@ -93,12 +93,14 @@ class LocalModel:
     @property
     def embedding_width(self) -> int:
         """Values of an image's embedding; 0 where the backend gives none."""
+        if self._config.embeds:
+            return self._config.num_classes
         return self._pipeline.forward_stage.embedding_width
 
     @property
     def num_classes(self) -> int:
-        """The number of the model's classes."""
-        return self._pipeline.num_classes
+        """The number of the model's classes; 0 where it gives embeddings alone."""
+        return 0 if self._config.embeds else self._pipeline.num_classes
 
     @overload
     def classify(  # type: ignore[overload-overlap]  # text is a path, not several
@@ -143,8 +145,8 @@ class LocalModel:
             ValueError: the model has none in the backend that computes it.
         """
         if is_one(images):
-            return embeddings(self.stream([encode(images)], 1, embedding=True), normalize)[0]
-        return embeddings(self.stream(cast("Iterable[Image]", images), 1, embedding=True), normalize)
+            return embeddings(self.stream([encode(images)], embedding=True), normalize)[0]
+        return embeddings(self.stream(cast("Iterable[Image]", images), embedding=True), normalize)
 
     def stream(
         self, images: Iterable[Image], top_k: int | None = None, threshold: float = 0.0, *, embedding: bool = False
@@ -156,6 +158,10 @@ class LocalModel:
         Args:
             embedding: answers have the image's embedding too.
         """
+        if not self.num_classes:
+            if not embedding:
+                raise ValueError(f"the model {self.name} has no classes: it gives embeddings alone")
+            return self._stream(images, 1, True)
         top_k = self._top_k if top_k is None else top_k
         if not 1 <= top_k <= self.num_classes:
             raise ValueError(f"top_k is {top_k}: expected 1..{self.num_classes}")
@@ -219,7 +225,7 @@ class LocalModel:
             embedding = array("f", outcome.embedding) if outcome.embedding else None
             predictions = tuple(
                 Prediction(index, labels[index].id, labels[index].label, score)
-                for index, score in zip(outcome.index, outcome.score, strict=True)
+                for index, score in (zip(outcome.index, outcome.score, strict=True) if self.num_classes else ())
             )
         else:
             error = make_error(outcome.code, outcome.message)

@@ -19,6 +19,7 @@ ERROR_CODES: dict[str, ErrorKind] = {
     "bad_request": ErrorKind(400, "bad_request"),
     "empty": ErrorKind(400, "empty"),
     "no_embedding": ErrorKind(400, "no_embedding"),
+    "no_classes": ErrorKind(400, "no_classes"),
     "url_not_allowed": ErrorKind(400, "url_not_allowed"),
     "unauthorized": ErrorKind(401, "unauthorized"),
     "unknown_model": ErrorKind(404, "unknown_model"),

@@ -39,7 +39,13 @@ DecodeScale = Annotated[
     typer.Option(help="fast: large JPEGs are decoded at 1/2, 1/4 or 1/8, in half the time, for nearly equal answers."),
 ]
 Labels = Annotated[Path | None, text_option("FILE", "Class labels: .tsv (index, id, label), .json, or one a line.")]
-Classes = Annotated[int | None, number_option("Number of classes; counted in the checkpoint if not given.")]
+Classes = Annotated[
+    int | None,
+    number_option("Number of classes; counted in the checkpoint if not given. 0: none, for its embedding.", least=0),
+]
+Projection = Annotated[
+    bool, typer.Option("--projection", help="The classifier is a projection (CLIP): what it gives is the embedding.")
+]
 
 
 def import_checkpoint(
@@ -48,6 +54,7 @@ def import_checkpoint(
     arch: Arch = None,
     labels: Labels = None,
     num_classes: Classes = None,
+    projection: Projection = False,
     arch_args: ArchArgs = None,
     preprocess: Preprocess = None,
     jpeg_scaling: DecodeScale = None,
@@ -83,6 +90,7 @@ def import_checkpoint(
         arch,
         bundle,
         num_classes=num_classes,
+        projects=projection,
         labels=read_labels(labels) if labels else None,
         preprocess=prepared,
         arch_args=further,
@@ -101,6 +109,7 @@ def _document(bundle: Path, report: "ImportReport") -> dict[str, Any]:
         "version": config.version,
         "arch": config.arch,
         "num_classes": config.num_classes,
+        "problem_type": config.problem_type,
         "monarch_layers": sum(layer.kind == "monarch" for layer in config.structure.values()),
         "structured_layers": len(config.structure),
         "bytes_on_disk": config.bytes_on_disk,
@@ -115,7 +124,7 @@ def _print(bundle: Path, report: "ImportReport") -> None:
     print_fields(
         {
             "bundle": bundle_line(bundle, config),
-            "arch": f"{config.arch}, {config.num_classes} classes",
+            "arch": f"{config.arch}, {config.num_classes} {'values of an embedding' if config.embeds else 'classes'}",
             "source": f"{info.file} ({info.container}, sha256 {info.sha256[:12]}...)",
             **{f"note {number}": text for number, text in enumerate(report.notes, 1)},
         }

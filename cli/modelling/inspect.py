@@ -145,6 +145,7 @@ def _described_model(config: "BundleConfig") -> dict[str, Any]:
         "arch_args": dict(config.arch_args),
         "num_classes": config.num_classes,
         "problem_type": config.problem_type,
+        "output_meaning": config.output_meaning,
         "preprocess": dict(config.preprocess),
         "confidence": config.confidence and config.confidence.to_dict(),
         "structure": {name: layer.to_dict() for name, layer in config.structure.items()},
@@ -154,6 +155,13 @@ def _described_model(config: "BundleConfig") -> dict[str, Any]:
         "graph": None if config.graph is None else config.graph.to_dict(),
         "program": None if config.program is None else config.program.to_dict(),
     }
+
+
+def _outputs(document: Mapping[str, Any]) -> dict[str, str]:
+    """What a model's outputs are, in words."""
+    if scores := SCORES.get(document["problem_type"]):
+        return {"classes": f"{document['num_classes']}, {scores}"}
+    return {"embedding": f"{document['num_classes']} values, {document['output_meaning']}; no classes"}
 
 
 def _resident_bytes(bundle: Path, model: "nn.Module", config: "BundleConfig") -> int:
@@ -180,7 +188,7 @@ def _print(document: Mapping[str, Any], layers: bool) -> None:
         {
             "bundle": f"{document['bundle']} (version {document['version']}, verified)",
             "arch": document["arch"],
-            "classes": f"{document['num_classes']}, {SCORES[document['problem_type']]}",
+            **_outputs(document),
             "image": _image(document["preprocess"]),
             **({"sure": ConfidenceThreshold.from_dict(document["confidence"])} if document["confidence"] else {}),
             "linear layers": f"{len(document['layers'])}, {_kinds(structured)}",

@@ -193,9 +193,9 @@ def _bundle(path: str | None, device: str | None, asked: "ClassifyOptions") -> I
 
     top_k, threshold = asked["top_k"], asked["threshold"] or 0.0
     with open_local(bundle_path(path or DEMO), device) as model:
-        if top_k is not None and top_k > model.num_classes:
-            raise CommandError(f"--top-k {top_k}: the model has {model.num_classes} classes", WRONG_USAGE)
         embedding = asked.get("embedding", False)
+        if top_k is not None and top_k > model.num_classes and not embedding:
+            raise CommandError(f"--top-k {top_k}: the model has {model.num_classes} classes", WRONG_USAGE)
         if embedding and not model.embedding_width:
             raise CommandError(f"bundle {path or DEMO}: the backend that computes it gives no embedding")
         yield lambda images: model.stream(images, top_k, threshold, embedding=embedding)

@@ -34,7 +34,7 @@ TextEmbeddings = Annotated[
 ]
 HeadFile = Annotated[Path, text_option("FILE", "The new head, a safetensors file.", parser=new_file)]
 Embedder = Annotated[str, text_option("BUNDLE", "Whose embeddings it will take.")]
-MethodOption = Annotated[str, text_option("ridge|means", "Ridge regression, or the cosine to the mean of a class.")]
+MethodOption = Annotated[str, text_option("ridge|means|knn", "Ridge regression, cosines to means, or nearest images.")]
 ClassNames = Annotated[Path, text_option("FILE", "Class labels: .tsv (index, id, label), .json, or one a line.")]
 ScaleOption = Annotated[float, decimal_option("Of cosines before the softmax: e to the power of CLIP's logit_scale.")]
 
@@ -59,7 +59,7 @@ def fit(
     device: DeviceOption = None,
     json: Json = False,
 ) -> None:
-    """Fit a head to labelled images, in closed form.
+    """Fit a head to labelled images, without a gradient.
 
     It prints the leave-one-out accuracy, and the ends of its 95 % interval. Images that cannot be read are named and
     left out; of each class two are needed.
@@ -70,17 +70,16 @@ def fit(
     """
     from ...jobs.dataset import class_labels, labelled_images
     from ...models.heads.fit import METHODS
-    from ...models.heads.linear_head import LinearHead, normalized
+    from ...models.heads.linear_head import normalized
 
     if method not in METHODS:
-        raise CommandError(f"--method {method}: must be {' or '.join(METHODS)}", WRONG_USAGE)
+        raise CommandError(f"--method {method}: must be one of {', '.join(METHODS)}", WRONG_USAGE)
     started, labels = time.perf_counter(), class_labels(images)
     samples = labelled_images(images, labels).samples
     rows, targets, version = _embeddings(samples, model, device)
     if few := [label.id for place, label in enumerate(labels) if (targets == place).sum() < 2]:
         raise CommandError(f"DIR {images}: fewer than two images that can be read of {', '.join(few[:5])}")
     made, total = METHODS[method](normalized(rows), targets), len(targets)
-    head = LinearHead(weight=made.weight, bias=made.bias, scale=made.scale, labels=labels, model_version=version)
     right = int((made.left_out.argmax(1) == targets).sum())
     figures = {
         "images": total,
@@ -89,7 +88,7 @@ def fit(
         "interval_95": [round(end, 4) for end in share_interval(right, total)],
         "seconds": round(time.perf_counter() - started, 1),
     }
-    (print_json if json else print_fields)({**_write(out, head), **figures})
+    (print_json if json else print_fields)({**_write(out, made.head(labels, version)), **figures})
 
 
 def make(texts: TextEmbeddings, names: ClassNames, out: HeadFile, scale: ScaleOption = 100, json: Json = False) -> None:
@@ -138,7 +137,7 @@ def _embeddings(samples: "Sequence[Sample]", bundle: str, device: str | None) ->
 
     rows, targets = [], []
     with open_local(bundle_path(bundle), device) as model, progress("embed", "images") as update:
-        answers = model.stream((sample.path for sample in samples), 1, embedding=True)
+        answers = model.stream((sample.path for sample in samples), embedding=True)
         for place, (sample, answer) in enumerate(zip(samples, answers, strict=True), 1):
             if answer.error is None:
                 rows.append(answer.embedding)

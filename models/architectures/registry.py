@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from difflib import SequenceMatcher
 from itertools import takewhile
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -14,6 +14,8 @@ from ..layers.layer_spec import LayerSpec
 from ..layers.select import replace_linears
 from ..layers.token_plan import ALL_TOKENS, TokenPlan
 from .arch_args import check_arch_args
+from .meta_init import on_meta
+from .no_classifier import classifier_name, without_classifier
 from .t2t_vit import T2T_VARIANTS, T2TViT
 from .timm_models import (
     ARCH_ARGS,
@@ -57,6 +59,7 @@ def create_model(
     arch: str,
     *,
     num_classes: int = 1000,
+    classifier: bool = True,
     widths: Widths | None = None,
     layer_specs: Mapping[str, LayerSpec] | None = None,
     tokens: TokenPlan = ALL_TOKENS,
@@ -66,6 +69,7 @@ def create_model(
 
     Args:
         arch: a name of `list_models()`; a name of timm may end in the tag of its weights.
+        classifier: if false the model gives its embedding, of `num_classes` values, which its classifier would read.
         widths: MLPs and attention that are narrower than the architecture has them, by name.
         layer_specs: linear layers to replace by structured ones, by name; their sides are those after `widths`.
         tokens: which tokens it computes, where that is not all.
@@ -79,6 +83,7 @@ def create_model(
     build = _create_own if arch in _OWN else create_timm_model
     try:
         model = build(arch, num_classes, arch_args)
+        model = model if classifier else without_classifier(model)
     except ImportError:
         raise
     except Exception as error:  # classes that others wrote: they refuse a value in any way
@@ -141,6 +146,19 @@ def classifier_layers(arch: str) -> tuple[str, ...]:
     """
     _check_known(arch)
     return ("head",) if arch in _OWN else timm_classifier(arch)
+
+
+def embedding_width(arch: str, arch_args: Mapping[str, Any]) -> int:
+    """The number of values that an architecture's classifier reads.
+
+    Raises:
+        ValueError: as `create_model`, or it has no classifier that is one linear layer.
+    """
+    with on_meta():
+        model = create_model(arch, **arch_args)
+    if (name := classifier_name(model)) is None:
+        raise ValueError(f"{arch} has no classifier that is one linear layer, which could be left out")
+    return cast(nn.Linear, model.get_submodule(name)).in_features
 
 
 def allowed_arch_args(arch: str) -> list[str]:

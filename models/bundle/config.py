@@ -2,10 +2,10 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from math import isfinite
-from typing import Any
+from typing import Any, Literal
 
 from ..architectures.arch_args import MAX_CLASSES
 from ..confidence import ConfidenceThreshold
@@ -20,20 +20,22 @@ from .strict_json import canonical_json
 
 FORMAT = 1
 PRECISIONS = ("bfloat16", "float16", "int8")
-"""Number types that a layer's weights can have in the file, beside float32."""
-
 STORAGES = ("float32", *PRECISIONS)
+"""Number types that a layer's weights can have in the file."""
+
 FALLBACK = "bfloat16"
 """The precision of a layer that int8 does not do for; it has float32's range, so that no weight can be outside it."""
 
-PROBLEM_TYPES = ("single_label_classification", "multi_label_classification")
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "feature_extraction")
 """Whether scores are the softmax of all classes or, where an image may have several, the sigmoid of each; as
-transformers calls it. The first is what a bundle means that does not say."""
+transformers calls it. The first is what a bundle means that does not say. A model of the last one has no classes: its
+outputs are the embedding, and `num_classes` counts their values."""
+
+OutputMeaning = Literal["softmax", "sigmoid", "pooled", "projected"]
+"""What a model's outputs become: the probabilities of classes, or the embedding that they are."""
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
-MAX_SIZE_PX = 4096
-MAX_FILES = 64
-MAX_LAYERS = 10_000
+MAX_SIZE_PX, MAX_FILES, MAX_LAYERS = 4096, 64, 10_000
 MAX_METRICS_BYTES = 1 << 20
 """A server sends the metrics to every client that lists its models."""
 
@@ -68,8 +70,7 @@ class BundleConfig:
         confidence: from which score on an answer is sure; None where that is not known.
         provenance: source file and its sha256, the commands since, library versions.
         metrics: what was measured, and on what.
-        golden: the answers of the torch model to its golden images (`golden.py`); empty in bundles of earlier versions
-            and in those that hold their graph alone.
+        golden: the torch model's answers to its golden images (`golden.py`); empty where they hold their graph alone.
         graph: what the bundle's graph is, with its own golden answers; None where it holds none.
         program: set where the CPU kernels are to compute the weights, with the golden answers that they are held to.
         files: sha256 of each file of the bundle except config.json, which holds them.
@@ -99,21 +100,25 @@ class BundleConfig:
     @property
     def version(self) -> str:
         """The first 12 hex digits of the sha256 of all that an answer depends on, as canonical JSON (sorted, no blanks,
-        ASCII): config.json without the members of REMARKS, which holds the hashes of all files.
-
-        The same model saved twice has the same version. What is measured or said of it later does not change that.
-        """
+        ASCII): config.json without the members of REMARKS, which holds the hashes of all files."""
         return hashlib.sha256(canonical_json(_without_remarks(self.to_dict()))).hexdigest()[:12]
 
     @property
     def num_classes(self) -> int:
-        """Number of the model's classes."""
+        """Number of the model's classes, or of what it gives in their place."""
         return int(self.arch_args.get("num_classes", 1000))
 
     @property
-    def multi_label(self) -> bool:
-        """Whether each class has a probability by itself."""
-        return self.problem_type != PROBLEM_TYPES[0]
+    def embeds(self) -> bool:
+        """Whether its outputs are an embedding: it has no classes."""
+        return self.problem_type == PROBLEM_TYPES[2]
+
+    @property
+    def output_meaning(self) -> OutputMeaning:
+        """What its outputs become; "pooled" is what a classifier would read, "projected" what a projection gives."""
+        if self.embeds:
+            return "projected" if self.arch_args.get("classifier", True) else "pooled"
+        return "softmax" if self.problem_type == PROBLEM_TYPES[0] else "sigmoid"
 
     def to_dict(self) -> dict[str, Any]:
         """The content of config.json."""
@@ -125,7 +130,7 @@ class BundleConfig:
             "structure": {name: layer.to_dict() for name, layer in self.structure.items()},
             **({"tokens": self.tokens.to_dict()} if self.tokens else {}),
             **({"storage": dict(self.storage)} if self.storage else {}),
-            **({"problem_type": self.problem_type} if self.multi_label else {}),
+            **({"problem_type": self.problem_type} if self.problem_type != PROBLEM_TYPES[0] else {}),
             "preprocess": dict(self.preprocess),
             **({"confidence": self.confidence.to_dict()} if self.confidence is not None else {}),
             "provenance": dict(self.provenance),
@@ -166,12 +171,12 @@ class BundleConfig:
         in_range = type(classes) is int and 1 <= classes <= MAX_CLASSES
         _require(in_range, f"arch_args: num_classes {quoted(classes)} must be between 1 and {MAX_CLASSES}")
         task = document.get("problem_type", PROBLEM_TYPES[0])
-        _require(task in PROBLEM_TYPES, f"problem_type {quoted(task)} must be {' or '.join(PROBLEM_TYPES)}")
+        _require(task in PROBLEM_TYPES, f"problem_type {quoted(task)} must be one of {', '.join(PROBLEM_TYPES)}")
         _check_metrics(document["metrics"])
         _check_files(document["files"])
         check_preprocess(document["preprocess"])
-        _check_storage(document.get("storage", {}))
-        _check_widths(document.get("widths", {}))
+        _check_layers("storage", document.get("storage", {}), _is_precision, f"one of {', '.join(PRECISIONS)}")
+        _check_layers("widths", document.get("widths", {}), _is_width, "a whole number above 0")
         if document.get("golden"):
             check_record(document["golden"], classes)
         files = document["files"]
@@ -182,7 +187,9 @@ class BundleConfig:
         _require(int8 == (ACTIVATIONS in files), f"files: {ACTIVATIONS} and a program of int8 belong together")
         _require(program is not None or OPERATORS not in files, f"files: {OPERATORS} needs a program")
         _require(program is None or "model.safetensors" in files, "program: needs weights (model.safetensors)")
-        structure, tokens = _layer_specs(document["structure"]), _token_plan(document.get("tokens", {}))
+        _check_count("structure", layers := document["structure"])
+        structure = {name: _parsed(LayerSpec.from_dict, layers[name], _layer("structure", name)) for name in layers}
+        tokens = _parsed(TokenPlan.from_dict, document.get("tokens", {}))
         sure = ConfidenceThreshold.from_dict(document["confidence"]) if "confidence" in document else None
         parsed = {"structure": structure, "tokens": tokens, "confidence": sure, "graph": graph, "program": program}
         return cls(**{**document, **parsed})
@@ -228,36 +235,29 @@ def check_preprocess(values: Mapping[str, Any]) -> None:
         )
 
 
-def _layer_specs(values: Mapping[str, Any]) -> dict[str, LayerSpec]:
-    _check_count("structure", values)
-    specs = {}
-    for name, layer in values.items():
-        try:
-            specs[name] = LayerSpec.from_dict(layer)
-        except ValueError as error:
-            raise BundleError(f"structure: layer {quoted(name)}: {error}") from None
-    return specs
-
-
-def _token_plan(values: Mapping[str, Any]) -> TokenPlan:
+def _parsed(read: Callable[[Any], Any], value: Any, where: str = "") -> Any:
     try:
-        return TokenPlan.from_dict(values)
+        return read(value)
     except ValueError as error:
-        raise BundleError(str(error)) from None
+        raise BundleError(f"{where}{error}") from None
 
 
-def _check_storage(storage: Mapping[str, Any]) -> None:
-    _check_count("storage", storage)
-    for name, precision in storage.items():
-        known = isinstance(precision, str) and precision in PRECISIONS
-        _require(known, f"storage: layer {quoted(name)}: {quoted(precision)} must be one of {', '.join(PRECISIONS)}")
+def _check_layers(member: str, values: Mapping[str, Any], fits: Callable[[Any], bool], limit: str) -> None:
+    _check_count(member, values)
+    for name, value in values.items():
+        _require(fits(value), f"{_layer(member, name)}{quoted(value)} must be {limit}")
 
 
-def _check_widths(widths: Mapping[str, Any]) -> None:
-    _check_count("widths", widths)
-    for name, width in widths.items():
-        whole = type(width) is int and width >= 1
-        _require(whole, f"widths: {quoted(name)}: {quoted(width)} must be a whole number above 0")
+def _layer(member: str, name: str) -> str:
+    return f"{member}: layer {quoted(name)}: "
+
+
+def _is_precision(value: Any) -> bool:
+    return isinstance(value, str) and value in PRECISIONS
+
+
+def _is_width(value: Any) -> bool:
+    return type(value) is int and value >= 1
 
 
 def _check_count(member: str, layers: Mapping[str, Any]) -> None:

@@ -30,10 +30,11 @@ def read_config(path: str | Path) -> BundleConfig:
         return read_unnamed(path)
 
 
-def read_single_label(path: str | Path, command: str) -> BundleConfig:
-    """`read_config` for a command that judges by one class an image; BundleError where one may have several."""
+def read_single_label(path: str | Path, command: str, *, embeds: bool = False) -> BundleConfig:
+    """`read_config` for a command that judges by one class an image, or else by embeddings if it `embeds`; BundleError
+    where an image has several classes, or none."""
     config = read_config(path)
-    if config.multi_label:
+    if config.output_meaning != "softmax" and not (embeds and config.embeds):
         raise BundleError(f"bundle {path}: problem_type {config.problem_type}: {command} judges by one class an image")
     return config
 

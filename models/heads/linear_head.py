@@ -1,7 +1,8 @@
-"""LinearHead: a linear classifier on a model's embedding, and the file that holds one.
+"""LinearHead: a classifier on a model's embedding, linear or by the nearest images, and the file that holds one.
 
-That is a safetensors file of `weight` (classes, width), maybe `bias` (classes) and `scale`; its metadata has `labels`
-(a JSON list), `normalize` (true or false) and maybe `model_version`.
+That is a safetensors file of `weight` (rows, width), maybe `bias` (rows) and `scale`; its metadata has `labels` (a JSON
+list), `normalize` (true or false) and maybe `model_version`. A row is a class; with `classes` (rows) it is an image of
+that class, and the metadata has `k`.
 """
 
 import io
@@ -22,18 +23,23 @@ from ..errors import quoted
 MAX_HEAD_BYTES = 64 << 20
 """Enough for 21,000 classes and width 768 in float32."""
 
-_SHAPES = {"weight": "(classes, width)", "bias": "(classes)", "scale": "()"}
+_SHAPES = {"weight": "(rows, width)", "bias": "(rows)", "scale": "()", "classes": "(rows)"}
+_FLOATS = ("float32", "float16")
+_DTYPES = {**dict.fromkeys(("weight", "bias", "scale"), _FLOATS), "classes": ("int32",)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinearHead:
-    """Gives the softmax of `scale * (weight @ embedding + bias)`.
+    """Gives the softmax of `scale * (weight @ embedding + bias)`, by rows; or by classes that of the k nearest rows.
 
     Args:
-        weight: (classes, width), in float64, which what fits into float32 cannot overflow.
+        weight: (rows, width), in float64, which what fits into float32 cannot overflow.
+        bias: (rows,).
         normalize: embeddings are scaled to length 1 before.
         model_version: of the bundle that it was fitted on; empty where that is not known.
         version: 12 hex digits of the sha256 of its file; empty before there is one.
+        classes: (rows,), of each row its class; None where rows are the classes.
+        k: of so many rows, those with the largest logits, a class has its share; 0 without `classes`.
     """
 
     weight: NDArray[np.float64]
@@ -43,6 +49,8 @@ class LinearHead:
     normalize: bool = True
     model_version: str = ""
     version: str = ""
+    classes: NDArray[np.int64] | None = None
+    k: int = 0
 
     @property
     def width(self) -> int:
@@ -54,19 +62,25 @@ class LinearHead:
         values = normalized(embedding) if self.normalize else np.float64(embedding)
         # Not by BLAS: its threads would take cores from forwards, and it sums batches of other sizes in another order.
         logits = self.scale * (np.einsum("cw,w->c", self.weight, values) + self.bias)
-        powers: NDArray[np.float64] = np.exp(logits - logits.max())
+        nearest = np.argpartition(-logits, self.k - 1)[: self.k] if 0 < self.k < len(logits) else np.arange(len(logits))
+        powers: NDArray[Any] = np.exp(logits[nearest] - logits.max())
+        if self.classes is not None:
+            powers = np.bincount(self.classes[nearest], powers, len(self.labels))
         return (powers / powers.sum()).astype(np.float32)
 
     def to_bytes(self) -> bytes:
         """The content of its file, always the same for the same head."""
         about = {"labels": json.dumps(labels_document(self.labels)), "model_version": self.model_version}
-        header: dict[str, Any] = {"__metadata__": {**about, "normalize": str(self.normalize).lower()}}
+        about |= {"normalize": str(self.normalize).lower(), **({"k": str(self.k)} if self.k else {})}
+        header: dict[str, Any] = {"__metadata__": about}
         data = b""
-        for name in _SHAPES:
-            array = np.asarray(getattr(self, name), "<f4")
-            offsets = len(data), len(data) + array.nbytes
-            header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": offsets}
-            data += array.tobytes()
+        for name, (dtype, *_) in _DTYPES.items():
+            if (values := getattr(self, name)) is not None:
+                array = np.asarray(values, dtype)
+                offsets = len(data), len(data) + array.nbytes
+                code = {"float32": "F32", "int32": "I32"}[dtype]
+                header[name] = {"dtype": code, "shape": array.shape, "data_offsets": offsets}
+                data += array.tobytes()
         text = canonical_json(header)
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text + data
@@ -98,31 +112,51 @@ def parse_head(data: bytes) -> LinearHead:
         weight=arrays["weight"].astype(np.float64),
         bias=arrays["bias"].astype(np.float64),
         scale=scale,
-        labels=_labels(about.get("labels"), len(arrays["weight"])),
+        labels=_labels(about.get("labels"), None if "classes" in arrays else len(arrays["weight"])),
         normalize=about["normalize"] == "true",
         model_version=str(about.get("model_version", ""))[:80],
         version=file.sha256[:12],
+        **_nearest(arrays, about),
     )
 
 
 def _check(entries: Mapping[str, TensorEntry]) -> None:
     """Check names, types and shapes before memory is taken."""
     if "weight" not in entries or entries.keys() - _SHAPES:
-        raise ValueError(f"its tensors are {quoted(sorted(entries))}: must be weight, maybe bias and scale")
+        raise ValueError(f"its tensors are {quoted(sorted(entries))}: must be weight, maybe bias, scale and classes")
     shape = entries["weight"].shape
-    fitting: dict[str, list[tuple[int, ...]]] = {"weight": [shape], "bias": [shape[:1]], "scale": [(), (1,)]}
+    fitting: dict[str, list[tuple[int, ...]]] = {
+        "weight": [shape],
+        "bias": [shape[:1]],
+        "scale": [(), (1,)],
+        "classes": [shape[:1]],
+    }
     for name, entry in sorted(entries.items(), reverse=True):
         right = entry.shape in fitting[name] and len(shape) == 2 and all(shape)
-        if not right or entry.dtype not in ("float32", "float16"):
-            raise ValueError(f"{name} is {entry.dtype} {list(entry.shape)}: must be {_SHAPES[name]} in F32 or F16")
+        if not right or entry.dtype not in _DTYPES[name]:
+            limit = f"{_SHAPES[name]} in {'I32' if name == 'classes' else 'F32 or F16'}"
+            raise ValueError(f"{name} is {entry.dtype} {list(entry.shape)}: must be {limit}")
 
 
-def _labels(text: Any, classes: int) -> tuple[Label, ...]:
+def _nearest(arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> dict[str, Any]:
+    """What says that rows are images, where they are."""
+    if (classes := arrays.get("classes")) is None:
+        return {}
+    k = str(about.get("k"))
+    if not (k.isascii() and k.isdigit() and 1 <= int(k[:10]) <= MAX_HEAD_BYTES):
+        raise ValueError(f"k in its metadata is {quoted(about.get('k'))}: must be a whole number above 0")
+    labels = len(_labels(about.get("labels"), None))
+    if classes.min() < 0 or classes.max() >= labels:
+        raise ValueError(f"classes are {classes.min()} to {classes.max()}, there are {labels} labels")
+    return {"classes": classes.astype(np.int64), "k": int(k)}
+
+
+def _labels(text: Any, classes: int | None) -> tuple[Label, ...]:
     try:
         labels = parse_labels(parse_json(str(text).encode()))
     except ValueError as error:
         raise ValueError(f"labels in its metadata: {error}") from None
-    if len(labels) != classes:
+    if classes is not None and len(labels) != classes:
         raise ValueError(f"{len(labels)} labels for {classes} rows of weight")
     [(name, times)] = Counter(label.label for label in labels).most_common(1)
     if times > 1:

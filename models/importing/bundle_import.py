@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..architectures.registry import default_preprocess
 from ..bundle.bundle import save_bundle
-from ..bundle.config import BundleConfig
+from ..bundle.config import PROBLEM_TYPES, BundleConfig
 from ..bundle.labels import Label, default_labels
 from ..bundle.provenance import add_step
 from ..bundle.storage import SCALE
@@ -39,6 +39,7 @@ def import_checkpoint(
     out: str | Path,
     *,
     num_classes: int | None = None,
+    projects: bool = False,
     labels: Sequence[Label] | None = None,
     preprocess: Mapping[str, Any] | None = None,
     arch_args: Mapping[str, Any] | None = None,
@@ -52,7 +53,9 @@ def import_checkpoint(
         path: a file or folder as `read_checkpoint` takes it, `timm:NAME` for weights that timm publishes, or
             `hf://ORG/REPO[@REVISION]` for a repository on the hub; nothing else is ever fetched.
         arch: a name of `list_models()`; recognised from the keys when None.
-        num_classes: number of classes; that of the classifier when None.
+        num_classes: number of classes; that of the classifier when None. 0: the model is there for its embedding, which
+            a classifier would read.
+        projects: the classifier is a projection, as CLIP's is: what it gives is the embedding.
         labels: one for each class; when None, those of a config.json beside the weights, or "class 17" and the like.
         preprocess: members of a bundle's preprocess; the others are those of a config.json beside the weights, or those
             published for `arch`.
@@ -68,8 +71,9 @@ def import_checkpoint(
     _check_no_scales(path, state)
     card = _card_of(info, arch)
     wanted_args = {**card.arch_args, **dict(arch_args or {})}
+    count = card.num_classes if num_classes is None else num_classes
     fitted = fit_checkpoint(
-        str(path), state, arch or card.arch or None, num_classes, wanted_args, named=info.facts.get("arch")
+        str(path), state, arch or card.arch or None, count, wanted_args, named=info.facts.get("arch")
     )
     classes = fitted.arch_args["num_classes"]
     notes = (*info.notes, *card.notes, *fitted.notes)
@@ -80,12 +84,12 @@ def import_checkpoint(
         arch_args=fitted.arch_args,
         structure=fitted.layer_specs,
         labels=_labels(path, labels, card, classes),
-        problem_type=card.problem_type,
+        problem_type=PROBLEM_TYPES[2] if projects or count == 0 else card.problem_type,
         preprocess=_preprocess(fitted, card) | dict(preprocess or {}),
         provenance=add_step(
             {"source": _source(info, notes)},
             "import",
-            {"arch": arch, "num_classes": num_classes, "arch_args": dict(arch_args or {})},
+            {"arch": arch, "num_classes": num_classes, "projects": projects, "arch_args": dict(arch_args or {})},
             time.perf_counter() - start,
         ),
     )
@@ -135,7 +139,7 @@ def _labels(path: str | Path, labels: Sequence[Label] | None, card: ModelCard, c
 
 def _preprocess(fitted: Fitted, card: ModelCard) -> dict[str, Any]:
     """What is published for the architecture, with what the checkpoint's keys and card say otherwise."""
-    args = {name: value for name, value in fitted.arch_args.items() if name != "num_classes"}
+    args = {name: value for name, value in fitted.arch_args.items() if name not in ("num_classes", "classifier")}
     prepared = default_preprocess(fitted.arch, **args) | dict(fitted.preprocess) | dict(card.preprocess)
     if prepared.get("crop_mode") == "center":  # as a bundle means that does not say
         del prepared["crop_mode"]

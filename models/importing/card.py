@@ -28,6 +28,7 @@ class ModelCard:
         notes: sentences on what could not be taken over.
         problem_type: one of PROBLEM_TYPES.
         convert: what makes the keys and tensors of timm of those beside it; None where they are timm's.
+        num_classes: 0 where it says that there is no classifier; None where the weights tell.
     """
 
     arch: str
@@ -37,6 +38,7 @@ class ModelCard:
     notes: tuple[str, ...] = ()
     problem_type: str = PROBLEM_TYPES[0]
     convert: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
+    num_classes: int | None = None
 
 
 def read_card(path: Path) -> ModelCard:
@@ -61,7 +63,8 @@ def read_card(path: Path) -> ModelCard:
         labels = _labels({**published, **document, **(document.get("model_args") or {})})
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: {error}") from None
-    return ModelCard(arch, arch_args, preprocess, labels, notes)
+    bare = 0 if published.get("num_classes") == 0 else None
+    return ModelCard(arch, arch_args, preprocess, labels, notes, num_classes=bare)
 
 
 def _arguments(arguments: Mapping[str, Any], published: Mapping[str, Any]) -> dict[str, Any]:

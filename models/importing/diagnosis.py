@@ -93,7 +93,7 @@ class Misfit:
             lines.append(f"it has a further head, {', '.join(heads)}, which {arch} has not")
         classifier = tuple(f"{layer}." for layer in classifier_layers(arch))
         if self.missing and all(key.startswith(classifier) for key in self.missing):
-            lines.append("the checkpoint has no classifier: it was trained without one, or saved without it")
+            lines.append("the checkpoint has no classifier: --num-classes 0 imports it for its embedding")
         return tuple(lines)
 
 

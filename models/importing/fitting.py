@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..architectures.meta_init import built_on_meta, on_meta
-from ..architectures.registry import classifier_layers, create_model, is_model, square
+from ..architectures.registry import classifier_layers, create_model, embedding_width, is_model, square
 from ..errors import CheckpointError
 from ..layers.layer_spec import LayerSpec
 from ..layers.select import replace_linears
@@ -51,6 +51,7 @@ def fit_checkpoint(
         source: name of the file, for messages.
         state: weights by key, unwrapped and without prefixes.
         arch: an architecture's name, or None to recognise it.
+        num_classes: 0 leaves the classifier out.
         named: architecture that the file itself names, as timm's trainer writes it; it decides where keys do not.
 
     Raises:
@@ -59,6 +60,8 @@ def fit_checkpoint(
     """
     if "num_classes" in arch_args:
         raise ValueError("arch_args: num_classes is an argument of its own")
+    if "classifier" in arch_args:
+        raise ValueError("arch_args: classifier is no argument: num_classes 0 leaves it out")
     looks = detect_family(state)
     notes = []
     if arch is None:
@@ -74,6 +77,9 @@ def fit_checkpoint(
     source = f"{source} (keys behind {prefix})" if prefix else source
     family = detect_family(state)
     arch_args = {**(family.arch_args if family.fits(arch) else {}), **arch_args}
+    if num_classes == 0:
+        state, notes = _without_classifier(arch, state, notes)
+        arch_args, num_classes = {**arch_args, "classifier": False}, embedding_width(arch, arch_args)
     classes = _classes(source, arch, state, num_classes)
     model = built_on_meta(lambda: create_model(arch, num_classes=classes, **arch_args))
     state, converted = native_layers(source, model, state)
@@ -125,6 +131,15 @@ def _classes(source: str, arch: str, state: Mapping[str, Tensor], num_classes: i
             f"{source}: the classifier has {in_head} classes, num_classes is {num_classes}{classes_hint(in_head)}"
         )
     return in_head or num_classes or 1000
+
+
+def _without_classifier(
+    arch: str, state: Mapping[str, Tensor], notes: list[str]
+) -> tuple[dict[str, Tensor], list[str]]:
+    prefixes = tuple(f"{layer}." for layer in classifier_layers(arch))
+    left_out = [key for key in state if key.startswith(prefixes)]
+    kept = {key: tensor for key, tensor in state.items() if key not in left_out}
+    return kept, [*notes, f"left out the classifier, {', '.join(left_out)}"] if left_out else notes
 
 
 def _tolerate(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:

@@ -8,6 +8,7 @@ from ...kernels.chain_ir import BlockDiagonal, Dense, LayerNorm, Linear
 from ...kernels.cpu.factors import block_diagonal, dense, monarch
 from ...kernels.cpu.program import Factor
 from ...kernels.cpu.row_operators import Floats, Norm, RmsNorm
+from ..architectures.no_classifier import NoClassifier
 from ..architectures.timm_models import type_name
 from ..serving.fused.chains import NotFusable, as_norm
 
@@ -62,11 +63,13 @@ def patch_of(conv: nn.Module) -> int:
 
 
 def dense_of(part: nn.Module) -> Factor:
-    """The factor of a classifier.
+    """The factor of a classifier; one that changes nothing where there is none.
 
     Raises:
         NotFusable: it is no plain linear layer.
     """
+    if isinstance(part, NoClassifier):
+        return dense(np.eye(part.width, dtype=np.float32), None, name="head")
     if type(part) is not nn.Linear:
         raise NotFusable(f"its head is a {type(part).__name__}")
     return dense(array(part.weight), None if part.bias is None else array(part.bias), name="head")

@@ -17,19 +17,6 @@ class EmbeddingAndLogits(nn.Module):
         return torch.cat([x, self.classifier(x)], -1)
 
 
-def classifier_name(model: nn.Module) -> str | None:
-    """Name the linear layer that makes a model's logits; None where there is no such layer, or more than one.
-
-    Args:
-        model: as `create_model` gives it.
-    """
-    find = getattr(model, "get_classifier", None)
-    layer = getattr(model, "head", None) if find is None else find()
-    if not isinstance(layer, nn.Linear):
-        return None
-    return next((name for name, module in model.named_modules() if module is layer), None)
-
-
 def return_embedding(model: nn.Module, name: str | None, classes: int, example: Tensor) -> int:
     """Let a model return the embedding before its logits, in place, and return the embedding's width.
 

@@ -84,6 +84,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "bad_request": ErrorCode(400, BadRequest),
     "empty": ErrorCode(400, ImageRefused),
     "no_embedding": ErrorCode(400, BadRequest),
+    "no_classes": ErrorCode(400, BadRequest),
     "url_not_allowed": ErrorCode(400, ImageRefused),
     "unauthorized": ErrorCode(401, Unauthorized),
     "unknown_model": ErrorCode(404, UnknownModel),

@@ -39,6 +39,7 @@ class Classify:
 
     streams, whole = True, False
     parameters: Sequence[str] = PARAMETERS
+    classes = True  # whether answers have them
     max_images: int | None = None
 
     def __init__(self, service: Service, auth: Authenticator, route: str) -> None:
@@ -85,7 +86,9 @@ class Classify:
     def params(self, asked: dict[str, str], context: RequestContext) -> ClassifyParams:
         """What the parameters and headers ask for. Raises ServiceError as `read_params`."""
         service = self._service
-        return read_params(asked, context.headers, service.models, service.heads, service.settings)
+        return read_params(
+            asked, context.headers, service.models, service.heads, service.settings, classes=self.classes
+        )
 
     def _params_of_default(self, context: RequestContext) -> ClassifyParams:
         return params_for(self._service.models.find(), context.headers, self._service.settings)

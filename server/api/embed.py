@@ -30,6 +30,7 @@ class EmbedImages(Classify):
     """POST /embed: bodies and parameters as /classify takes them, embeddings in place of classes."""
 
     parameters: Sequence[str] = ("model", "normalize", "encoding", "dtype")
+    classes = False
 
     def params(self, asked: dict[str, str], context: RequestContext) -> ClassifyParams:
         """What the parameters and headers ask for. Raises ServiceError `no_embedding`, and as `read_params`."""

@@ -229,8 +229,9 @@ class Model(BaseModel):
     arch: str
     num_classes: int
     embedding_width: int = Field(description="values of an embedding; 0 where the backend gives none")
-    problem_type: Literal["single_label_classification", "multi_label_classification"] = Field(
-        description="scores are the softmax of all classes; multi_label_classification: the sigmoid of each"
+    problem_type: Literal["single_label_classification", "multi_label_classification", "feature_extraction"] = Field(
+        description="scores are the softmax of all classes; multi_label_classification: the sigmoid of each; "
+        "feature_extraction: there are none, the model gives embeddings alone"
     )
     labels: list[str] | None = Field(description="of the classes, in order; null where they are more than 100")
     preprocess: dict[str, Any]

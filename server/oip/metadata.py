@@ -112,6 +112,8 @@ def _tensor(name: str, datatype: str, shape: list[int]) -> dict[str, Any]:
 
 
 def _outputs(model: ServedModel) -> dict[str, str]:
+    if not model.num_classes:
+        return {name: OUTPUTS[name] for name in ("embedding", "error")}
     return {name: datatype for name, datatype in OUTPUTS.items() if name != "embedding" or model.embedding_width}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from ..config.settings import Settings
 from ..errors import ServiceError, no_such
 from ..repository.served_model import ServedModel
+from ..service.params import check_classes
 from .tensors import InferRequest, RequestedOutput
 
 OUTPUTS = {
@@ -82,10 +83,12 @@ def read_options(request: InferRequest, model: ServedModel, settings: Settings) 
     top_k = read_whole(parameters, "top_k", 1, num_classes) or min(settings.top_k, num_classes)
     partial = read_flag(parameters, "partial")
     outputs = _outputs(request.outputs, read_flag(parameters, "binary_data_output"), partial, num_classes)
+    if any(output.name not in ("embedding", "error") for output in outputs):
+        check_classes(model)
     return Options(
         top_k=top_k,
         threshold=_share(parameters, "threshold"),
-        engine_top_k=max(_classes(output, top_k, num_classes) for output in outputs),
+        engine_top_k=max(1, *(_classes(output, top_k, num_classes) for output in outputs)),
         partial=partial,
         timeout_seconds=_timeout(parameters, settings),
         outputs=outputs,
@@ -130,8 +133,8 @@ def _outputs(
     requested: Sequence[RequestedOutput], binary: bool, partial: bool, num_classes: int
 ) -> tuple[WantedOutput, ...]:
     if not requested:
-        usual = (*USUAL_OUTPUTS, "error") if partial else USUAL_OUTPUTS
-        return tuple(WantedOutput(name, 0, binary) for name in usual)
+        usual = USUAL_OUTPUTS if num_classes else ("embedding",)
+        return tuple(WantedOutput(name, 0, binary) for name in ((*usual, "error") if partial else usual))
     outputs = tuple(_output(output, binary, num_classes) for output in requested)
     names = [output.name for output in outputs]
     for name in names:

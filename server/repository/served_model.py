@@ -82,16 +82,18 @@ class ServedModel:
     @property
     def labels(self) -> tuple[Label, ...]:
         """The label of each class."""
-        return self.config.labels
+        return () if self.config.embeds else self.config.labels
 
     @property
     def num_classes(self) -> int:
-        """The number of the model's classes."""
-        return self.pipeline.num_classes
+        """The number of the model's classes; 0 where it gives embeddings alone."""
+        return len(self.labels)
 
     @property
     def embedding_width(self) -> int:
         """Values of an image's embedding; 0 where the backend gives none."""
+        if self.config.embeds:
+            return self.config.num_classes
         return min(pipeline.forward_stage.embedding_width for pipeline in self.pipelines.values())
 
     @property
@@ -202,6 +204,8 @@ class ServedModel:
     def check_shadow(self, shadow: "ServedModel") -> None:
         """Raises ValueError where another model's answers cannot be compared with this one's: other classes."""
         line = f"{shadow.name} cannot be a shadow of {self.name}: "
+        if self.config.embeds or shadow.config.embeds:
+            raise ValueError(line + "models without classes cannot be compared by them")
         if "multi_label_classification" in (self.config.problem_type, shadow.config.problem_type):
             raise ValueError(line + "of multi-label models there is no one best class to compare")
         for place, (expected, label) in enumerate(zip_longest(self.labels, shadow.labels)):
@@ -225,7 +229,7 @@ class ServedModel:
             "arch": config.arch,
             **{name: getattr(self, name) for name in ("num_classes", "embedding_width")},
             "problem_type": config.problem_type,
-            "labels": [label.label for label in config.labels] if config.num_classes <= MOST_LABELS else None,
+            "labels": [label.label for label in self.labels] if self.num_classes <= MOST_LABELS else None,
             "preprocess": dict(config.preprocess),
             "confidence": config.confidence and config.confidence.to_dict(),
             "monarch_layers": len(config.structure),

@@ -98,7 +98,7 @@ class ModelLifecycle:
         if gc.get_freeze_count() and len(sys.modules) != modules:
             gc.freeze()  # what was imported is no garbage, and each unloading would walk it
         model = replace(model, number=number, key=f"{name}#{next(self._key_numbers)}")
-        assert model.label_json, "made here, where nobody waits for an answer"
+        assert len(model.label_json) == model.num_classes, "made here, where nobody waits for an answer"
         return model
 
     def open_first(self, name: str, path: Path) -> list[ServedModel]:

@@ -37,7 +37,7 @@ def record_batch(metrics: Metrics, model: ServedModel, engine: str, batch: Batch
         metrics.decode_backend.labels(decoder, format).inc()
     bound = metrics.model(model.name)
     for item, outcome in zip(batch.items, result.outcomes, strict=True):
-        if isinstance(outcome, TopClasses) and not item.request.shadow:  # which nobody was answered
+        if model.labels and isinstance(outcome, TopClasses) and not item.request.shadow:  # which nobody was answered
             bound.confidence.observe(outcome.confidence)
             if (counter := bound.predictions.get(outcome.best)) is not None:
                 counter.inc()

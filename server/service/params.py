@@ -54,16 +54,25 @@ class ClassifyParams:
 
 
 def read_params(
-    asked: Mapping[str, str], headers: dict[bytes, bytes], models: ModelIndex, heads: ServedHeads, settings: Settings
+    asked: Mapping[str, str],
+    headers: dict[bytes, bytes],
+    models: ModelIndex,
+    heads: ServedHeads,
+    settings: Settings,
+    *,
+    classes: bool = True,
 ) -> ClassifyParams:
     """The question in a request's parameters and headers. Raises ServiceError `bad_request` for a parameter that cannot
-    be, naming it, its value and the limit; `unknown_model`, `unknown_head`, `no_embedding`."""
+    be, naming it, its value and the limit; `unknown_model`, `unknown_head`, `no_embedding`, and where `classes` are
+    wanted `no_classes`."""
     version = headers.get(b"x-model-version")
     model = models.find(asked.get("model"), None if version is None else version.decode("latin-1").strip())
     threshold, head = asked.get("threshold"), None
     if "head" in asked:
         check_embedding(model)
         head = heads.find(model, asked["head"])
+    elif classes:
+        check_classes(model)
     params = params_for(model, headers, settings, asked.get("top_k"), head)
     if threshold is not None:
         params = replace(params, threshold=_share("threshold", threshold))
@@ -103,6 +112,14 @@ def check_scores(images: int, values: int) -> None:
             f"{images} images with {values} classes or values each are {images * values}: the limit is {MAX_SCORES}"
         )
         raise ServiceError("bad_request", message)
+
+
+def check_classes(model: ServedModel) -> None:
+    """Raises ServiceError `no_classes` for a model that gives embeddings alone."""
+    if not model.num_classes:
+        raise ServiceError(
+            "no_classes", f"model {model.name} has no classes: /embed has its embedding, a head has some"
+        )
 
 
 def check_embedding(model: ServedModel) -> None:

@@ -112,3 +112,18 @@ def test_embeddings_are_compared_by_cosine_and_neighbours() -> None:
     assert embedding_quality(dense, dense) == type(quality)(1.0, 100.0, 100.0)
     assert embedding_quality(dense, torch.empty(40, 0)) is None
     assert embedding_quality(dense[:10], found[:10]) is None
+
+
+def test_without_classes_the_nearest_image_is_an_answer() -> None:
+    """Four points on a circle; the model moves the third from the fourth to the second."""
+    angles = {"dense": (0.0, 0.2, 1.0, 1.1), "found": (0.0, 0.2, 0.5, 1.1)}
+    dense, found = (torch.tensor([[math.cos(a), math.sin(a)] for a in row]) for row in angles.values())
+    logs_of = [rows.log_softmax(-1) for rows in (dense, found)]
+    evaluate = QualityEvaluator(logs_of[0], None, dense)
+    quality = evaluate(logs_of[1], found)
+    assert quality.agreement.value == 75  # the third finds the second now, and the fourth the third as before
+    lost = [0, 0, math.cos(0.8) - math.cos(0.1), 0]
+    assert quality.change.value == pytest.approx(100 * sum(lost) / 4, abs=1e-5)
+    assert (quality.top1, quality.change) == (None, quality.expected)
+    assert evaluate.confidence(logs_of[1]) is None
+    assert evaluate(logs_of[0], 3 * dense).change.low == 0  # lengths do not matter

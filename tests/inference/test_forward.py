@@ -184,7 +184,9 @@ def test_whole_batches_run_through_graphs() -> None:
     assert (plain.padding, graphed.padding) == (0, 1)  # 4 and 3, the latter in the bucket of 4
     sizes = (1, 2, 4)
     forwards.append(
-        TorchForward(model, WHOLE, dtype="float32", size=32, graph_batch_sizes=sizes, capture=capture, multi_label=True)
+        TorchForward(
+            model, WHOLE, dtype="float32", size=32, graph_batch_sizes=sizes, capture=capture, output_meaning="sigmoid"
+        )
     )
     sigmoids = forwards[-1].run(x).probabilities
     np.testing.assert_allclose(sigmoids, model(x).sigmoid().detach(), rtol=1e-5)

@@ -1,8 +1,8 @@
-"""The image classifiers of the transformers library as architectures of timm: names and arguments by `model_type`."""
+"""The image models of the transformers library as architectures of timm: names and arguments by `model_type`."""
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...architectures.timm_models import TOKEN_AVG, has_timm_model
@@ -101,6 +101,12 @@ def _dinov2(args: Further, config: Config) -> tuple[str, Further]:
     if not registers:
         return f"vit_{size}_patch14_dinov2", further
     return f"vit_{size}_patch14_reg4_dinov2", {**further, "reg_tokens": registers, "no_embed_class": True}
+
+
+def _class_token(args: Further, config: Config) -> tuple[str, Further]:
+    """DINOv2 without a classifier, which is pooled by its class token."""
+    name, further = _dinov2(args, config)
+    return name, {**further, "global_pool": "token"}
 
 
 def _resnet(args: Further, config: Config) -> tuple[str, Further]:
@@ -203,3 +209,16 @@ WITH_TEACHER = TransformersFamily(
     lambda args, config: (_named("deit_{}_distilled_patch{}_{}", args), {}), _BIASED_VIT, keys.DISTILLED, sized=True
 )
 """A DeiT with a second head, on the distillation token."""
+
+_CLIP_TOWER = TransformersFamily(_always("vit_base_patch32_clip_224"), _CLIP, keys.CLIP_TOWER, sized=True)
+_SIGLIP_TOWER = TransformersFamily(_always("vit_base_patch16_siglip_224"), _SIGLIP, keys.SIGLIP_TOWER, sized=True)
+EMBEDDERS: Mapping[str, TransformersFamily] = {
+    **{kind: replace(family, rules=(*keys.EMBEDDER, *family.rules)) for kind, family in FAMILIES.items()},
+    **{
+        kind: replace(FAMILIES[kind], arch=_class_token, rules=(*keys.EMBEDDER, *keys.DINOV2))
+        for kind in ("dinov2", "dinov2_with_registers")
+    },
+    **dict.fromkeys(("clip", "clip_vision_model"), _CLIP_TOWER),
+    **dict.fromkeys(("siglip", "siglip_vision_model"), _SIGLIP_TOWER),
+}
+"""The families whose models without a classifier are read: what they give is the embedding."""

@@ -61,6 +61,24 @@ TOWER: Rules = (
     (r"self_attn\.out_proj", "attn.proj"),
     (r"^classifier", "head"),
 )
+_TEXT = (r"^(text_model|text_projection|logit_scale|logit_bias)\b.*", "")
+CLIP_TOWER: Rules = (_TEXT, (r"^visual_projection\.", "head."), *TOWER)
+SIGLIP_TOWER: Rules = (
+    _TEXT,
+    (r"^(?=(embeddings|encoder|post_layernorm|head)\.)", "vision_model."),
+    (r"^vision_model\.head\.probe$", "attn_pool.latent"),
+    (r"^vision_model\.head\.attention\.in_proj_", "attn_pool.q_kv."),
+    (r"^vision_model\.head\.attention\.out_proj", "attn_pool.proj"),
+    (r"^vision_model\.head\.layernorm", "attn_pool.norm"),
+    (r"^vision_model\.head\.mlp", "attn_pool.mlp"),
+    *TOWER,
+)
+EMBEDDER: Rules = (
+    (r"^pooler\.dense\..*", ""),  # on the class token, for the next sentence of BERT; nothing trains it
+    (r"^(?=(embed\w*|encoder|layernorm|pooler|conv_\w+|layer)\.)", "model."),
+)
+"""What makes a classifier's keys of those of a model that is none."""
+
 CLIP: Rules = ((r"^vision_model\.post_layernorm\..*", ""), *TOWER)
 SWIN: Rules = (
     _PREFIX,
@@ -145,6 +163,13 @@ def timm_state(rules: Rules, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             result[key] = _shaped(key, tensor)
         elif match[2] == "query":
             result[f"{match[1]}qkv.{match[3]}"] = torch.cat(whole)
+    for key in [key for key in result if key.startswith("attn_pool.q_kv.")]:  # of torch's MultiheadAttention
+        tensor, part = result.pop(key), key.rpartition(".")[2]
+        result[f"attn_pool.q.{part}"], result[f"attn_pool.kv.{part}"] = tensor.split(
+            [len(tensor) // 3, -(-2 * len(tensor) // 3)]
+        )
+    if "head.weight" in result and "head.bias" not in result and result["head.weight"].dim():  # CLIP's projection
+        result["head.bias"] = torch.zeros(len(result["head.weight"]), dtype=result["head.weight"].dtype)
     return result
 
 

@@ -1,8 +1,9 @@
-"""Reads the config.json of a classifier of the transformers library, and the preprocessor_config.json beside it."""
+"""Reads the config.json of an image model of the transformers library, and the preprocessor_config.json beside it."""
 
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +16,38 @@ from ...bundle.labels import Label, read_labels
 from ...errors import CheckpointError, quoted
 from ..card import ModelCard
 from ..source import read_json
-from .families import FAMILIES, WITH_TEACHER, TransformersFamily, timm_arguments
+from .families import EMBEDDERS, FAMILIES, WITH_TEACHER, TransformersFamily, timm_arguments
 from .images import read_processor
 from .keys import timm_state
 
 PROCESSOR = "preprocessor_config.json"
 _CLASSIFIER = "ForImageClassification"
+_PROJECTED = "CLIPModel", "CLIPVisionModelWithProjection"
+_EMBEDDERS = "Model", *_PROJECTED
 
 
 def read_transformers_card(path: Path, document: Mapping[str, Any]) -> ModelCard:
     """What config.json says of the model, with the conversion of its weights to timm's keys.
 
     Raises:
-        CheckpointError: no classifier of a known family, or values that no model or loader takes.
+        CheckpointError: no model of a known family, or values that no model or loader takes.
     """
     kind, made = document["model_type"], document.get("architectures")
-    if kind not in FAMILIES:
+    name = str(made[0]) if isinstance(made, list) and made else _CLASSIFIER
+    embedder = name.endswith(_EMBEDDERS)
+    families = EMBEDDERS if embedder else FAMILIES
+    if kind not in families:
         raise CheckpointError(
-            f"{path}: describes a {quoted(kind)} of the transformers library: {', '.join(FAMILIES)} can be imported"
+            f"{path}: describes a {quoted(kind)} of the transformers library: {', '.join(families)} can be imported"
         )
-    if isinstance(made, list) and made and not any(_CLASSIFIER in str(name) for name in made):
-        raise CheckpointError(f"{path}: a {quoted(made[0])} has no classifier: milkweed serves ...{_CLASSIFIER}")
+    if not embedder and _CLASSIFIER not in name:
+        served = f"...{_CLASSIFIER} and ...Model"
+        raise CheckpointError(f"{path}: a {quoted(name)} gives neither classes nor an embedding: {served} do")
     try:
+        if embedder:
+            whole = name in _PROJECTED
+            card = _card(path, families[kind], {**document, "problem_type": None, "id2label": None})
+            return replace(card, problem_type=PROBLEM_TYPES[2], num_classes=None if whole else 0)
         with_teacher = made == ["DeiTForImageClassificationWithTeacher"]
         return _card(path, WITH_TEACHER if with_teacher else FAMILIES[kind], document)
     except CheckpointError:
@@ -46,8 +57,8 @@ def read_transformers_card(path: Path, document: Mapping[str, Any]) -> ModelCard
 
 
 def _card(path: Path, family: TransformersFamily, document: Mapping[str, Any]) -> ModelCard:
-    if (task := document.get("problem_type") or PROBLEM_TYPES[0]) not in PROBLEM_TYPES:
-        raise ValueError(f"problem_type {quoted(task)} must be {' or '.join(PROBLEM_TYPES)}")
+    if (task := document.get("problem_type") or PROBLEM_TYPES[0]) not in PROBLEM_TYPES[:2]:
+        raise ValueError(f"problem_type {quoted(task)} must be {' or '.join(PROBLEM_TYPES[:2])}")
     tower = document.get("vision_config", {}) if document["model_type"] in ("clip", "siglip") else {}
     if not isinstance(tower, dict):
         raise ValueError(f"vision_config {quoted(tower, 40)} must be an object")

@@ -112,7 +112,7 @@ def test_what_cannot_be_fitted_is_refused(
 ) -> None:
     out, photos = tmp_path / "a.safetensors", copied(colour_photos, tmp_path / "photos", 3)
     ask = ("head", "fit", photos, "--model", colour_bundle, "--device", "cpu", "--out")
-    assert refused(*ask, out, "--method", "knn", code=2) == "--method knn: must be ridge or means"
+    assert refused(*ask, out, "--method", "svm", code=2) == "--method svm: must be one of ridge, means, knn"
     assert "no such folder" in refused("head", "fit", tmp_path / "none", "--out", out)
     assert "1 folders with images" in refused("head", "fit", tmp_path, "--out", out)
     for name in ("0.png", "1.png"):
@@ -143,7 +143,7 @@ def test_a_head_is_made_of_text_embeddings(milkweed: Milkweed, texts: Path, tmp_
         (np.ones((3, 8)), "a\nb\n", "2 labels for 3 rows of weight"),
         (np.ones((3, 8)), "a\nb\na\n", "the label 'a' is there 2 times"),
         (np.full((3, 8), np.nan), "a\nb\nc\n", "weight has a value that is not a finite number"),
-        (np.ones(3), "a\nb\nc\n", "weight is float32 [3]: must be (classes, width)"),
+        (np.ones(3), "a\nb\nc\n", "weight is float32 [3]: must be (rows, width)"),
         (np.array(["a", "b"]), "a\nb\n", "could not convert string to float"),
         (np.array([{}, {}], object), "a\nb\n", "Object arrays cannot be loaded"),
         (b"PK\x03\x04" + bytes(50), "a\nb\n", "the magic string is not correct"),

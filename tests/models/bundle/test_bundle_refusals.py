@@ -199,9 +199,9 @@ def test_no_value_of_a_config_is_anything_but_taken_or_refused(tiny_bundle: Path
         (lambda d: d.update(extra=1), "unknown member 'extra'"),
         (
             lambda d: d.update(problem_type="regression"),
-            "problem_type 'regression' must be single_label_classification or",
+            "problem_type 'regression' must be one of single_label_classification, ",
         ),
-        (lambda d: d.update(problem_type={}), "problem_type {} must be single_label_classification or"),
+        (lambda d: d.update(problem_type={}), "problem_type {} must be one of single_label_classification, "),
         *(
             (lambda d, values=values: d["preprocess"].update(values), f"config.json: preprocess: {message}")
             for values, message in (

@@ -83,8 +83,8 @@ def test_another_model_than_its_config_says_is_not_saved(
     ("tokens", {"merging": {"start": 3}},
      "tokens of VisionTransformer: merging: start 3 must be below 3: the last block never merges"),
     ("widths", [], "config.json: widths [] must be an object"),
-    ("widths", {"blocks.0.mlp": True}, "config.json: widths: 'blocks.0.mlp': True must be a whole number above 0"),
-    ("widths", {"blocks.0.mlp": -3}, "config.json: widths: 'blocks.0.mlp': -3 must be a whole number above 0"),
+    ("widths", {"blocks.0.mlp": True}, "widths: layer 'blocks.0.mlp': True must be a whole number above 0"),
+    ("widths", {"blocks.0.mlp": -3}, "config.json: widths: layer 'blocks.0.mlp': -3 must be a whole number above 0"),
     ("widths", {"head": 3}, "widths: 'head' is neither an MLP nor an attention that can be narrower"),
     ("widths", {"blocks.1.mlp": 39}, "blocks.0.attn.qkv.weight has shape [72, 32], the model needs [96, 32]"),
 ])  # fmt: skip

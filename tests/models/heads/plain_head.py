@@ -1,5 +1,6 @@
 """Heads for tests, and what they should answer, by plain numpy."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,13 @@ def make_head(classes: int = 4, width: int = 3, seed: int = 0, **members: Any) -
     return LinearHead(**{**numbers, "labels": labels, **members})
 
 
+def nearest_head(images: int = 30, classes: int = 4, width: int = 3, k: int = 5, seed: int = 0) -> LinearHead:
+    """A head by the nearest of so many random images."""
+    rng, rows = np.random.default_rng(seed), make_head(images, width, seed)
+    of = np.concatenate([np.arange(classes), rng.integers(0, classes, images - classes)])
+    return replace(make_head(classes, width, seed), weight=rows.weight, bias=rows.bias, classes=of, k=k)
+
+
 def expected(head: LinearHead, embeddings: NDArray[Any]) -> NDArray[np.float64]:
     """The probabilities (n, classes) of embeddings (n, width)."""
     e = embeddings.astype(np.float64)
@@ -25,4 +33,7 @@ def expected(head: LinearHead, embeddings: NDArray[Any]) -> NDArray[np.float64]:
         e = e / np.sqrt((e * e).sum(1, keepdims=True))
     logits = head.scale * (e @ head.weight.T + head.bias)
     powers = np.exp(logits - logits.max(1, keepdims=True))
+    if head.classes is not None:
+        powers *= logits >= np.sort(logits, 1)[:, -head.k :].min(1, keepdims=True)
+        powers = powers @ np.eye(len(head.labels))[head.classes]
     return np.asarray(powers / powers.sum(1, keepdims=True))

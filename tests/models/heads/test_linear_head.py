@@ -16,7 +16,7 @@ from milkweed.models.bundle.safetensors_file import read_arrays
 from milkweed.models.heads import linear_head
 from milkweed.models.heads.linear_head import parse_head
 
-from .plain_head import expected, make_head
+from .plain_head import expected, make_head, nearest_head
 
 
 def packed(arrays: dict[str, Any] | None = None, **metadata: Any) -> bytes:
@@ -85,13 +85,13 @@ def rows(**changes: NDArray[Any]) -> dict[str, NDArray[Any]]:
         (b"\x80\x04\x95" + bytes(60), "truncated"),  # a pickle
         (packed()[:-1], "truncated"),
         (packed() + b"0", "too long"),
-        (packed({"a": np.zeros(2, "f4")}), "its tensors are ['a']: must be weight, maybe bias and scale"),
+        (packed({"a": np.zeros(2, "f4")}), "its tensors are ['a']: must be weight, maybe bias, scale and classes"),
         (packed(rows(more=np.zeros(2, "f4"))), "its tensors are ['more', 'weight']"),
-        (packed({"weight": np.zeros(15, "f4")}), "weight is float32 [15]: must be (classes, width) in F32 or F16"),
+        (packed({"weight": np.zeros(15, "f4")}), "weight is float32 [15]: must be (rows, width) in F32 or F16"),
         (packed({"weight": np.zeros((3, 0), "f4")}), "weight is float32 [3, 0]"),
-        (packed({"weight": np.zeros((3, 5))}), "weight is float64 [3, 5]: must be (classes, width) in F32 or F16"),
+        (packed({"weight": np.zeros((3, 5))}), "weight is float64 [3, 5]: must be (rows, width) in F32 or F16"),
         (packed({"weight": np.zeros((3, 5), "i4")}), "weight is int32 [3, 5]"),
-        (packed(rows(bias=np.zeros(5, "f4"))), "bias is float32 [5]: must be (classes) in"),
+        (packed(rows(bias=np.zeros(5, "f4"))), "bias is float32 [5]: must be (rows) in"),
         (packed(rows(scale=np.zeros(3, "f4"))), "scale is float32 [3]: must be () in"),
         (packed({"weight": np.full((3, 5), np.nan, "f4")}), "weight has a value that is not a finite number"),
         (packed(rows(bias=np.array([0, np.inf, 0], "f4"))), "bias has a value that is not a finite number"),
@@ -117,3 +117,34 @@ def test_a_file_of_too_many_bytes_is_not_read(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(linear_head, "MAX_HEAD_BYTES", len(packed()) - 1)
     with pytest.raises(ValueError, match=f"more than {len(packed()) - 1} bytes, the limit of a head"):
         parse_head(packed())
+
+
+def test_the_nearest_images_decide() -> None:
+    head = nearest_head()
+    again = parse_head(head.to_bytes())
+    assert (again.k, len(again.labels), again.weight.shape) == (5, 4, (30, 3))
+    assert again.to_bytes() == head.to_bytes()
+    embeddings = np.random.default_rng(1).normal(size=(20, 3)).astype("f4")
+    found = np.array([again.probabilities(row) for row in embeddings])
+    np.testing.assert_allclose(found, expected(head, embeddings), rtol=1e-5, atol=1e-7)
+    assert (found == 0).any()  # a class that none of the five is of
+    every = nearest_head(k=10**6)
+    np.testing.assert_allclose(every.probabilities(embeddings[0]), expected(every, embeddings)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("classes", "k", "words"),
+    [
+        (np.array([0, 1, 3], "i4"), "2", "classes are 0 to 3, there are 3 labels"),
+        (np.array([0, 1, -1], "i4"), "2", "classes are -1 to 1, there are 3 labels"),
+        (np.array([0, 1], "i4"), "2", "classes is int32 [2]: must be (rows) in I32"),
+        (np.array([0, 1, 2], "f4"), "2", "classes is float32 [3]: must be (rows) in I32"),
+        (np.array([0, 1, 2], "i4"), "0", "k in its metadata is '0': must be a whole number above 0"),
+        (np.array([0, 1, 2], "i4"), None, "k in its metadata is None: must be a whole number above 0"),
+        (np.array([0, 1, 2], "i4"), "9" * 5000, "must be a whole number above 0"),
+    ],
+)
+def test_images_of_no_class_are_refused(classes: NDArray[Any], k: str | None, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        parse_head(packed(rows(classes=classes), **({} if k is None else {"k": k})))
+    assert len(str(caught.value)) < 300

@@ -254,3 +254,33 @@ def test_the_number_of_classes_is_no_argument_of_the_architecture(
     arguments = {**tiny_vitae, "num_classes": 4}
     with pytest.raises(ValueError, match="arch_args: num_classes is an argument of its own"):
         import_checkpoint(tmp_path / "x.pth", "vitae_basic", tmp_path / "b", arch_args=arguments)
+
+
+def test_no_classes_leave_the_classifier_out(tmp_path: Path) -> None:
+    model = create_model("vit_tiny_patch16_224", num_classes=7, img_size=32, depth=1)
+    torch.save(model.state_dict(), tmp_path / "a.pth")
+    options = {"arch_args": {"img_size": 32, "depth": 1}}
+    report = import_checkpoint(tmp_path / "a.pth", "vit_tiny_patch16_224", tmp_path / "b", num_classes=0, **options)
+    config = report.config
+    assert (config.output_meaning, config.num_classes, len(config.labels)) == ("pooled", 192, 192)
+    assert "left out the classifier, head.weight, head.bias" in report.notes
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = model.forward_head(model.forward_features(x), pre_logits=True)
+        torch.testing.assert_close(load_bundle(tmp_path / "b")[0](x), expected)
+    projected = import_checkpoint(tmp_path / "a.pth", "vit_tiny_patch16_224", tmp_path / "c", projects=True, **options)
+    assert (projected.config.output_meaning, projected.config.num_classes) == ("projected", 7)
+    with pytest.raises(ValueError, match="arch_args: classifier is no argument: num_classes 0 leaves it out"):
+        import_checkpoint(tmp_path / "a.pth", "vit_tiny_patch16_224", tmp_path / "d", arch_args={"classifier": False})
+
+
+def test_a_checkpoint_without_a_classifier_is_told_how_it_is_imported(tmp_path: Path) -> None:
+    state = create_model("vit_tiny_patch16_224", num_classes=7, img_size=32, depth=1).state_dict()
+    torch.save({key: tensor for key, tensor in state.items() if not key.startswith("head")}, tmp_path / "a.pth")
+    options = {"arch_args": {"img_size": 32, "depth": 1}}
+    with pytest.raises(CheckpointError) as caught:
+        import_checkpoint(tmp_path / "a.pth", "vit_tiny_patch16_224", tmp_path / "b", **options)
+    assert any("--num-classes 0" in line for line in caught.value.details)
+    assert import_checkpoint(
+        tmp_path / "a.pth", "vit_tiny_patch16_224", tmp_path / "b", num_classes=0, **options
+    ).config.embeds

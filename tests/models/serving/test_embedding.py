@@ -8,8 +8,9 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from milkweed.models.architectures.no_classifier import classifier_name
 from milkweed.models.architectures.registry import create_model
-from milkweed.models.serving.embedding import classifier_name, return_embedding
+from milkweed.models.serving.embedding import return_embedding
 from milkweed.models.serving.prepare import prepare_for_inference
 
 from ..small_models import build

@@ -70,14 +70,19 @@ def classifier(name: str) -> Any:
     torch.manual_seed(0)
     model = getattr(transformers, f"{start}ForImageClassification{end}")(
         getattr(transformers, f"{start}Config")(**config, **LABELS)
-    ).eval()
+    )
+    return spread(model)
+
+
+def spread(model: Any) -> Any:
+    """The model with random weights that make its answers differ much from image to image, in eval mode."""
     for key, tensor in model.state_dict().items():
         if key.endswith("running_var"):
             tensor.uniform_(0.5, 2)
         elif tensor.is_floating_point():
-            spread = 0.3 if tensor.dim() < 2 else (2 / tensor[0].numel()) ** 0.5
-            tensor.copy_((tensor.dim() == 1) + torch.randn_like(tensor) * spread)
-    return model
+            deviation = 0.3 if tensor.dim() < 2 else (2 / tensor[0].numel()) ** 0.5
+            tensor.copy_((tensor.dim() == 1) + torch.randn_like(tensor) * deviation)
+    return model.eval()
 
 
 def written(folder: Path, name: str = "vit", processor: dict[str, Any] | None = None, **options: Any) -> Any:

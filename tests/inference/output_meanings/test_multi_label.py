@@ -18,11 +18,11 @@ from milkweed.models.errors import BundleError
 from milkweed.models.programs.session import kernels_refusal
 from milkweed.models.programs.stored import stored_bfloat16
 
-from ..models.bundle.edits import edit_config
-from ..models.importing.transformers.folders import sigmoids, written_multi_label
-from ..support.repositories import break_golden
-from ..support.server_parts import encoded
-from .backend_case import opened
+from ...models.bundle.edits import edit_config
+from ...models.importing.transformers.folders import sigmoids, written_multi_label
+from ...support.repositories import break_golden
+from ...support.server_parts import encoded
+from ..backend_case import opened
 
 IMAGES = [encoded(seed=seed, size=(40 + seed, 50)) for seed in range(11)]
 OURS = pytest.mark.skipif(kernels_refusal() is not None, reason="our CPU kernels cannot be used here")
