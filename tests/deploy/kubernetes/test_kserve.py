@@ -1,8 +1,4 @@
-"""The runtime of KServe and the InferenceService that asks for it: deploy/kubernetes/kserve.
-
-crds.json has no ClusterServingRuntime: containers and volumes are held to those of the InferenceService, which are
-of the same types, and the other fields by name and value, as KServe's servingruntime_types.go has them.
-"""
+"""The runtime of KServe and the InferenceService that asks for it: deploy/kubernetes/kserve."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +15,7 @@ from milkweed.server.process.side_ports import DRAIN_MARGIN_SECONDS
 from milkweed.server.telemetry.tracer import FLUSH_SECONDS
 
 from .conftest import KUBERNETES, Manifests
-from .test_schemas import SCHEMAS
+from .test_schemas import SCHEMAS, mistakes
 
 FOLDER = KUBERNETES / "kserve"
 POD_SECONDS = 30  # Kubernetes' own terminationGracePeriodSeconds, which a runtime cannot set
@@ -53,18 +49,23 @@ def settings(container: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Sett
     return load_settings({name.replace("-", "_"): value for name, _, value in options})
 
 
-def test_its_fields_are_those_of_the_definition(runtime: dict[str, Any], container: dict[str, Any]) -> None:
-    assert runtime.keys() == {
-        *("annotations", "labels", "supportedModelFormats", "protocolVersions", "containers", "volumes")
-    }
+def test_it_fits_the_definition_and_a_mistake_in_it_does_not(runtime: dict[str, Any]) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="the extra `test` is not installed")
+    own, of_pods = SCHEMAS["ClusterServingRuntime"], SCHEMAS["InferenceService"]["properties"]["predictor"]
+    shared = {name: of_pods["properties"][name] for name in ("containers", "volumes")}
+    schema = jsonschema.Draft202012Validator({**own, "properties": {**own["properties"], **shared}})
+    schema.validate(runtime)
+    wrong = list(mistakes(runtime, "ClusterServingRuntime"))
+    assert len(wrong) > 100
+    for path, spec in wrong:
+        assert not schema.is_valid(spec), path
+
+
+def test_it_takes_bundles_and_speaks_two_protocols(runtime: dict[str, Any], container: dict[str, Any]) -> None:
     (format,) = runtime["supportedModelFormats"]
     assert format == {"name": "milkweed", "version": str(FORMAT), "autoSelect": True}
     assert {"v1", "v2"} == set(runtime["protocolVersions"])
     assert container["name"] == "kserve-container"  # by which KServe finds the server's
-    jsonschema = pytest.importorskip("jsonschema", reason="the extra `test` is not installed")
-    types = SCHEMAS["InferenceService"]["properties"]["predictor"]["properties"]
-    for name in ("containers", "volumes"):
-        jsonschema.validate(runtime[name], types[name])
 
 
 def test_pods_of_it_fit_the_schema_of_kubernetes(runtime: dict[str, Any]) -> None:
