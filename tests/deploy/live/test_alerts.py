@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
+
+from milkweed.models import load_bundle, save_bundle
 
 from ..test_prometheus import RULES
 from .monitoring import EVERY_SECONDS, Key, Message, Programs, Prometheus, monitoring, newest, wait_until
@@ -64,13 +66,17 @@ class Scene:
         """Send requests with the key to all servers."""
         return traffic(self.replicas, headers=tuple(KEY_HEADERS.items()), **plan)
 
-    def bring(self, version: str, *, broken: bool = False) -> None:
-        """Bring a new version of the model into the repository, whole at once."""
+    def bring(self, version: str, *, broken: bool = False, name: str = "bench", opposite: bool = False) -> None:
+        """Bring a version of a model into the repository, whole at once. `opposite`: its best class is the worst."""
         coming = self.folder / "coming"
         shutil.copytree(self.bundle, coming)
         if broken:
             (coming / "model.safetensors").write_bytes(b"no weights")
-        coming.rename(self.folder / "models" / "bench" / version)
+        if opposite:
+            model, config = load_bundle(self.bundle)
+            cast(Any, model).head.weight.data.neg_()
+            save_bundle(coming, model, config, overwrite=True)
+        coming.rename(self.folder / "models" / name / version)
 
     def admin(self, what: str) -> None:
         """Ask the admin API of the last server to load or unload the model."""
@@ -134,6 +140,13 @@ def broken_keys(scene: Scene) -> Iterator[None]:
     (scene.folder / "keys.toml").write_text(KEYS, encoding="utf-8")
 
 
+def disagreeing(scene: Scene) -> Iterator[None]:
+    with scene.traffic(images=16, rate=15.0):  # 2,000 images must have been compared
+        scene.bring("2", name="other", opposite=True)
+        yield
+        scene.bring("3", name="other")
+
+
 @dataclass(frozen=True)
 class Fault:
     """A fault is made, and undone once all that it is to cause was told.
@@ -145,6 +158,7 @@ class Fault:
         kept: the alerts that fire and that nobody is told of, since one of `told` explains them.
         unharmed: whether every request must be answered with 200 all the same.
         replicas: the number of servers.
+        shadowed: whether the model has a shadow.
     """
 
     made: Callable[[Scene], Iterator[None]]
@@ -153,6 +167,7 @@ class Fault:
     kept: set[Key] = field(default_factory=set)
     unharmed: bool = False
     replicas: int = 1
+    shadowed: bool = False
 
     def alerts(self) -> list[Key]:
         return [*sorted(self.told), *sorted(self.kept)]
@@ -171,15 +186,21 @@ FAULTS = {
     "a version cannot be loaded": Fault(broken_version, {ticket("ModelReloadFailing")}, unharmed=True),
     "the only model is unloaded": Fault(unloaded, {ticket("ModelNotReady")}, BUDGETS),
     "the file of API keys is no TOML": Fault(broken_keys, {ticket("FileReloadFailing")}, unharmed=True),
+    "a shadow answers otherwise": Fault(disagreeing, {ticket("ShadowDisagrees")}, unharmed=True, shadowed=True),
 }
 
 
 @contextmanager
-def staged(programs: Programs, bundle: Path, folder: Path, count: int = 1) -> Iterator[Scene]:
+def staged(
+    programs: Programs, bundle: Path, folder: Path, count: int = 1, *, shadowed: bool = False
+) -> Iterator[Scene]:
     """Start so many servers of a repository that has one version, and what watches them."""
     shutil.copytree(bundle, folder / "models" / "bench" / "1")
     (folder / "keys.toml").write_text(KEYS, encoding="utf-8")
     own = {"repository": str(folder / "models"), "repository_seconds": 0.5, "api_keys": str(folder / "keys.toml")}
+    if shadowed:
+        shutil.copytree(bundle, folder / "models" / "other" / "1")
+        own["shadow"] = "other=bench:1"
     replicas = [Replica(None, {**own, **SMALL}) for _ in range(count)]
     with ExitStack() as stack:
         for replica in replicas:
@@ -239,7 +260,7 @@ def test_a_fault_is_told_and_so_is_its_end(
     name: str, programs: Programs, bundle: Path, tmp_path: Path, table: list[str]
 ) -> None:
     fault = FAULTS[name]
-    with staged(programs, bundle, tmp_path, fault.replicas) as scene, scene.traffic() as end:
+    with staged(programs, bundle, tmp_path, fault.replicas, shadowed=fault.shadowed) as scene, scene.traffic() as end:
         settle(scene)
         told, firing = scene.told, scene.prometheus.firing
         made, undone = time.time(), math.nan
