@@ -80,6 +80,8 @@ def create_model(
     """
     _check_known(arch)
     check_arch_args(arch, {"num_classes": num_classes, **arch_args}, {"num_classes", *allowed_arch_args(arch)})
+    if not isinstance(classifier, bool):
+        raise ValueError(f"{arch}: classifier {quoted(classifier)} must be true or false")
     build = _create_own if arch in _OWN else create_timm_model
     try:
         model = build(arch, num_classes, arch_args)

@@ -19,6 +19,7 @@ SCALES = (10.0 ** np.arange(0, 3.1, 0.25)).tolist()
 """Nearest neighbours choose one of these numbers of images, and of these factors of their cosines."""
 
 AT_ONCE = 512
+"""Images whose cosines to all others are held at a time."""
 
 
 class HeadFit(NamedTuple):

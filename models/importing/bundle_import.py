@@ -67,6 +67,8 @@ def import_checkpoint(
         ValueError: an unknown architecture or bad arguments.
     """
     start = time.perf_counter()
+    if projects and num_classes == 0:
+        raise ValueError("a projection is a classifier's layer: num_classes 0 leaves it out")
     state, info, arch = _read(str(path), arch)
     _check_no_scales(path, state)
     card = _card_of(info, arch)

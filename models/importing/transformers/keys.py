@@ -163,7 +163,8 @@ def timm_state(rules: Rules, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             result[key] = _shaped(key, tensor)
         elif match[2] == "query":
             result[f"{match[1]}qkv.{match[3]}"] = torch.cat(whole)
-    for key in [key for key in result if key.startswith("attn_pool.q_kv.")]:  # of torch's MultiheadAttention
+    joined = [key for key, tensor in result.items() if key.startswith("attn_pool.q_kv.") and tensor.dim()]
+    for key in joined:  # of torch's MultiheadAttention
         tensor, part = result.pop(key), key.rpartition(".")[2]
         result[f"attn_pool.q.{part}"], result[f"attn_pool.kv.{part}"] = tensor.split(
             [len(tensor) // 3, -(-2 * len(tensor) // 3)]

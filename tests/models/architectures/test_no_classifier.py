@@ -33,6 +33,7 @@ def test_it_gives_what_timms_model_of_no_classes_gives(arch: str) -> None:
     ("arch", "args", "message"),
     [
         ("vit_tiny_patch16_224", {"num_classes": 10}, "without a classifier it gives 192 values, num_classes is 10$"),
+        ("vit_tiny_patch16_224", {"classifier": "no"}, "classifier 'no' must be true or false$"),
         ("deit_tiny_distilled_patch16_224", {"num_classes": 192}, "no classifier that is one linear layer"),
         (
             "vit_tiny_patch16_224",
@@ -43,7 +44,7 @@ def test_it_gives_what_timms_model_of_no_classes_gives(arch: str) -> None:
 )
 def test_what_cannot_be_left_out_is_named(arch: str, args: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        create_model(arch, classifier=False, **args)  # type: ignore[arg-type]
+        create_model(arch, **{"classifier": False, **args})  # type: ignore[arg-type]
     if "global_pool" not in args and "distilled" in arch:
         with pytest.raises(ValueError, match=message):
             embedding_width(arch, {})

@@ -270,6 +270,8 @@ def test_no_classes_leave_the_classifier_out(tmp_path: Path) -> None:
         torch.testing.assert_close(load_bundle(tmp_path / "b")[0](x), expected)
     projected = import_checkpoint(tmp_path / "a.pth", "vit_tiny_patch16_224", tmp_path / "c", projects=True, **options)
     assert (projected.config.output_meaning, projected.config.num_classes) == ("projected", 7)
+    with pytest.raises(ValueError, match="num_classes 0 leaves it out"):
+        import_checkpoint(tmp_path / "a.pth", None, tmp_path / "d", num_classes=0, projects=True)
     with pytest.raises(ValueError, match="arch_args: classifier is no argument: num_classes 0 leaves it out"):
         import_checkpoint(tmp_path / "a.pth", "vit_tiny_patch16_224", tmp_path / "d", arch_args={"classifier": False})
 
