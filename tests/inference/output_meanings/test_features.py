@@ -86,5 +86,5 @@ def test_golden_answers_hold_an_embedding_too(made: dict[str, tuple[Path, Any]],
 
 def test_what_a_config_says_decides_what_the_outputs_are() -> None:
     config = {"arch": "a", "preprocess": {}, "problem_type": "feature_extraction"}
-    assert BundleConfig(**config).answers == "projected"  # type: ignore[arg-type]
-    assert BundleConfig(**config, arch_args={"classifier": False}).answers == "pooled"  # type: ignore[arg-type]
+    assert BundleConfig(**config).output_meaning == "projected"  # type: ignore[arg-type]
+    assert BundleConfig(**config, arch_args={"classifier": False}).output_meaning == "pooled"  # type: ignore[arg-type]
