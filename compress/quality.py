@@ -60,10 +60,12 @@ class QualityEvaluator:
             raise ValueError(f"answers of shape {tuple(answers.shape)}, the dense model's are {tuple(dense.shape)}")
         if not torch.isfinite(answers).all():
             raise ValueError("answers are not finite numbers")
-        if self._cosines is not None and embeddings is not None:
-            return self._of_neighbours(answers, self._cosines, _cosines(embeddings))
-        top = answers.argmax(-1)
         kl = (dense.exp() * (dense - answers.double())).sum(-1).clamp(min=0)  # below 0 by rounding alone
+        if self._cosines is not None:
+            if embeddings is None or len(embeddings) != len(dense):
+                raise ValueError("a model without classes is judged by the embedding of each image")
+            return _of_neighbours(kl, self._cosines, _cosines(embeddings))
+        top = answers.argmax(-1)
         rows = {"kl": kl, "agreement": 100.0 * (self._best == top)}
         right = None if self._targets is None else torch.eq(self._best, self._targets).double()
         if right is not None and self._targets is not None:
@@ -71,16 +73,6 @@ class QualityEvaluator:
         mean_kl, agreement, *top1 = bootstrap(torch.stack(list(rows.values())))
         of_dense = None if right is None else float(100 * right.mean())
         return Quality(len(dense), mean_kl, agreement, top1[0] if top1 else None, of_dense, self.expected_change(top))
-
-    def _of_neighbours(self, answers: Tensor, dense: Tensor, cosines: Tensor) -> Quality:
-        """Return the quality by nearest images: what is lost is how much less like an image the one is that is found,
-        by the dense model's cosines, in points."""
-        kl = (self._dense.exp() * (self._dense - answers.double())).sum(-1).clamp(min=0)
-        nearest = cosines.argmax(-1)
-        same = 100.0 * (nearest == dense.argmax(-1))
-        lost = 100 * (dense.gather(1, nearest[:, None])[:, 0] - dense.amax(-1))
-        mean_kl, agreement, change = bootstrap(torch.stack([kl, same.double(), lost]))
-        return Quality(len(dense), mean_kl, agreement, expected=change)
 
     def confidence(self, answers: Tensor) -> ConfidenceThreshold | None:
         """Find from which score on answers are sure: by labels, or else by the dense model's; see `find_threshold`.
@@ -130,6 +122,16 @@ def log_probabilities(forward: Forward, batches: Iterable[Tensor]) -> tuple[Tens
         for name in ("probabilities", "embeddings")
     )
     return answers.double().clamp(min=FEWEST).log(), embeddings
+
+
+def _of_neighbours(kl: Tensor, dense: Tensor, cosines: Tensor) -> Quality:
+    """The quality by the nearest images: what is lost is how much less like an image the one is that is found instead,
+    by the dense model's cosines, in points."""
+    nearest = cosines.argmax(-1)
+    same = 100.0 * (nearest == dense.argmax(-1))
+    lost = 100 * (dense.gather(1, nearest[:, None])[:, 0] - dense.amax(-1))
+    mean_kl, agreement, change = bootstrap(torch.stack([kl, same.double(), lost]))
+    return Quality(len(dense), mean_kl, agreement, expected=change)
 
 
 def _cosines(embeddings: Tensor) -> Tensor:

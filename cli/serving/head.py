@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...loaders.dataset.training import Sample
-    from ...models.heads.linear_head import LinearHead
+    from ...models.heads.embedding_head import EmbeddingHead
 
 
 def new_file(text: str) -> Path:
@@ -69,8 +69,8 @@ def fit(
       milkweed head fit birds/ --model ./dino --out birds.head.safetensors
     """
     from ...jobs.dataset import class_labels, labelled_images
+    from ...models.heads.embedding_head import normalized
     from ...models.heads.fit import METHODS
-    from ...models.heads.linear_head import normalized
 
     if method not in METHODS:
         raise CommandError(f"--method {method}: must be one of {', '.join(METHODS)}", WRONG_USAGE)
@@ -103,21 +103,21 @@ def make(texts: TextEmbeddings, names: ClassNames, out: HeadFile, scale: ScaleOp
     import numpy as np
 
     from ...models.bundle.labels import read_labels
-    from ...models.heads.linear_head import LinearHead, normalized
+    from ...models.heads.embedding_head import EmbeddingHead, normalized
 
     labels = read_labels(names)
     try:
         with open(texts, "rb") as file:
             weight = normalized(np.lib.format.read_array(file, allow_pickle=False))
-        head = LinearHead(weight=weight, bias=np.zeros(len(weight)), scale=scale, labels=labels)
+        head = EmbeddingHead(weight=weight, bias=np.zeros(len(weight)), scale=scale, labels=labels)
     except (OSError, ValueError, TypeError) as error:
         raise CommandError(f"TEXTS {texts}: {error}") from None
     (print_json if json else print_fields)(_write(out, head))
 
 
-def _write(out: Path, head: "LinearHead") -> dict[str, Any]:
+def _write(out: Path, head: "EmbeddingHead") -> dict[str, Any]:
     """Write a head, if a server will accept it; what it is."""
-    from ...models.heads.linear_head import parse_head
+    from ...models.heads.embedding_head import parse_head
 
     data = head.to_bytes()
     try:

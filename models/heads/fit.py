@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bundle.labels import Label
-from .linear_head import LinearHead, normalized
+from .embedding_head import EmbeddingHead, normalized
 
 F64 = NDArray[np.float64]
 
@@ -35,10 +35,10 @@ class HeadFit(NamedTuple):
     k: int = 0
     classes: NDArray[np.int64] | None = None
 
-    def head(self, labels: tuple[Label, ...], model_version: str) -> LinearHead:
+    def head(self, labels: tuple[Label, ...], model_version: str) -> EmbeddingHead:
         """The head that it is."""
         parts = {name: getattr(self, name) for name in ("weight", "bias", "scale", "k", "classes")}
-        return LinearHead(labels=labels, model_version=model_version, **parts)
+        return EmbeddingHead(labels=labels, model_version=model_version, **parts)
 
 
 def fit_ridge(embeddings: F64, targets: NDArray[np.int64]) -> HeadFit:

@@ -78,7 +78,10 @@ def fit_checkpoint(
     family = detect_family(state)
     arch_args = {**(family.arch_args if family.fits(arch) else {}), **arch_args}
     if num_classes == 0:
-        state, notes = _without_classifier(arch, state, notes)
+        prefixes = tuple(f"{layer}." for layer in classifier_layers(arch))
+        left_out = [key for key in state if key.startswith(prefixes)]
+        state = {key: tensor for key, tensor in state.items() if key not in left_out}
+        notes += [f"left out the classifier, {', '.join(left_out)}"] if left_out else []
         arch_args, num_classes = {**arch_args, "classifier": False}, embedding_width(arch, arch_args)
     classes = _classes(source, arch, state, num_classes)
     model = built_on_meta(lambda: create_model(arch, num_classes=classes, **arch_args))
@@ -131,15 +134,6 @@ def _classes(source: str, arch: str, state: Mapping[str, Tensor], num_classes: i
             f"{source}: the classifier has {in_head} classes, num_classes is {num_classes}{classes_hint(in_head)}"
         )
     return in_head or num_classes or 1000
-
-
-def _without_classifier(
-    arch: str, state: Mapping[str, Tensor], notes: list[str]
-) -> tuple[dict[str, Tensor], list[str]]:
-    prefixes = tuple(f"{layer}." for layer in classifier_layers(arch))
-    left_out = [key for key in state if key.startswith(prefixes)]
-    kept = {key: tensor for key, tensor in state.items() if key not in left_out}
-    return kept, [*notes, f"left out the classifier, {', '.join(left_out)}"] if left_out else notes
 
 
 def _tolerate(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:

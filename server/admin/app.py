@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...models.heads.linear_head import MAX_HEAD_BYTES
+from ...models.heads.embedding_head import MAX_HEAD_BYTES
 from ..config.aliases import AliasTarget, describe_alias
 from ..errors import ServiceError, error_headers
 from ..http.parameters import read_pairs

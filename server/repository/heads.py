@@ -10,7 +10,7 @@ import numpy as np
 from prometheus_client import Counter
 
 from ...inference.results import TopClasses
-from ...models.heads.linear_head import MAX_HEAD_BYTES, LinearHead, parse_head
+from ...models.heads.embedding_head import MAX_HEAD_BYTES, EmbeddingHead, parse_head
 from ..errors import ServiceError
 from .served_model import ServedModel, json_of, label_json, predictions_json
 
@@ -26,7 +26,7 @@ class HeadError(ServiceError, ValueError):
 class ServedHead:
     """A head behind a name. `json`: the members of it that an answer has."""
 
-    def __init__(self, name: str, head: LinearHead) -> None:
+    def __init__(self, name: str, head: EmbeddingHead) -> None:
         self.name, self.head = name, head
         self.json = b'"head": %b, "head_version": %b' % (json_of(name), json_of(head.version))
         self._label_json = [label_json(i, label.id, label.label) for i, label in enumerate(head.labels)]

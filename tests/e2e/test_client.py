@@ -15,7 +15,7 @@ import milkweed
 from milkweed.cli import main
 from milkweed.client import AsyncClient, BadRequest, Client, DeadlineExceeded, MilkweedError, Prediction, UnknownModel
 from milkweed.local import LocalModel
-from milkweed.models.heads.linear_head import parse_head
+from milkweed.models.heads.embedding_head import parse_head
 
 from ..models.heads.plain_head import expected, make_head
 from .conftest import Serve

@@ -32,6 +32,7 @@ export function labelInWords(label) {
 /** What a model can answer, in a sentence, where its classes are few enough to read. */
 export function knowsInWords({ label, labels, confidence }) {
   if (!labels || labels.length > MAX_CLASSES_IN_WORDS) return "";
+  if (!labels.length) return `${label} has no classes: it gives embeddings, which this page does not show.`;
   const known = labels.map(labelInWords).join(", ");
   const larger = label === "demo" ? " “milkweed demo imagenet” serves one of 1,000 classes." : "";
   const doubt = confidence ? "often without being sure" : "and may be sure of it";

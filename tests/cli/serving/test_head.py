@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import milkweed
+from milkweed.models.heads.embedding_head import EmbeddingHead, parse_head
 from milkweed.models.heads.fit import METHODS
-from milkweed.models.heads.linear_head import LinearHead, parse_head
 from milkweed.models.intervals import share_interval
 
 from ...models.heads.plain_head import expected
@@ -24,7 +24,7 @@ def texts(tmp_path: Path) -> Path:
     return tmp_path / "labels.npy"
 
 
-def read(file: Path) -> LinearHead:
+def read(file: Path) -> EmbeddingHead:
     return parse_head(file.read_bytes())
 
 

@@ -17,7 +17,7 @@ from ...models.importing.transformers.test_embedders import embedded, saved
 from ...support.repositories import break_golden
 from ...support.server_parts import encoded
 from ..backend_case import opened
-from .test_multi_label import OURS, plain, with_graph, with_program
+from .test_multi_label import every_backend
 
 IMAGES = [encoded(seed=seed, size=(40 + seed, 50)) for seed in range(11)]
 MODELS = ("Dinov2Model", "CLIPModel")  # pooled, projected
@@ -42,16 +42,7 @@ def embeddings(pipeline: Any, images: list[bytes]) -> tuple[Any, np.ndarray[Any,
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(
-    ("backend", "form", "tolerance"),
-    [
-        ("torch", plain, 1e-5),
-        ("onnxruntime", with_graph, 1e-4),
-        ("openvino", with_graph, 1e-4),
-        pytest.param("milkweed", plain, 0.03, marks=OURS),
-        pytest.param("milkweed", with_program, 0.03, marks=OURS),
-    ],
-)
+@every_backend
 def test_every_backend_gives_the_embedding(
     made: dict[str, tuple[Path, Any]],
     tmp_path: Path,

@@ -5,8 +5,8 @@ import pytest
 from numpy.typing import NDArray
 
 from milkweed.models.heads import fit as fitting
+from milkweed.models.heads.embedding_head import normalized
 from milkweed.models.heads.fit import KS, METHODS, PENALTIES, SCALES, fit_means, fit_nearest, fit_ridge
-from milkweed.models.heads.linear_head import normalized
 
 Array = NDArray[np.float64]
 LINEAR = ("ridge", "means")

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkweed.models.heads.linear_head import LinearHead, parse_head
+from milkweed.models.heads.embedding_head import EmbeddingHead, parse_head
 
 from ...models.heads.plain_head import expected, make_head
 from ...support.server_parts import CLASSES, Running, encoded
@@ -18,13 +18,13 @@ FINE = make_head().to_bytes()
 ZOO = parse_head(make_head(2, seed=2, normalize=False).to_bytes())
 
 
-def scores(app: Running, head: LinearHead, images: list[bytes] = IMAGES) -> NDArray[np.float64]:
+def scores(app: Running, head: EmbeddingHead, images: list[bytes] = IMAGES) -> NDArray[np.float64]:
     """What a head should say of images, of which the model's embedding is the mean of each channel."""
     decoded = app.service.models["held"].pipeline.decode(images, [None] * len(images))
     return expected(head, np.asarray(decoded.pixels.mean((2, 3))))
 
 
-def check(rows: list[dict[str, Any]], head: LinearHead, right: NDArray[np.float64]) -> None:
+def check(rows: list[dict[str, Any]], head: EmbeddingHead, right: NDArray[np.float64]) -> None:
     """The predictions of one image, best first, against its scores."""
     best = np.argsort(-right)[: len(rows)]
     assert [row["index"] for row in rows] == best.tolist()

@@ -6,7 +6,7 @@ import httpx
 import numpy as np
 import pytest
 
-from milkweed.models.heads.linear_head import parse_head
+from milkweed.models.heads.embedding_head import parse_head
 from milkweed.server.repository.heads import ServedHead
 from milkweed.server.service.params import MAX_SCORES
 

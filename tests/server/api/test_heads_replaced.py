@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from milkweed.models.heads.linear_head import parse_head
+from milkweed.models.heads.embedding_head import parse_head
 
 from ...models.heads.plain_head import make_head
 from ...support.server_parts import CLASSES, Running, Start, check_error

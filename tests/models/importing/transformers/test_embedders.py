@@ -10,7 +10,7 @@ import transformers
 from milkweed.models import import_checkpoint, load_bundle
 from milkweed.models.errors import CheckpointError
 
-from .folders import PROCESSOR, RESNET, SWIN, VIT, spread
+from .folders import CONVNEXT, PROCESSOR, RESNET, SWIN, VIT, spread
 from .test_folders import pixels
 
 WIDE = {**VIT, "projection_dim": 24}
@@ -23,6 +23,10 @@ CASES: dict[str, tuple[str, dict[str, Any], str, int]] = {
     "Dinov2Model": ("Dinov2Config", VIT, "pooler_output", 32),
     "Dinov2WithRegistersModel": ("Dinov2WithRegistersConfig", VIT, "pooler_output", 32),
     "SwinModel": ("SwinConfig", SWIN, "pooler_output", 32),
+    "Swinv2Model": ("Swinv2Config", SWIN, "pooler_output", 32),
+    "ConvNextModel": ("ConvNextConfig", CONVNEXT, "pooler_output", 24),
+    "ConvNextV2Model": ("ConvNextV2Config", CONVNEXT, "pooler_output", 24),
+    "MobileNetV2Model": ("MobileNetV2Config", {"depth_multiplier": 0.35}, "pooler_output", 1280),
     "ResNetModel": ("ResNetConfig", RESNET, "pooler_output", 64),
     "CLIPModel": ("CLIPConfig", CLIP, "image_embeds", 24),
     "CLIPVisionModelWithProjection": ("CLIPVisionConfig", WIDE, "image_embeds", 24),
@@ -30,13 +34,13 @@ CASES: dict[str, tuple[str, dict[str, Any], str, int]] = {
     "SiglipModel": ("SiglipConfig", TOWERS, "pooler_output", 32),
     "SiglipVisionModel": ("SiglipVisionConfig", VIT, "pooler_output", 32),
 }
-"""By class: its config, what of its output is the embedding, and the embedding's width."""
+"""The table has for each class its config, which part of its output is the embedding, and how wide that is."""
 
 
 def saved(folder: Path, name: str) -> tuple[Any, int]:
     """A model with random weights, saved as transformers does with a processor beside it, and its images' side."""
     config, values, _, _ = CASES[name]
-    size = 64 if name in ("SwinModel", "ResNetModel") else 32
+    size = 32 if CASES[name][1].keys() & {"hidden_size", "vision_config"} else 64
     torch.manual_seed(0)
     model = spread(getattr(transformers, name)(getattr(transformers, config)(**values)))
     model.save_pretrained(folder)

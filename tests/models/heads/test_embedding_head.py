@@ -13,8 +13,8 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from milkweed.models.bundle.safetensors_file import read_arrays
-from milkweed.models.heads import linear_head
-from milkweed.models.heads.linear_head import parse_head
+from milkweed.models.heads import embedding_head
+from milkweed.models.heads.embedding_head import parse_head
 
 from .plain_head import expected, make_head, nearest_head
 
@@ -114,7 +114,7 @@ def test_a_file_that_is_no_head_is_refused_in_a_line(data: bytes, words: str) ->
 
 
 def test_a_file_of_too_many_bytes_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_head, "MAX_HEAD_BYTES", len(packed()) - 1)
+    monkeypatch.setattr(embedding_head, "MAX_HEAD_BYTES", len(packed()) - 1)
     with pytest.raises(ValueError, match=f"more than {len(packed()) - 1} bytes, the limit of a head"):
         parse_head(packed())
 

@@ -1,4 +1,4 @@
-"""LinearHead: a classifier on a model's embedding, linear or by the nearest images, and the file that holds one.
+"""EmbeddingHead: a classifier on a model's embedding, linear or by the nearest images, and the file that holds one.
 
 That is a safetensors file of `weight` (rows, width), maybe `bias` (rows) and `scale`; its metadata has `labels` (a JSON
 list), `normalize` (true or false) and maybe `model_version`. A row is a class; with `classes` (rows) it is an image of
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bundle.labels import Label, labels_document, parse_labels
-from ..bundle.safetensors_file import TensorEntry, parse_arrays
+from ..bundle.safetensors_file import DTYPES, TensorEntry, parse_arrays
 from ..bundle.strict_json import canonical_json, parse_json
 from ..errors import quoted
 
@@ -24,12 +24,12 @@ MAX_HEAD_BYTES = 64 << 20
 """Enough for 21,000 classes and width 768 in float32."""
 
 _SHAPES = {"weight": "(rows, width)", "bias": "(rows)", "scale": "()", "classes": "(rows)"}
-_FLOATS = ("float32", "float16")
-_DTYPES = {**dict.fromkeys(("weight", "bias", "scale"), _FLOATS), "classes": ("int32",)}
+_DTYPES = {**dict.fromkeys(("weight", "bias", "scale"), ("F32", "F16")), "classes": ("I32",)}
+"""The types that a tensor may have; it is written in the first."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LinearHead:
+class EmbeddingHead:
     """Gives the softmax of `scale * (weight @ embedding + bias)`, by rows; or by classes that of the k nearest rows.
 
     Args:
@@ -74,11 +74,10 @@ class LinearHead:
         about |= {"normalize": str(self.normalize).lower(), **({"k": str(self.k)} if self.k else {})}
         header: dict[str, Any] = {"__metadata__": about}
         data = b""
-        for name, (dtype, *_) in _DTYPES.items():
+        for name, (code, *_) in _DTYPES.items():
             if (values := getattr(self, name)) is not None:
-                array = np.asarray(values, dtype)
+                array = np.asarray(values, DTYPES[code])
                 offsets = len(data), len(data) + array.nbytes
-                code = {"float32": "F32", "int32": "I32"}[dtype]
                 header[name] = {"dtype": code, "shape": array.shape, "data_offsets": offsets}
                 data += array.tobytes()
         text = canonical_json(header)
@@ -93,7 +92,7 @@ def normalized(embeddings: NDArray[Any]) -> NDArray[np.float64]:
     return values / np.where(lengths > 0, lengths, 1)
 
 
-def parse_head(data: bytes) -> LinearHead:
+def parse_head(data: bytes) -> EmbeddingHead:
     """Make a head of the content of its file. Raises ValueError where it is none, one line."""
     if len(data) > MAX_HEAD_BYTES:
         raise ValueError(f"more than {MAX_HEAD_BYTES} bytes, the limit of a head")
@@ -108,7 +107,7 @@ def parse_head(data: bytes) -> LinearHead:
     about = file.metadata if isinstance(file.metadata, dict) else {}
     if about.get("normalize") not in ("true", "false"):
         raise ValueError(f"normalize in its metadata is {quoted(about.get('normalize'))}: must be true or false")
-    return LinearHead(
+    return EmbeddingHead(
         weight=arrays["weight"].astype(np.float64),
         bias=arrays["bias"].astype(np.float64),
         scale=scale,
@@ -133,8 +132,8 @@ def _check(entries: Mapping[str, TensorEntry]) -> None:
     }
     for name, entry in sorted(entries.items(), reverse=True):
         right = entry.shape in fitting[name] and len(shape) == 2 and all(shape)
-        if not right or entry.dtype not in _DTYPES[name]:
-            limit = f"{_SHAPES[name]} in {'I32' if name == 'classes' else 'F32 or F16'}"
+        if not right or entry.dtype not in [DTYPES[code] for code in _DTYPES[name]]:
+            limit = f"{_SHAPES[name]} in {' or '.join(_DTYPES[name])}"
             raise ValueError(f"{name} is {entry.dtype} {list(entry.shape)}: must be {limit}")
 
 
