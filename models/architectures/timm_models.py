@@ -142,10 +142,19 @@ def create_timm_model(arch: str, num_classes: int, arch_args: dict[str, Any]) ->
         raise ValueError(f"{arch} does not take the arguments {', '.join(arch_args)} so: {error}{hint}") from error
     if separate:
         separate_attention(model)
+    _call_qkv(model)
     if token_avg:
         vit: Any = model
         vit.head = TokenAvgHead(vit.embed_dim, num_classes, vit.num_prefix_tokens)
     return model
+
+
+def _call_qkv(model: nn.Module) -> None:
+    """Let attention of BEiT, EVA and Swin v2 call its `qkv`, which then may be of any kind, not read its weight."""
+    module: Any
+    for module in model.modules():
+        if hasattr(module, "qkv_bias_separate"):
+            module.qkv_bias_separate = True
 
 
 def timm_classifier(arch: str) -> tuple[str, ...]:

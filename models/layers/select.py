@@ -56,7 +56,7 @@ def replaceable_linears(model: nn.Module) -> dict[str, nn.Linear]:
     """The dense linear layers that can be replaced, by name.
 
     A layer cannot be replaced where the module around it reads its weight: timm's attention with a `q_bias` (BEiT,
-    EVA, Swin v2) multiplies by `qkv.weight` itself and adds a bias made of several; READ_BY_THEIR_BLOCKS has others.
+    EVA, Swin v2) multiplies by `qkv.weight` itself unless it is told otherwise; READ_BY_THEIR_BLOCKS has others.
     """
     return {
         name: module
@@ -96,6 +96,7 @@ def _read_from_outside(model: nn.Module, name: str) -> bool:
     around, _, attribute = name.rpartition(".")
     parent = model.get_submodule(around)
     biased = attribute == "qkv" and getattr(parent, "q_bias", None) is not None
+    biased = biased and not getattr(parent, "qkv_bias_separate", False)
     return biased or (type(parent).__name__, attribute) in READ_BY_THEIR_BLOCKS
 
 

@@ -138,8 +138,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str, list[str], dict[str, Any]]] 
         {},
     ),
 }
-KEPT = {"BEiT": {"blocks.0.attn.qkv": None, "blocks.1.attn.qkv": None}}
-"""Layers whose weights the model reads itself: no input of theirs is seen, so nothing is known of int8."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -154,7 +152,7 @@ def test_an_int8_bundle_of_each_family_is_served(tmp_path: Path, tiny_vitae: dic
         replace_linears(model, layer_specs_for(model, select_linears(model, layers), kind, **options))
     model = model.eval().requires_grad_(False)
     found = choose_storage(model, "int8", None, 32, limit=0.05)
-    assert found.kept == KEPT.get(family, {})
+    assert not found.kept
     save_bundle(tmp_path / "b", model, config_of(model, arch, args, 3), storage=found.storage)
     loaded, read = load_bundle(tmp_path / "b")
     expanded = prepare_for_inference(copy.deepcopy(loaded))
