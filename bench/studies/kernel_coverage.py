@@ -21,8 +21,7 @@ from ...kernels.cpu.assembly.assemble import assemble
 from ...kernels.cpu.instruction_sets import SETS
 from ...models.architectures.timm_models import type_name
 from ...models.errors import first_line
-from ...models.programs.from_model import VITS, program_of
-from ...models.programs.hierarchical import HIERARCHICAL
+from ...models.programs.from_model import BY_CLASS, VITS, program_of
 from ...models.serving.fused.chains import NotFusable
 from ..machine import about, save
 
@@ -43,7 +42,7 @@ def refusal(name: str) -> str:
     with torch.device("meta"):
         model: Any = timm.create_model(name, num_classes=10)
     stages = next((getattr(model, name) for name in ("layers", "stages") if hasattr(model, name)), None)
-    if type_name(model) not in (*VITS, *HIERARCHICAL):
+    if type_name(model) not in (*VITS, *BY_CLASS):
         return f"there is no program for {type(model).__name__}"
     if stages is None:
         model.blocks = model.blocks[:1]

@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from .row_operators import AddValues, Floats, Inner, Join, NewStream, Norm, Places, PostNorm, ReadStream, Renew
+from .row_operators import Floats, Join, Norm, Places, RowOperator, StartTokens, Transposition
 
 LEAST_GROUPS = 16
 """A branch whose convolutions have at least this many groups is computed with one group in each lane. With fewer groups
@@ -284,10 +284,10 @@ class JoinedHead(Head):
     count: int | None = None
 
 
-OnRows = Norm | Renew | ReadStream | Factor | Inner | PostNorm | NewStream | AddValues
+OnRows = RowOperator | Factor
 OnTiles = OnRows | Grid | Pyramid | Join
-OnTokens = Attention | Performer | ResponseNorm
-Operator = OnRows | Join | Attention | Depthwise | ResponseNorm | Merge | Grid | Pyramid | Branch | Performer
+OnTokens = Attention | Performer | ResponseNorm | Transposition
+Operator = OnTiles | OnTokens | Depthwise | Merge | Branch | StartTokens
 
 
 @dataclass(frozen=True, eq=False)

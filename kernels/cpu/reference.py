@@ -27,6 +27,7 @@ from .program import (
     WindowedAttention,
 )
 from .row_operators import (
+    AddTransposed,
     AddValues,
     Floats,
     Glu,
@@ -41,6 +42,8 @@ from .row_operators import (
     Renew,
     RmsNorm,
     Rotary,
+    StartTokens,
+    Transpose,
 )
 from .shape_inference import infer_shapes
 
@@ -87,6 +90,13 @@ def evaluate(program: Program, images: Floats, observe: Observe = lambda factor,
             x = stream[:, operator.rows].reshape(len(stream), len(operator.rows), -1)
         elif isinstance(operator, NewStream):
             stream, sizes = x, np.ones(x.shape[:2], images.dtype)
+        elif isinstance(operator, StartTokens):
+            stream = np.repeat(operator.start[None].astype(images.dtype), len(images), axis=0)
+            sizes = np.ones(stream.shape[:2], images.dtype)
+        elif isinstance(operator, Transpose):
+            x = x.swapaxes(1, 2)
+        elif isinstance(operator, AddTransposed):
+            stream = stream + x.swapaxes(1, 2)
         elif isinstance(operator, AddValues):
             stream = stream + qkv[:, : state.tokens, 2 * state.width :]
         elif isinstance(operator, Depthwise):

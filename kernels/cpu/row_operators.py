@@ -100,5 +100,29 @@ class AddValues:
     """Adds the values of the last attention to the stream, which has as many channels."""
 
 
+@dataclass(frozen=True, eq=False)
+class StartTokens:
+    """The stream is from now on the same for each image: class token and positions, to which a branch then adds.
+
+    Args:
+        start: (tokens, embed_dim).
+    """
+
+    start: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Transpose:
+    """Gives a norm's tokens as channels: (tokens, embed_dim) -> (embed_dim, tokens), for an MLP over tokens (Mixer)."""
+
+
+@dataclass(frozen=True, eq=False)
+class AddTransposed:
+    """Adds what the last factor gave of the stream's channels, (embed_dim, tokens), to the stream."""
+
+
 Inner = InnerNorm | Glu | QkNorm | Rotary
 """What acts on rows of channels that a factor or an attention gave, and that nothing has read yet."""
+
+RowOperator = Norm | Renew | ReadStream | Inner | PostNorm | NewStream | AddValues
+Transposition = Transpose | AddTransposed

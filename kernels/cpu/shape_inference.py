@@ -25,6 +25,7 @@ from .program import (
     WindowedAttention,
 )
 from .row_operators import (
+    AddTransposed,
     AddValues,
     Glu,
     InnerNorm,
@@ -37,8 +38,11 @@ from .row_operators import (
     Renew,
     RmsNorm,
     Rotary,
+    StartTokens,
+    Transpose,
 )
-from .shape_rules import MAX_CHANNELS, MAX_SIDE, RULES, State, factor_rule, norm_rule, require, whole
+from .shape_checks import MAX_CHANNELS, MAX_SIDE, State, require, whole
+from .shape_rules import RULES, factor_rule, norm_rule
 
 MAX_TOKENS = 1 << 16
 """A kernel's products of tokens and channels have to fit 32 bits."""
@@ -47,9 +51,13 @@ MAX_TOKENS = 1 << 16
 _ATTENTIONS = (Attention, BiasedAttention, WindowedAttention)
 
 _READERS: dict[type, tuple[type, ...]] = {
-    Norm: (Factor,),
+    Norm: (Factor, Transpose),
     ReadStream: (Factor,),
-    Factor: (Factor, *_ATTENTIONS, Performer, ResponseNorm, InnerNorm, PostNorm, Glu, QkNorm, Rotary, NewStream),
+    Factor: (
+        *(Factor, *_ATTENTIONS, Performer, ResponseNorm, InnerNorm, PostNorm, Glu, QkNorm, Rotary, NewStream),
+        AddTransposed,
+    ),
+    Transpose: (Factor,),
     Glu: (Factor, InnerNorm),
     InnerNorm: (Factor, NewStream),
     QkNorm: (Rotary, *_ATTENTIONS),
@@ -62,8 +70,11 @@ _READERS: dict[type, tuple[type, ...]] = {
 }
 """What may follow an operator that gives channels, until a factor or an attention has read them."""
 
-_UNREAD = (Norm, RmsNorm, Renew, ReadStream, AddValues, Grid, Pyramid, Branch, Merge, Join, Depthwise)
+_UNREAD = (Norm, RmsNorm, Renew, ReadStream, AddValues, Grid, Pyramid, Branch, Merge, Join, Depthwise, StartTokens)
 """What may follow where nothing waits to be read."""
+
+_TRANSPOSED = (Factor, Glu, AddTransposed)
+"""What may read rows that are channels."""
 
 
 def infer_shapes(program: Program) -> list[State]:
@@ -77,6 +88,8 @@ def infer_shapes(program: Program) -> list[State]:
         kind, before = type(operator), states[-1]
         try:
             followers = _READERS[before.giver] if before.giver else _UNREAD
+            if before.transposed:
+                followers = tuple(follower for follower in followers if follower in _TRANSPOSED)
             require(kind in followers, f"follows what {' or '.join(a.__name__ for a in followers)} may follow")
             states.append(RULES[kind](before, operator))
             require(states[-1].tokens <= MAX_TOKENS, f"{states[-1].tokens} tokens, at most {MAX_TOKENS} may be")

@@ -1,7 +1,7 @@
 """What each operator of a program needs of the state before it, and the state that it leaves behind."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isqrt
 from typing import Any
 
@@ -11,7 +11,6 @@ from .program import (
     Attention,
     BiasedAttention,
     Branch,
-    Convolution,
     Depthwise,
     Factor,
     Grid,
@@ -22,6 +21,7 @@ from .program import (
     WindowedAttention,
 )
 from .row_operators import (
+    AddTransposed,
     AddValues,
     Glu,
     InnerNorm,
@@ -34,35 +34,19 @@ from .row_operators import (
     Renew,
     RmsNorm,
     Rotary,
+    StartTokens,
+    Transpose,
 )
-
-MAX_CHANNELS, MAX_HEAD_DIM, MAX_SIDE, MAX_KERNEL = 1 << 20, 1 << 12, 1 << 12, 31
-
-
-@dataclass(frozen=True)
-class State:
-    """What there is behind an operator.
-
-    Args:
-        tokens, width: of the stream; 0 before there is one.
-        channels: of what the next factor or attention reads.
-        giver: the kind of operator that gave them; None where nothing waits to be read.
-        grid: side and channels of what the next convolutions read.
-        unread: whether no convolution has read the grid yet.
-        keys: heads and head dim of the attention whose keys a merge may read: one key for each token.
-        sized: whether tokens may stand for several, since some were merged.
-        windowed: whether the last attention's tokens lie in windows.
-    """
-
-    tokens: int = 0
-    width: int = 0
-    channels: int = 0
-    giver: type | None = None
-    grid: tuple[int, int] | None = None
-    unread: bool = False
-    keys: tuple[int, int] | None = None
-    sized: bool = False
-    windowed: bool = False
+from .shape_checks import (
+    MAX_CHANNELS,
+    MAX_HEAD_DIM,
+    MAX_KERNEL,
+    State,
+    check_factor,
+    convolved,
+    require,
+    whole,
+)
 
 
 def norm_rule(state: State, norm: Norm) -> State:
@@ -77,6 +61,7 @@ def renew_rule(state: State, renew: Renew) -> State:
 
 def factor_rule(state: State, factor: Factor) -> State:
     require(not (factor.silu and factor.adds), "SiLU of what adds, outside of a branch")
+    require(not (factor.adds and state.transposed), "adds rows of channels to tokens")
     check_factor(factor, state.channels)
     if not factor.adds:
         return replace(state, channels=factor.width, giver=Factor)
@@ -135,6 +120,23 @@ def join_rule(state: State, join: Join) -> State:
 
 def new_stream_rule(state: State, _: NewStream) -> State:
     return replace(state, width=state.channels, channels=0, giver=None, sized=False)
+
+
+def start_tokens_rule(state: State, begin: StartTokens) -> State:
+    shape = begin.start.shape
+    fits = len(shape) == 2 and shape[0] > 0 and 0 < shape[1] <= MAX_CHANNELS
+    require(fits, f"values {shape}")
+    return State(shape[0], shape[1], grid=state.grid, unread=state.unread)
+
+
+def transpose_rule(state: State, _: Transpose) -> State:
+    return replace(state, channels=state.tokens, giver=Transpose, transposed=True)
+
+
+def add_transposed_rule(state: State, _: AddTransposed) -> State:
+    fits = state.transposed and state.channels == state.tokens
+    require(fits, f"{state.channels} channels for {state.tokens} tokens")
+    return replace(state, channels=0, giver=None, transposed=False)
 
 
 def add_values_rule(state: State, _: AddValues) -> State:
@@ -231,45 +233,6 @@ def branch_rule(state: State, branch: Branch) -> State:
     return replace(state, grid=None, unread=False)
 
 
-def convolved(convolution: Convolution, grid: tuple[int, int] | None) -> tuple[int, int]:
-    """Check a convolution of a grid; return side and channels of what it gives."""
-    sizes = [getattr(convolution, name) for name in ("side", "channels", "kernel", "stride", "dilation", "groups")]
-    right = all(whole(size, 1, MAX_CHANNELS) for size in sizes) and whole(convolution.padding, 0, MAX_SIDE)
-    require(right and (sizes[0], sizes[1]) == grid and convolution.across > 0, f"a convolution {sizes} of {grid}")
-    factor, taps, channels = convolution.factor, convolution.kernel**2, convolution.channels
-    check_factor(factor, taps * channels)
-    blocks, _, inputs = factor.weight.shape
-    require(
-        blocks * inputs == taps * channels and channels % blocks == 0, f"a convolution of {factor.inputs.size} taps"
-    )
-    gathered = np.arange(taps)[:, None] * channels + np.arange(channels).reshape(blocks, 1, -1)
-    require(np.array_equal(np.sort(factor.inputs), gathered.reshape(blocks, -1)), "blocks of other channels")
-    return convolution.across, factor.width
-
-
-def check_factor(factor: Factor, channels: int) -> None:
-    require(factor.weight.ndim == 3 and min(factor.weight.shape) > 0, f"a weight of shape {factor.weight.shape}")
-    blocks, outs, ins = factor.weight.shape
-    require(factor.inputs.shape == (blocks, ins) and factor.outputs.shape == (blocks, outs), "its places")
-    require(channels <= blocks * ins <= MAX_CHANNELS, f"reads {blocks * ins} of {channels} channels")
-    for places in (factor.inputs, factor.outputs):
-        right = places.dtype == np.int64 and places.min() >= 0 and places.max() < places.size <= MAX_CHANNELS
-        require(right and np.bincount(places.ravel()).max() == 1, f"a place outside 0..{places.size - 1} or twice")
-    require(whole(factor.width, 1, blocks * outs) and factor.bias.shape == (factor.width,), "its bias")
-    flags = factor.gelu, factor.silu, factor.adds
-    require(all(isinstance(flag, bool) for flag in flags) and isinstance(factor.name, str), f"{flags} {factor.name!r}")
-    require(not factor.gelu or not (factor.silu or factor.adds), "GELU, and SiLU or what adds")
-
-
-def whole(number: Any, least: int, most: int) -> bool:
-    return type(number) is int and least <= number <= most
-
-
-def require(condition: bool, problem: str) -> None:
-    if not condition:
-        raise ValueError(problem)
-
-
 RULES: dict[type, Callable[[State, Any], State]] = {
     Norm: norm_rule,
     RmsNorm: norm_rule,
@@ -289,6 +252,9 @@ RULES: dict[type, Callable[[State, Any], State]] = {
     Join: join_rule,
     NewStream: new_stream_rule,
     AddValues: add_values_rule,
+    StartTokens: start_tokens_rule,
+    Transpose: transpose_rule,
+    AddTransposed: add_transposed_rule,
     Performer: performer_rule,
     Merge: merge_rule,
     Grid: grid_rule,

@@ -59,7 +59,7 @@ class TokenAttention(nn.Module):
         _take_over(self, attn, _ATTENTIONS, _ATTENTION_PARTS)
         parts: Any = attn
         self.num_heads, self.read, self._scale = int(parts.num_heads), read, getattr(attn, "scale", None)
-        self._qk_dim = attn.qk_dim if isinstance(attn, NarrowAttention) else None
+        self.qk_dim = attn.qk_dim if isinstance(attn, NarrowAttention) else None
 
     def forward(self, x: Tensor, size: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs (B, R, C), queries and keys (B, heads, N, head_dim) of tokens (B, N, C) and sizes (B, N, 1)."""
@@ -72,8 +72,8 @@ class TokenAttention(nn.Module):
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         parts = self._modules
-        if self._qk_dim is not None:
-            q, k, v = split_heads(self.qkv(x), self.num_heads, self._qk_dim)
+        if self.qk_dim is not None:
+            q, k, v = split_heads(self.qkv(x), self.num_heads, self.qk_dim)
         elif "qkv" in parts:
             q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         else:

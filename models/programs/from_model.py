@@ -1,26 +1,24 @@
 """Makes the program of a vision transformer from its torch modules, dense or structured, in float32."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from ...kernels.cpu.factors import dense
-from ...kernels.cpu.program import Attention, Embed, Head, JoinedHead, Merge, NormedEmbed, Operator, Program
+from ...kernels.cpu.program import Embed, Head, JoinedHead, Merge, NormedEmbed, Operator, Program
 from ...kernels.cpu.row_operators import Renew
+from ..architectures.t2t_vit import T2TViT
 from ..architectures.timm_models import type_name
 from ..architectures.token_avg_head import TokenAvgHead
-from ..architectures.token_blocks import TokenBlock
 from ..architectures.vitae import ViTAE, ViTAEv2
 from ..serving.fused.chains import NotFusable, check_idle
-from .biases import pair_bias
 from .blocks import array, bias_of, dense_of, norm_if, patch_of
-from .heads import Angles
-from .hierarchical import HIERARCHICAL
-from .transformer import attention_pool, block_operators
-from .vitae import vitae_program
+from .families.hierarchical import HIERARCHICAL
+from .families.t2t_vit import t2t_program
+from .families.token_mixing import mixer_program
+from .families.vitae import vitae_program
+from .transformer import attention_pool, vit_blocks
 
 _DISTILLED = "timm.models.deit.VisionTransformerDistilled"
 _EVA = "timm.models.eva.Eva"
@@ -48,6 +46,10 @@ _VIT_PARTS = {
 }
 
 
+BY_CLASS = {**HIERARCHICAL, "timm.models.mlp_mixer.MlpMixer": mixer_program}
+"""What makes the program of a model, by its class."""
+
+
 def program_of(model: nn.Module, size: int) -> Program:
     """Make the program of a model that takes images of this side, px.
 
@@ -56,7 +58,9 @@ def program_of(model: nn.Module, size: int) -> Program:
     """
     if isinstance(model, ViTAE | ViTAEv2):
         return vitae_program(model, size)
-    if (made := HIERARCHICAL.get(type_name(model))) is not None:
+    if isinstance(model, T2TViT):
+        return t2t_program(model, size)
+    if (made := BY_CLASS.get(type_name(model))) is not None:
         return made(model, size)
     if type_name(model) not in VITS:
         raise NotFusable(f"there is no program for {type(model).__name__}")
@@ -66,7 +70,10 @@ def program_of(model: nn.Module, size: int) -> Program:
     for name in ("pos_drop", "patch_drop", "head_drop"):
         check_idle(name, getattr(vit, name, None))
     embed = _embed(vit, size)
-    operators = [*_norms(getattr(vit, "norm_pre", None)), *_blocks(vit, len(embed.start), size)]
+    operators = [
+        *_norms(getattr(vit, "norm_pre", None)),
+        *vit_blocks(vit, len(embed.start), size, vit.num_prefix_tokens),
+    ]
     return Program(embed, *_pooled(vit, operators))
 
 
@@ -116,36 +123,3 @@ def _embed(vit: Any, size: int) -> Embed:
     embed = array(conv.weight), bias_of(conv), start, size
     norm = norm_if(vit.patch_embed.norm)
     return Embed(*embed) if norm is None else NormedEmbed(*embed, norm)
-
-
-def _blocks(vit: Any, tokens: int, size: int) -> Iterator[Operator]:
-    """The operators of all blocks, the first of which gets so many tokens."""
-    shared = getattr(vit, "rel_pos_bias", None) or getattr(vit, "shared_rel_pos", None)
-    bias = None if shared is None else pair_bias(shared)
-    for place, block in enumerate(vit.blocks):
-        name, prefix = f"blocks.{place}", vit.num_prefix_tokens
-        merging = block.merging if isinstance(block, TokenBlock) else None
-        first = isinstance(block, TokenBlock) and block.read is not None
-        if isinstance(block, TokenBlock) and block.read not in (None, 1):
-            raise NotFusable(f"its last block computes {block.read} tokens alone")
-        angles = _angles(vit, place, size)
-        attended, mlp = block_operators(block, name, angles, bias, first=first)
-        yield from attended
-        count = 0 if merging is None else merging.count(tokens - prefix)
-        if merging is not None and count:
-            attention = next(operator for operator in attended if isinstance(operator, Attention))
-            yield Merge(attention.heads, attention.head_dim, prefix, count, merging.protect)
-            tokens -= count
-        yield from mlp
-
-
-def _angles(vit: Any, place: int, size: int) -> Angles | None:
-    """The rotary embeddings of a block, if it has them."""
-    if (rope := getattr(vit, "rope", None)) is None:
-        return None
-    side, attn = size // patch_of(vit.patch_embed.proj), vit.blocks[place].attn
-    with torch.no_grad():
-        both = rope.get_embed(shape=[side, side])
-    both = both[place] if getattr(vit, "rope_mixed", False) else both[None]
-    sin, cos = both.chunk(2, -1)
-    return Angles(sin, cos, bool(getattr(attn, "rotate_half", False)), int(attn.num_prefix_tokens))

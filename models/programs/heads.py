@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from ...kernels.cpu.factors import dense
 from ...kernels.cpu.instruction_sets import LANES
-from ...kernels.cpu.program import Attention, Factor, WindowedAttention
-from ...kernels.cpu.row_operators import Places, Rotary
+from ...kernels.cpu.program import Attention, Factor, Operator, WindowedAttention
+from ...kernels.cpu.row_operators import Norm, Places, Rotary
 from ..serving.fused.chains import NotFusable
 from .blocks import array
 
@@ -72,24 +73,60 @@ def _giving(factors: list[Factor], places: Places, width: int) -> list[Factor]:
     return [dense(weight, bias, name=factor.name)]
 
 
+def head_dims(attn: Any, width: int) -> tuple[int, int | None]:
+    """The head dim of an attention with so many queries, keys and values, and that of queries and keys where it is
+    another.
+
+    Raises:
+        NotFusable: they do not divide.
+    """
+    heads, narrow = int(attn.num_heads), getattr(attn, "qk_dim", None)
+    head_dim, left = divmod(width - 2 * heads * narrow, heads) if narrow else divmod(width, 3 * heads)
+    if left:
+        raise NotFusable(f"attention of {heads} heads on a qkv of {width}")
+    return head_dim, narrow
+
+
+def whole_vectors(channels: int) -> int:
+    """The channels of as many whole vectors as hold these."""
+    return channels + -channels % LANES
+
+
+def normed_into(norm: Norm, factors: list[Factor]) -> list[Operator]:
+    """A norm and the layer that reads it, of channels that were filled up to whole vectors with their mean.
+
+    So the mean stays what it was, and the variance is that of the channels times their share.
+    """
+    channels = len(norm.weight)
+    if (width := whole_vectors(channels)) == channels:
+        return [norm, *factors]
+    share, idle = channels / width, np.zeros(width - channels, np.float32)
+    weight, bias = (np.append(values, idle) for values in (norm.weight * share**0.5, norm.bias))
+    return [
+        replace(norm, weight=weight, bias=bias, eps=norm.eps * share),
+        *reading(factors, np.arange(channels), width),
+    ]
+
+
 def places_of(head_dim: int, angles: Angles | None) -> tuple[Places, int]:
     """Where a head's channels of queries and keys go, and its width: whole vectors, or with angles whole halves."""
     channels = np.arange(head_dim)
     if angles is None:
-        return channels, head_dim + -head_dim % LANES
+        return channels, whole_vectors(head_dim)
     width = head_dim + -head_dim % (2 * LANES)
     part, pair = np.divmod(channels, head_dim // 2) if angles.half else (channels % 2, channels // 2)
     return part * (width // 2) + pair, width
 
 
-def _by_places(factors: list[Factor], heads: int, places: Places, width: int, scale: float) -> list[Factor]:
-    """Queries, keys and values with heads of a width, queries multiplied by a scale."""
-    head_dim = len(places)
+def _by_places(factors: list[Factor], attention: Attention, places: Places, width: int, scale: float) -> list[Factor]:
+    """Queries, keys and values with heads of a width, queries multiplied by a scale; places are of the former two."""
+    heads = attention.heads
     starts = np.arange(3 * heads)[:, None] * width
-    spread = np.concatenate([starts[: 2 * heads] + places, starts[2 * heads :] + np.arange(head_dim)]).reshape(-1)
+    values = starts[2 * heads :] + np.arange(attention.head_dim)
+    spread = np.concatenate([(starts[: 2 * heads] + places).reshape(-1), values.reshape(-1)])
     *before, last = factors
     rows = np.ones(last.width, np.float32)
-    rows[: heads * head_dim] = scale
+    rows[: heads * len(places)] = scale
     by_output = rows[np.minimum(last.outputs, len(rows) - 1)]
     last = replace(last, weight=last.weight * by_output[..., None], bias=last.bias * rows)
     return _giving([*before, last], spread, 3 * heads * width)
@@ -113,7 +150,7 @@ def rotary_of(angles: Angles, heads: int, places: Places) -> Rotary:
 def whole_gates(before: list[Factor], behind: list[Factor], *, last: bool) -> tuple[list[Factor], list[Factor]]:
     """The layers around a gate of whole vectors, the gate's channels first."""
     channels = before[-1].width // 2
-    width = channels + -channels % LANES
+    width = whole_vectors(channels)
     halves = np.arange(2 * channels).reshape(2, channels)
     places = (halves % channels + np.array([[width], [0]] if last else [[0], [width]])).reshape(-1)
     if width != channels:
@@ -122,15 +159,24 @@ def whole_gates(before: list[Factor], behind: list[Factor], *, last: bool) -> tu
 
 
 def around(
-    qkv: list[Factor], attention: Attention, proj: list[Factor], scale: float, angles: Angles | None = None
+    qkv: list[Factor],
+    attention: Attention,
+    proj: list[Factor],
+    scale: float,
+    angles: Angles | None = None,
+    qk_dim: int | None = None,
 ) -> tuple[list[Factor], Attention, list[Factor]]:
-    """Return an attention and the layers around it, with heads of whole vectors, and queries multiplied by a scale."""
+    """Return an attention and the layers around it, with heads of whole vectors, and queries multiplied by a scale.
+
+    Args:
+        qk_dim: of each head's queries and keys, where it is less than that of values.
+    """
     heads, head_dim = attention.heads, attention.head_dim
     places, width = places_of(head_dim, angles)
     if width != head_dim:
         kept = np.arange(heads * width).reshape(heads, width)[:, :head_dim].reshape(-1)
         proj = reading(proj, kept, heads * width)
-    return _by_places(qkv, heads, places, width, scale), replace(attention, head_dim=width), proj
+    return _by_places(qkv, attention, places[:qk_dim], width, scale), replace(attention, head_dim=width), proj
 
 
 def in_windows(attention: Attention, side: int, window: int, shift: tuple[int, int] = (0, 0)) -> WindowedAttention:

@@ -3,6 +3,7 @@
 A block is x + scale1 attn(norm1(x)), then x + scale2 mlp(norm2(x)). A part without a rule is named when it is refused.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import e, log2
 from typing import Any
@@ -13,18 +14,22 @@ from torch import Tensor, nn
 
 from ...kernels.chain_ir import Dense, Linear
 from ...kernels.cpu.factors import dense
-from ...kernels.cpu.program import Attention, Factor, Operator, ResponseNorm
+from ...kernels.cpu.program import Attention, Factor, Merge, Operator, ResponseNorm
 from ...kernels.cpu.row_operators import Glu, InnerNorm, Norm, Places, PostNorm, QkNorm, ReadStream, Renew
 from ..architectures.plain_mlp import PLAIN_MLPS
+from ..architectures.t2t_vit import Block as T2tBlock
 from ..architectures.timm_models import type_name
 from ..architectures.token_blocks import TokenBlock
+from ..architectures.vitae.attention import MultiHeadAttention
+from ..layers.narrow_attention import NarrowAttention
 from ..serving.fused.chains import TIMM_ATTENTIONS, NotFusable, as_linear, check_idle, parts_of, scaled, times
 from .biases import PairBias, biased, cosine, joined, pair_bias
-from .blocks import array, dense_of, linear_of, norm_if, norm_of
-from .heads import Angles, around, places_of, rotary_of, stacked, taking, whole_gates
+from .blocks import array, dense_of, linear_of, norm_if, norm_of, patch_of
+from .heads import Angles, around, head_dims, places_of, rotary_of, stacked, taking, whole_gates
 
 BLOCKS = {
     type_name(TokenBlock),
+    type_name(T2tBlock),
     "timm.models.vision_transformer.Block",
     "timm.models.eva.EvaBlock",
     "timm.models.beit.Block",
@@ -41,6 +46,7 @@ POST_NORM = {
 
 ATTENTIONS = {
     *TIMM_ATTENTIONS,
+    *(type_name(MultiHeadAttention), type_name(NarrowAttention)),
     *("timm.models.eva.EvaAttention", "timm.layers.attention.AttentionRope"),
     *("timm.models.beit.Attention", "timm.models.vision_transformer_relpos.RelPosAttention"),
     *("timm.models.swin_transformer.WindowAttention", "timm.models.swin_transformer_v2.WindowAttention"),
@@ -67,9 +73,7 @@ def attention_operators(
     parts, attn, post = _attention_parts(block), block.attn, type_name(block) in POST_NORM
     heads = int(attn.num_heads)
     qkv = _qkv(attn, parts, f"{name}.attn")
-    head_dim, remainder = divmod(qkv[-1].width, 3 * heads)
-    if remainder:
-        raise NotFusable(f"attention of {heads} heads on a qkv of {qkv[-1].width}")
+    head_dim, narrow = head_dims(attn, qkv[-1].width)
     if parts["rel_pos"] is not None or getattr(attn, "relative_position_bias_table", None) is not None:
         shared = joined(shared, pair_bias(attn))
     places, width = places_of(head_dim, angles)
@@ -77,13 +81,13 @@ def attention_operators(
     normed, between = _inner(parts["norm"]), _between(parts, heads, places, angles)
     if width != head_dim and (normed or any(isinstance(operator, QkNorm) for operator in between)):
         raise NotFusable(f"it has norms in attention with heads of {head_dim}, which would be filled up to {width}")
-    scale = head_dim**-0.5 * log2(e)
+    scale = (narrow or head_dim) ** -0.5 * log2(e)
     if parts["cpb_mlp"] is not None:
         shared, between, scale = cosine(attn, heads, head_dim)
     elif between and isinstance(between[0], QkNorm):
         between[0], scale = _times_queries(between[0], scale), 1.0
     attention = Attention(heads, head_dim, first) if shared is None else biased(shared, heads, head_dim, first)
-    qkv, attention, proj = around(qkv, attention, proj, scale, angles)
+    qkv, attention, proj = around(qkv, attention, proj, scale, angles, narrow)
     return [ReadStream() if post else norm_of(block.norm1), *qkv, *between, attention, *normed], proj
 
 
@@ -156,6 +160,39 @@ def block_operators(
     if post:
         return [*before, *behind, PostNorm(norm_of(block.norm1))], [ReadStream(), *mlp, PostNorm(norm_of(block.norm2))]
     return [*before, *behind], [norm_of(block.norm2), *mlp]
+
+
+def vit_blocks(vit: Any, tokens: int, size: int, prefix: int) -> Iterator[Operator]:
+    """The operators of all blocks, the first of which gets so many tokens, `prefix` of them in front of the patches."""
+    shared = getattr(vit, "rel_pos_bias", None) or getattr(vit, "shared_rel_pos", None)
+    bias = None if shared is None else pair_bias(shared)
+    for place, block in enumerate(vit.blocks):
+        name = f"blocks.{place}"
+        merging = block.merging if isinstance(block, TokenBlock) else None
+        first = isinstance(block, TokenBlock) and block.read is not None
+        if isinstance(block, TokenBlock) and block.read not in (None, 1):
+            raise NotFusable(f"its last block computes {block.read} tokens alone")
+        angles = _angles(vit, place, size)
+        attended, mlp = block_operators(block, name, angles, bias, first=first)
+        yield from attended
+        count = 0 if merging is None else merging.count(tokens - prefix)
+        if merging is not None and count:
+            attention = next(operator for operator in attended if isinstance(operator, Attention))
+            yield Merge(attention.heads, attention.head_dim, prefix, count, merging.protect)
+            tokens -= count
+        yield from mlp
+
+
+def _angles(vit: Any, place: int, size: int) -> Angles | None:
+    """The rotary embeddings of a block, if it has them."""
+    if (rope := getattr(vit, "rope", None)) is None:
+        return None
+    side, attn = size // patch_of(vit.patch_embed.proj), vit.blocks[place].attn
+    with torch.no_grad():
+        both = rope.get_embed(shape=[side, side])
+    both = both[place] if getattr(vit, "rope_mixed", False) else both[None]
+    sin, cos = both.chunk(2, -1)
+    return Angles(sin, cos, bool(getattr(attn, "rotate_half", False)), int(attn.num_prefix_tokens))
 
 
 def as_layer(part: nn.Module | None) -> Linear:

@@ -29,6 +29,7 @@ from milkweed.kernels.cpu.row_operators import Norm, Renew
 from milkweed.models.programs import file as files
 from milkweed.models.programs.compact import compact, rounded
 
+from ..kernels.cpu import mixing_programs as mixing
 from ..kernels.cpu import position_programs as positions
 from ..kernels.cpu import vit_programs as vit
 from ..kernels.cpu import vitae_programs as vitae
@@ -57,6 +58,8 @@ WINDOWS: list[dict[str, Any]] = [
     {"values": 1, "size": 36, "window": 3},
 ]
 
+MIXING: list[dict[str, Any]] = [{}, {"gated": True, "over_tokens": 32}, {"prefix": 1}]
+
 MAX_ARENA, MAX_SIDE = 1 << 26, 64
 
 INTS = [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 32, 33, 48, 64, 100, 128, 255, 512, 4096, -1, 2**31 - 1, 2**31, 2**63]
@@ -83,6 +86,7 @@ def bases() -> tuple[tuple[dict[str, Any], Arrays], ...]:
     programs += [positions.made(**{**small, **shape}) for shape in POSITIONS]
     small = {"size": 16, "window": 2, "hidden": 32}
     programs += [windows.made(**{**small, **shape}) for shape in WINDOWS]
+    programs += [mixing.made(**{"size": 12, "hidden": 32, **shape}) for shape in MIXING]
     small = {"size": 12, "width": 32, "embed": 16, "hidden": 32}
     programs += [vitae.made(**{**small, **shape}) for shape in ({}, {"groups": 4}, {"prefix": 1, "patch": 3})]
     return tuple(_stored(each, int8=int8) for each in programs for int8 in (False, True))

@@ -30,7 +30,6 @@ from ..row_operators import (
     AddValues,
     Glu,
     Inner,
-    InnerNorm,
     Join,
     NewStream,
     Norm,
@@ -40,9 +39,11 @@ from ..row_operators import (
     ReadStream,
     Renew,
     Rotary,
+    StartTokens,
+    Transposition,
 )
+from ..shape_checks import State
 from ..shape_inference import infer_shapes
-from ..shape_rules import State
 from ..structs import Assembled, Fields, from_column
 from .attentions import Attentions, first_factor
 from .grids import TILE_ROWS, Grids, tile_rows
@@ -102,6 +103,8 @@ class _Assembly:
                 between = [operator]
             elif isinstance(operator, Depthwise):
                 attended = self.attentions.depthwise(operator, self.stream, self.order, before.tokens)
+            elif isinstance(operator, StartTokens):
+                self.order, self.stream = self.grids.start(operator.start, self.program.operators[place + 1 :])
             elif isinstance(operator, Branch):
                 self.grids.branch(operator, self.stream, self.order)
             elif isinstance(operator, Merge):
@@ -164,7 +167,7 @@ class _Assembly:
                 self._on_rows(step, operator, behind_it)
         rows = tile_rows(operators[0].convolutions) if isinstance(operators[0], Pyramid) else TILE_ROWS
         buffers = step.placed(self.tables, rows)
-        self.tables.step(structs.ROWS, buffers, step.stages, rows=self.state.tokens, tile=rows)
+        self.tables.step(structs.ROWS, buffers, step.stages, rows=self.state.rows, tile=rows)
         return step.result
 
     def _on_rows(
@@ -182,13 +185,15 @@ class _Assembly:
                 return None
         if isinstance(behind[0], NewStream) and not step.starts:
             self._start(step, operator.width if isinstance(operator, Factor) else len(step.given.order), behind[1:])
-        out = self._read_by(operator, behind, 0 if isinstance(operator, Norm | ReadStream) else len(step.given.order))
+        out = self._read_by(
+            operator, behind, len(self.order if isinstance(operator, Norm | ReadStream) else step.given.order)
+        )
         if isinstance(operator, Norm | ReadStream):
             stage, read = self.stages.norm(operator if isinstance(operator, Norm) else None, self.order, out), 0
         elif isinstance(operator, Factor):
             stage, read = self.stages.factor(operator, step.given, out.order, out), step.at
         else:
-            stage, read = self._inner(operator, step.given.order, out), step.at
+            stage, read = self.stages.inner(operator, step.given.order, out), step.at
         if isinstance(behind[0], NewStream):
             return step.add(stage, read, 0)
         if not isinstance(behind[0], OnTokens):
@@ -203,18 +208,9 @@ class _Assembly:
             use, places = f"{use} in windows", np.argsort(attention.windows, axis=None)
             step.add(stage, read, step.gives(out, out))
             stage, read = self.stages.scatter(places, len(out.order) * structs.ITEM_BYTES[out.kind]), step.at
-        buffer = self.tables.rows(use, out.row_bytes, self.state.tokens)
+        buffer = self.tables.rows(use, out.row_bytes, self.state.rows)
         step.result = Rows(out, buffer, places)
         step.add(stage, read, step.gives(buffer, out))
-
-    def _inner(self, operator: Inner, order: Places, out: Vector) -> Fields:
-        """The stage that gives what an operator makes of float32 channels in that order."""
-        if isinstance(operator, InnerNorm):
-            check_lanes(len(order), "a norm of ")
-            return self.stages.norm(operator.norm, order, out)
-        if isinstance(operator, Glu):
-            return self.stages.glu(len(order) // 2, out)
-        return self.stages.rotary(operator, out) if isinstance(operator, Rotary) else self.stages.cast(order, out)
 
     def _read_by(self, operator: Operator, behind: Sequence[Operator], channels: int) -> Vector:
         """The vector that an operator gives, which reads so many channels, as the next one reads it."""
@@ -288,7 +284,9 @@ class _Assembly:
             step.buffers.append(self.stream)
         self.grids.pyramid(step, pyramid, self.order, out)
 
-    def _attended(self, operator: OnTokens, qkv: Rows, before: State, behind: Sequence[Operator]) -> Rows:
+    def _attended(self, operator: OnTokens, qkv: Rows, before: State, behind: Sequence[Operator]) -> Rows | None:
+        if isinstance(operator, Transposition):
+            return self.attentions.transposed(operator, qkv, self.stream, self.order, before.tokens, behind)
         if isinstance(operator, ResponseNorm):
             return self.attentions.response_norm(operator, qkv, before.tokens)
         if isinstance(operator, Performer):

@@ -19,8 +19,8 @@ from ..program import (
     ResponseNorm,
     WindowedAttention,
 )
-from ..row_operators import InnerNorm, Places
-from ..shape_rules import State
+from ..row_operators import AddTransposed, InnerNorm, Places, Transposition
+from ..shape_checks import State
 from ..structs import Fields, Tables
 from .stages import StageBuilder, check_lanes
 from .vectors import Rows, Vector, inputs_of, vector
@@ -108,6 +108,35 @@ class Attentions:
         values |= {"epsilon": norm.eps, "scratch": self.tables.place(("response norm", channels), 4 * channels)}
         self.tables.step(structs.RESPONSE_NORM, [outputs.buffer, sums], channels=channels, **values)
         return outputs
+
+    def transposed(
+        self,
+        operator: Transposition,
+        read: Rows,
+        stream: Fields,
+        order: Places,
+        tokens: int,
+        behind: Sequence[Operator],
+    ) -> Rows | None:
+        """The channels of so many tokens as rows, or such rows added to the stream, whose columns are in that order."""
+        width = len(order)
+        if isinstance(operator, AddTransposed):
+            values: dict[str, Any] = {"rows": width, "features": tokens, "to_type": structs.F32}
+            takes = [(width, 4 * tokens), (tokens, 4 * width)]
+            self._transpose([read.buffer, stream], order, takes, values)
+            return None
+        rows = np.arange(tokens + -tokens % LANES)
+        out = inputs_of(first_factor(behind), self.stages.isa, [rows[:tokens]])
+        to, columns = self.tables.rows("transposed", out.row_bytes, width), self.stages.columns(rows, out)
+        scale, bias = self.stages.to_type(np.minimum(rows, tokens - 1), out)
+        values = {"rows": tokens, "features": width, "to_type": out.kind, "scale": scale, "bias": bias, **columns}
+        self._transpose([read.buffer, to], rows, [(tokens, 4 * width), (width, columns["writes"])], values)
+        return Rows(out, to)
+
+    def _transpose(self, buffers: list[Fields], rows: Places, takes: list[tuple[int, int]], values: Fields) -> None:
+        """The step whose column i is the row `rows[i]` of the first buffer; rows that there are not are zeros."""
+        kinds = self.stages.constants.add(rows.astype(np.int32))
+        self.tables.step(structs.TRANSPOSE, buffers, takes=takes, channels=len(rows), kinds=kinds, **values)
 
     def performer(self, performer: Performer, qkv: Rows, tokens: int, reader: Factor) -> tuple[Fields, Rows]:
         """A performer of so many tokens. Return the stream, which its values are from now on, and what is read next."""

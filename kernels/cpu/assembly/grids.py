@@ -8,7 +8,7 @@ import numpy as np
 from .. import structs
 from ..instruction_sets import LANES
 from ..program import Attention, Branch, Convolution, Embed, Factor, NormedEmbed, Operator, Pixels, Pyramid, Quantiser
-from ..row_operators import Norm, Places
+from ..row_operators import Floats, Norm, Places
 from ..structs import Fields, Tables, from_row
 from .stages import StageBuilder, check_lanes, grouped_order
 from .tile_step import TileStep
@@ -59,10 +59,9 @@ class Grids:
         stream = self.tables.rows("stream", 4 * width, tokens)
         _, channels, patch, _ = embed.weight.shape
         pixels, patches = vector(np.arange(channels * patch * patch)), (embed.size // patch) ** 2
-        start = embed.start[:, order].astype(np.float32)
         rows = self.tables.rows("patches", pixels.row_bytes, patches)
-        values = {"side": embed.size, "patch": patch, "start": self.stages.floats(start), "start_bytes": start.nbytes}
-        takes = [(patches, 6 * patch**2), (tokens, start.nbytes // tokens)]
+        takes = [(patches, 6 * patch**2), (tokens, 4 * width)]
+        values = {"side": embed.size, "patch": patch, **self._start(embed.start[:, order])}
         self.tables.step(structs.PATCHES, [rows, stream], takes=takes, **values)
         places = np.arange(max(width, len(pixels.order)))
         inputs, outputs = places[None, : len(pixels.order)], places[None, :width]
@@ -79,6 +78,18 @@ class Grids:
         buffers = step.placed(self.tables, TILE_ROWS)
         self.tables.step(structs.ROWS, buffers, step.stages, rows=patches, tile=TILE_ROWS)
         return order, stream
+
+    def start(self, start: Floats, behind: Sequence[Operator]) -> tuple[Places, Fields]:
+        """The step that starts the stream with values that no image changes: `patches` of an image without any."""
+        tokens, width = start.shape
+        check_lanes(width)
+        order, stream = stream_order(behind, width), self.tables.rows("stream", 4 * width, tokens)
+        values = {"side": 0, "patch": LANES, **self._start(start[:, order])}
+        self.tables.step(structs.PATCHES, [stream, stream], takes=[(tokens, 4 * width)] * 2, **values)
+        return order, stream
+
+    def _start(self, start: Floats) -> dict[str, Any]:
+        return {"start": self.stages.floats(start), "start_bytes": 4 * start.size}
 
     def cast(self, step: TileStep, order: Places, tokens: int, prefix: int, behind: Sequence[Operator]) -> None:
         """Make the stream, whose columns are in that order, the grid, unless a branch reads the stream itself."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .. import structs
 from ..instruction_sets import LANES, InstructionSet
 from ..program import Convolution, Factor, Quantiser
-from ..row_operators import Floats, Norm, Places, QkNorm, RmsNorm, Rotary
+from ..row_operators import Floats, Glu, Inner, InnerNorm, Norm, Places, QkNorm, RmsNorm, Rotary
 from ..structs import Fields
 from .layout import FILLED, groups_of, positions
 from .packing import bfloat16, filters_of, ordered, pack
@@ -82,6 +82,15 @@ class StageBuilder:
         scale, bias = self.to_type(np.arange(channels), out)
         stage = {"action": structs.GLU, "inputs": channels, "scale": scale, "bias": bias}
         return {**stage, **self.columns(np.arange(channels), out), "reads": 8 * channels}
+
+    def inner(self, operator: Inner, order: Places, out: Vector) -> Fields:
+        """What an operator makes of float32 channels in that order."""
+        if isinstance(operator, InnerNorm):
+            check_lanes(len(order), "a norm of ")
+            return self.norm(operator.norm, order, out)
+        if isinstance(operator, Glu):
+            return self.glu(len(order) // 2, out)
+        return self.rotary(operator, out) if isinstance(operator, Rotary) else self.cast(order, out)
 
     def cast(self, order: Places, out: Vector) -> Fields:
         """A cast of columns in that order."""

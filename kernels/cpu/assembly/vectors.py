@@ -10,7 +10,7 @@ import numpy as np
 from .. import structs
 from ..instruction_sets import LANES, InstructionSet
 from ..program import Attention, Factor, Operator, Performer, Pyramid, Quantiser
-from ..row_operators import Join, NewStream, Norm, Places, ReadStream
+from ..row_operators import Join, NewStream, Norm, Places, ReadStream, StartTokens
 from .layout import order_for
 from .packing import STEP_BYTES
 
@@ -77,7 +77,9 @@ def stream_order(operators: Sequence[Operator], width: int) -> Places:
     stream anew, or is another's values, comes in the channels' own order.
     """
     of_this = list(
-        takewhile(lambda operator: not isinstance(operator, Pyramid | Performer | Join | NewStream), operators)
+        takewhile(
+            lambda operator: not isinstance(operator, Pyramid | Performer | Join | NewStream | StartTokens), operators
+        )
     )
     adding = [operator for operator in of_this if isinstance(operator, Factor) and operator.adds]
     reading = [

@@ -27,6 +27,39 @@ static void run_patches(const Program& p, const Step& s, const char* base, char*
     }
 }
 
+// Columns of float32 rows as rows: sixteen rows by sixteen columns at a time. Rows that there are not are zeros.
+template <int TO>
+static void run_transpose(const Program& p, const Step& s, const char* base, char* arena, const Member& member) {
+  const Buffer &in = p.buffers[s.first_buffer], &out = p.buffers[s.first_buffer + 1];
+  const int32_t *from = (const int32_t*)(base + s.kinds), *columns = (const int32_t*)(base + s.out_columns);
+  const float *scale = (const float*)(base + s.scale), *bias = (const float*)(base + s.bias);
+  const Member::Share mine = member.share(s.features, kLanes);
+  for (int r = mine.first; r < mine.last; r += kLanes) {
+    const int count = mine.last - r < kLanes ? mine.last - r : kLanes;
+    for (int c = 0; c < s.channels; c += kLanes) {
+      float block[kLanes][kLanes];
+      for (int i = 0; i < kLanes; i++) {
+        const int row = from[c + i];
+        store(block[i], row < s.rows ? load<f32x16>(arena + in.offset + row * in.row_bytes + 4L * r) : f32x16{});
+      }
+      for (int j = 0; j < count; j++) {
+        float column[kLanes];
+        for (int i = 0; i < kLanes; i++) column[i] = block[i][j];
+        const f32x16 v = load<f32x16>(column);
+        char* to = arena + out.offset + (r + j) * out.row_bytes;
+        if constexpr (TO == kF32) store((float*)to + c, load<f32x16>((float*)to + c) + v);
+        else scatter_as<TO>(to, columns + c / s.group, s.group, fma(v, load<f32x16>(scale + c), load<f32x16>(bias + c)));
+      }
+    }
+  }
+}
+
+static void run_transpose(const Program& p, const Step& s, const char* base, char* arena, const Member& member) {
+  if (s.to_type == kF32) run_transpose<kF32>(p, s, base, arena, member);
+  else if (s.to_type == kU8) run_transpose<kU8>(p, s, base, arena, member);
+  else run_transpose<kBF16>(p, s, base, arena, member);
+}
+
 struct Image {
   const Program* program;
   const char* base;
@@ -53,6 +86,7 @@ static void run_image(void* context, Member& member) {
     else if (s.kind == kDepthwise) run_depthwise(p, s, base, arena, member);
     else if (s.kind == kSquares) run_squares(p, s, arena, member);
     else if (s.kind == kResponseNorm) run_response_norm(p, s, base, arena, member);
+    else if (s.kind == kTranspose) run_transpose(p, s, base, arena, member);
     else if (s.kind == kMerge) run_merge(p, s, arena, member);
   }
 }

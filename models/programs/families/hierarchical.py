@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ...kernels.cpu.factors import dense
-from ...kernels.cpu.program import BiasedAttention, Depthwise, Embed, Head, Operator, Program
-from ...kernels.cpu.row_operators import InnerNorm, Join, NewStream, Places, Renew
-from ..architectures.timm_models import type_name
-from ..serving.fused.chains import NotFusable, as_linear, check_idle, parts_of
-from .blocks import array, bias_of, dense_of, linear_of, norm_if, norm_of, patch_of
-from .heads import in_windows
-from .transformer import block_operators, mlp_operators
+from ....kernels.cpu.factors import dense
+from ....kernels.cpu.program import BiasedAttention, Depthwise, Embed, Head, Operator, Program
+from ....kernels.cpu.row_operators import InnerNorm, Join, NewStream, Places, Renew
+from ...architectures.timm_models import type_name
+from ...serving.fused.chains import NotFusable, as_linear, check_idle, parts_of
+from ..blocks import array, bias_of, dense_of, linear_of, norm_if, norm_of, patch_of
+from ..heads import in_windows
+from ..transformer import block_operators, mlp_operators
 
 _SWIN_V2 = "timm.models.swin_transformer_v2.SwinTransformerV2"
 
@@ -29,7 +29,7 @@ def swin_program(model: Any, size: int) -> Program:
         NotFusable: the kernels have no operator for a part, or windows do not divide a grid; names it.
     """
     parts_of(model, "patch_embed", "layers", "norm", "head")
-    embed, side = _embed(model.patch_embed.proj, size)
+    embed, side = patches_of(model.patch_embed.proj, size)
     operators: list[Operator] = [Renew(norm_of(model.patch_embed.norm))]
     for place, stage in enumerate(model.layers):
         if not isinstance(stage.downsample, nn.Identity):
@@ -57,7 +57,7 @@ def convnext_program(model: Any, size: int) -> Program:
     parts_of(model, "stem", "stages", "norm_pre", "head")
     if len(model.stem) != 2:
         raise NotFusable("its stem is no convolution of patches and a norm")
-    embed, side = _embed(model.stem[0], size)
+    embed, side = patches_of(model.stem[0], size)
     operators: list[Operator] = [Renew(norm_of(model.stem[1]))]
     for place, stage in enumerate(model.stages):
         if not isinstance(stage.downsample, nn.Identity):
@@ -74,7 +74,7 @@ def convnext_program(model: Any, size: int) -> Program:
     return Program(embed, [*operators, *([] if last is None else [Renew(last)])], _head(model.head))
 
 
-def _embed(conv: nn.Conv2d, size: int) -> tuple[Embed, int]:
+def patches_of(conv: nn.Conv2d, size: int) -> tuple[Embed, int]:
     """Patches without positions, and their number on a side."""
     side = size // patch_of(conv)
     return Embed(array(conv.weight), bias_of(conv), np.zeros((side**2, len(conv.weight)), np.float32), size), side

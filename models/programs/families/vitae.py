@@ -1,5 +1,6 @@
 """Makes the program of a ViTAE, version 1 or 2: reduction cells, whose convolutions read a grid, and normal cells."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import e, log2
 from typing import Any, cast
@@ -7,8 +8,8 @@ from typing import Any, cast
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from ...kernels.cpu.factors import convolution
-from ...kernels.cpu.program import (
+from ....kernels.cpu.factors import convolution
+from ....kernels.cpu.program import (
     Attention,
     Branch,
     Convolution,
@@ -22,19 +23,20 @@ from ...kernels.cpu.program import (
     Program,
     Pyramid,
 )
-from ...kernels.cpu.row_operators import AddValues, NewStream
-from ..architectures.vitae.attention import MultiHeadAttention, WindowAttention
-from ..architectures.vitae.merging import MergingCell
-from ..architectures.vitae.normal import NormalCell
-from ..architectures.vitae.reduction import (
+from ....kernels.cpu.row_operators import AddValues, NewStream
+from ...architectures.vitae.attention import MultiHeadAttention, WindowAttention
+from ...architectures.vitae.merging import MergingCell
+from ...architectures.vitae.normal import NormalCell
+from ...architectures.vitae.reduction import (
     EmbeddingReduction,
     PerformerReduction,
     PyramidOnlyReduction,
     TransformerReduction,
 )
-from ..serving.fused.chains import NotFusable, as_linear
-from .blocks import array, bias_of, dense_of, linear_of, norm_if, norm_of
-from .heads import around, in_windows
+from ...layers.narrow_attention import NarrowAttention
+from ...serving.fused.chains import NotFusable, as_linear
+from ..blocks import array, bias_of, dense_of, linear_of, norm_if, norm_of
+from ..heads import around, head_dims, in_windows, normed_into
 
 Reduction = PerformerReduction | PyramidOnlyReduction | TransformerReduction
 
@@ -86,57 +88,66 @@ def _reduction(cell: Reduction, name: str, side: int) -> list[Operator]:
         pyramid.append(_convolution(conv, f"{name}.PRM.convs.{i}.0", side, gelu=True))
     if isinstance(cell, PyramidOnlyReduction):
         return [Pyramid(pyramid)]
+    branch = Branch(_branch(cell.PCM, f"{name}.PCM", side))
     if isinstance(cell, TransformerReduction):
-        return [Pyramid(pyramid), *_token_transformer(cell, name, pyramid[0].across, side)]
-    attn, mlp = cell.attn, cell.attn.mlp
+        return [Pyramid(pyramid), *token_transformer(cell.attn, f"{name}.attn", pyramid[0].across, [branch])]
+    return [Pyramid(pyramid), *performer_operators(cell.attn, f"{name}.attn", [branch])]
+
+
+def performer_operators(attn: Any, name: str, beside: Sequence[Operator] = ()) -> list[Operator]:
+    """The operators of a performer's attention, which starts the stream anew, and of its MLP.
+
+    Args:
+        beside: what is added to the attention's answers.
+    """
+    mlp = attn.mlp
     return [
-        Pyramid(pyramid),
-        norm_of(attn.norm1),
-        *linear_of(as_linear(attn.kqv), f"{name}.attn.kqv"),
+        *normed_into(norm_of(attn.norm1), linear_of(as_linear(attn.kqv), f"{name}.kqv")),
         Performer(array(attn.w), attn.epsilon),
-        Branch(_branch(cell.PCM, f"{name}.PCM", side)),
-        *linear_of(as_linear(attn.proj), f"{name}.attn.proj", adds=True),
+        *beside,
+        *linear_of(as_linear(attn.proj), f"{name}.proj", adds=True),
         norm_of(attn.norm2),
-        *linear_of(as_linear(mlp[0]), f"{name}.attn.mlp.0", gelu=True),
-        *linear_of(as_linear(mlp[2]), f"{name}.attn.mlp.2", adds=True),
+        *linear_of(as_linear(mlp[0]), f"{name}.mlp.0", gelu=True),
+        *linear_of(as_linear(mlp[2]), f"{name}.mlp.2", adds=True),
     ]
 
 
-def _token_transformer(cell: Any, name: str, across: int, side: int) -> list[Operator]:
-    """The operators of v2's reduction behind the pyramid: attention whose answers start the stream anew.
+def token_transformer(block: Any, name: str, across: int, beside: Sequence[Operator] = ()) -> list[Operator]:
+    """The operators of an attention whose answers start the stream anew, and of its MLP.
 
     Args:
         across: side of the grid of tokens.
-        side: of the grid that the branch reads.
+        beside: what is added to the attention's answers.
     """
-    block, attn = cell.attn, cell.attn.attn
-    before, attended, behind = _attention(attn, f"{name}.attn.attn", across)
+    attn = block.attn
+    before, attended, behind = _attention(attn, f"{name}.attn", across)
     behind = [replace(factor, adds=False) for factor in behind]
     if attn.value_skip and attended.head_dim * attended.heads != attn.dim:
         raise NotFusable(f"heads of {attn.dim // attn.num_heads} channels are filled up, and their values are added")
     return [
-        norm_of(block.norm1),
-        *before,
+        *normed_into(norm_of(block.norm1), before),
         attended,
         *behind,
         NewStream(),
         *([AddValues()] if attn.value_skip else []),
-        Branch(_branch(cell.PCM, f"{name}.PCM", side)),
+        *beside,
         norm_of(block.norm2),
-        *linear_of(as_linear(block.mlp.fc1), f"{name}.attn.mlp.fc1", gelu=True),
-        *linear_of(as_linear(block.mlp.fc2), f"{name}.attn.mlp.fc2", adds=True),
+        *linear_of(as_linear(block.mlp.fc1), f"{name}.mlp.fc1", gelu=True),
+        *linear_of(as_linear(block.mlp.fc2), f"{name}.mlp.fc2", adds=True),
     ]
 
 
 def _attention(attn: Any, name: str, side: int) -> tuple[list[Factor], Attention, list[Factor]]:
     """An attention and the layers around it, on a grid of tokens of this side."""
-    if type(attn) not in (MultiHeadAttention, WindowAttention):
+    if type(attn) not in (MultiHeadAttention, WindowAttention, NarrowAttention):
         raise NotFusable(f"there is no rule for attention of type {type(attn).__name__}")
     qkv, heads = as_linear(attn.qkv), attn.num_heads
-    head_dim = qkv.out_features // (3 * heads)
-    scale = (attn.scale or head_dim**-0.5) * log2(e)
+    head_dim, narrow = head_dims(attn, qkv.out_features)
+    scale = (getattr(attn, "scale", None) or (narrow or head_dim) ** -0.5) * log2(e)
     proj = linear_of(as_linear(attn.proj), f"{name}.proj", adds=True)
-    before, attended, behind = around(linear_of(qkv, f"{name}.qkv"), Attention(heads, head_dim), proj, scale)
+    before, attended, behind = around(
+        linear_of(qkv, f"{name}.qkv"), Attention(heads, head_dim), proj, scale, qk_dim=narrow
+    )
     if isinstance(attn, WindowAttention):
         attended = in_windows(attended, side, attn.window_size)
     return before, attended, behind

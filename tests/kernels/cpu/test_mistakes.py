@@ -25,7 +25,7 @@ from milkweed.kernels.cpu.program import (
     WindowedAttention,
 )
 from milkweed.kernels.cpu.reference import evaluate
-from milkweed.kernels.cpu.row_operators import InnerNorm, Join, Norm, PostNorm, QkNorm, RmsNorm, Rotary
+from milkweed.kernels.cpu.row_operators import InnerNorm, Join, Norm, PostNorm, QkNorm, RmsNorm, Rotary, StartTokens
 
 from . import vitae_programs
 from .parts import images_of
@@ -83,6 +83,10 @@ WINDOW_MISTAKES: dict[str, Callable[[Operator], Operator]] = {
     "the order of what is joined": lambda o: Join(o.rows[:, ::-1]) if isinstance(o, Join) else o,
     "joined tokens": lambda o: Join(o.rows[::-1]) if isinstance(o, Join) else o,
     "taps": lambda o: replace(o, weight=o.weight.swapaxes(1, 2)) if isinstance(o, Depthwise) else o,
+    "an order of tokens": lambda o: (
+        replace(o, inputs=o.inputs[:, ::-1]) if isinstance(o, Factor) and o.inputs.size == 81 else o
+    ),
+    "a first token": lambda o: StartTokens(o.start[::-1]) if isinstance(o, StartTokens) else o,
     "response": lambda o: replace(o, weight=0 * o.weight) if isinstance(o, ResponseNorm) else o,
     "a convolution's bias": lambda o: replace(o, bias=0 * o.bias) if isinstance(o, Depthwise) else o,
 }
@@ -98,7 +102,13 @@ MISTAKES = {
     f"positions: {name}": (VITS["norms behind" if "adds" in name else "everything"], change)
     for name, change in POSITION_MISTAKES.items()
 }
-WHERE = {"taps": "depthwise", "a convolution's bias": "depthwise", "response": "response norms"}
+WHERE = {
+    "an order of tokens": "mixing, odd",
+    "a first token": "a start, odd",
+    "taps": "depthwise",
+    "a convolution's bias": "depthwise",
+    "response": "response norms",
+}
 MISTAKES |= {
     f"windows: {name}": (VITS[WHERE.get(name, "windows, many kinds")], change)
     for name, change in WINDOW_MISTAKES.items()

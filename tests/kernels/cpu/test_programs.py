@@ -23,7 +23,7 @@ from milkweed.kernels.cpu.reference import evaluate
 from milkweed.kernels.cpu.row_operators import InnerNorm, Renew
 from milkweed.kernels.cpu.structs import Assembled
 
-from . import position_programs, vit_programs, vitae_programs, window_programs
+from . import mixing_programs, position_programs, vit_programs, vitae_programs, window_programs
 from .parts import images_of
 from .vit_programs import made
 
@@ -51,6 +51,7 @@ def run(assembled: Assembled, images: np.ndarray) -> np.ndarray:
 VITS = {name: partial(made, **shape) for name, shape in vit_programs.SHAPES.items()}
 VITS |= {name: partial(position_programs.made, **shape) for name, shape in position_programs.SHAPES.items()}
 VITS |= {name: partial(window_programs.made, **shape) for name, shape in window_programs.SHAPES.items()}
+VITS |= {name: partial(mixing_programs.made, **shape) for name, shape in mixing_programs.SHAPES.items()}
 VITAES = {name: partial(vitae_programs.made, **shape) for name, shape in vitae_programs.SHAPES.items()}
 PROGRAMS: dict[str, Callable[[], Program]] = {**VITS, **{f"ViTAE, {name}": make for name, make in VITAES.items()}}
 
@@ -91,6 +92,8 @@ OF_EVERY_STEP = [
     "windows, many kinds",
     "depthwise, wide",
     "values",
+    "mixing, odd",
+    "a start, odd",
     "ViTAE, odd",
     "ViTAE, few groups",
     "ViTAE, class token, dense branch",

@@ -17,7 +17,7 @@ from milkweed.models.architectures.token_blocks import apply_token_plan
 from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.programs.eight_bits import eight_bits_of
 from milkweed.models.programs.int8 import calibrate, int8_program
-from milkweed.models.programs.session import ProgramSession
+from milkweed.models.programs.session import ProgramSession, weight_rounding
 from milkweed.models.serving.fused.eight_bits import EightBits
 from milkweed.models.serving.fused.report import FusionReport
 from milkweed.models.serving.fused.tuning import Tuning
@@ -56,9 +56,10 @@ def test_an_int8_bundle_gives_the_cpus_answers(merges: bool) -> None:
     with torch.inference_mode():
         got, want = copied(x.to(torch.bfloat16)), whole(x)
     on_cpu = torch.from_numpy(ProgramSession(int8_program(whole, 32, activations))(x.numpy()))
-    assert relative(got, on_cpu) <= 0.05
+    larger = 1 if weight_rounding().levels > 100 else 3  # on AVX2 without VNNI the CPU's weights have seven bits
+    assert relative(got, on_cpu) <= 0.05 * larger
     assert relative(got, want) <= 1.3 * relative(on_cpu, want)  # what rounding random weights costs on either
-    assert float((got.float().softmax(-1) - on_cpu.softmax(-1)).abs().max()) <= 0.02
+    assert float((got.float().softmax(-1) - on_cpu.softmax(-1)).abs().max()) <= 0.02 * larger
     assert not report.fallbacks
     linear = [part for part in report.parts if "int8" in part.shapes]
     assert linear

@@ -1,7 +1,6 @@
 """Hostile bundles whose hashes are right: each is refused in one line, or computed inside of its memory."""
 
-import hashlib
-import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,16 +27,30 @@ from milkweed.kernels.cpu.program import (
     ResponseNorm,
     WindowedAttention,
 )
-from milkweed.kernels.cpu.row_operators import AddValues, Glu, InnerNorm, Join, NewStream, Norm, QkNorm, Renew, Rotary
+from milkweed.kernels.cpu.row_operators import (
+    AddTransposed,
+    AddValues,
+    Glu,
+    InnerNorm,
+    Join,
+    NewStream,
+    Norm,
+    QkNorm,
+    Renew,
+    Rotary,
+    StartTokens,
+    Transpose,
+)
 from milkweed.models.errors import BundleError, ExportError
 from milkweed.models.programs import compact
-from milkweed.models.programs.file import load_operators, stored
-from milkweed.models.programs.session import ProgramSession, kernels_refusal
+from milkweed.models.programs.file import stored
+from milkweed.models.programs.session import kernels_refusal
+
+from .program_bundles import CLASSES, answers, written
 
 pytestmark = pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal()))
 
-WIDTH, CLASSES = 16, 10
-PREPROCESS = {"crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+WIDTH = 16
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -69,34 +82,6 @@ def program(operators: list[Operator], size: int = 8, start: int = 0) -> Program
     tokens = (size // 4) ** 2
     embed = Embed(normal(WIDTH, 3, 4, 4), normal(WIDTH), normal(start or tokens, WIDTH), size)
     return Program(embed, operators, Head(norm(), dense(normal(CLASSES, WIDTH), None, name="head")))
-
-
-def written(folder: Path, operators: bytes, size: int) -> Path:
-    """A bundle with these bytes as its program, and right hashes."""
-    labels = json.dumps([{"id": str(i), "label": f"class {i}"} for i in range(CLASSES)]).encode()
-    files = {"labels.json": labels, "model.safetensors": b"\2" + bytes(7) + b"{}", "program.safetensors": operators}
-    golden = {"index": [[0], [0]], "probability": [[0.5], [0.5]]}
-    config = {
-        "format": 1,
-        "arch": "deit_tiny_patch16_224",
-        "arch_args": {"num_classes": CLASSES},
-        "structure": {},
-        "preprocess": {"size": size, **PREPROCESS},
-        "provenance": {},
-        "metrics": {},
-        "program": {"precision": "bfloat16", "golden": golden, "counts": {"macs": 1000, "dense_values": 1000}},
-        "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
-    }
-    folder.mkdir()
-    for name, data in {**files, "config.json": json.dumps(config).encode()}.items():
-        (folder / name).write_bytes(data)
-    return folder
-
-
-def answers(bundle: Path) -> Any:
-    made, _ = load_operators(bundle)
-    size = made.embed.size
-    return ProgramSession(made)(np.random.default_rng(0).standard_normal((2, 3, size, size)).astype(np.float32))
 
 
 GROWN = pyramid(2, padding=100)
@@ -136,6 +121,11 @@ def rotated(angles: np.ndarray) -> Program:
     return program([*attention()[:2], Rotary(1, angles, angles), *attention()[2:]])
 
 
+def mixed(*operators: Operator, first: Sequence[Operator] = (Transpose(),)) -> Program:
+    """What follows channels as rows."""
+    return program([norm(), *first, *operators])
+
+
 REFUSED: dict[str, tuple[Program, str]] = {
     "an input that is none": (factor(inputs=np.full((1, 16), 16)), "1 .Factor.: a place outside 0..15 or twice$"),
     "an output below 0": (factor(outputs=np.arange(-1, 47)[None]), "1 .Factor.: a place outside 0..47 or twice$"),
@@ -170,7 +160,7 @@ REFUSED: dict[str, tuple[Program, str]] = {
         "bytes of memory a thread: at most",
     ),
     "a grid that nothing reads": (program([*attention(), Grid()]), "head: nothing reads what"),
-    "two norms": (program([*attention(), norm(), norm()]), "Norm.: follows what Factor may follow"),
+    "two norms": (program([*attention(), norm(), norm()]), "Norm.: follows what Factor or Transpose may follow"),
     "an attention that nothing reads": (program(attention()[:3]), "head: nothing reads what"),
     "GELU and adds": (program([norm(), dense(normal(16, 16), None, gelu=True, adds=True)]), "GELU, and SiLU or what"),
     "SiLU of what adds": (program([norm(), dense(normal(16, 16), None, silu=True, adds=True)]), "SiLU of what adds"),
@@ -187,7 +177,10 @@ REFUSED: dict[str, tuple[Program, str]] = {
         "embed: its norm is not of 16 channels",
     ),
     "a norm of fewer channels": (program([Renew(norm(8))]), "Renew.: not 16 channels"),
-    "a renewal between norm and factor": (program([norm(), Renew(norm())]), "Renew.: follows what Factor may follow"),
+    "a renewal between norm and factor": (
+        program([norm(), Renew(norm())]),
+        "Renew.: follows what Factor or Transpose may follow",
+    ),
     "a negative prefix": (program([*attention(), Merge(1, 16, -3, 1)]), "Merge.: a prefix of -3"),
     "a huge count": (program([*attention(), Merge(1, 16, 0, 2**63)]), "9223372036854775808 of 4 tokens"),
     "keys that are no numbers": (program(attention(keys=np.nan)), "its weight is no number"),
@@ -235,6 +228,13 @@ REFUSED: dict[str, tuple[Program, str]] = {
     ),
     "a kernel with an even side": (program([Depthwise(normal(16, 2, 2), normal(16))]), "0 .Depthwise.: weights"),
     "values of no attention": (program([AddValues()]), "0 .AddValues.: values of None"),
+    "a start of no tokens": (program([StartTokens(np.zeros((0, 16), np.float32))]), "0 .StartTokens.: values .0, 16."),
+    "a start that is no number": (program([StartTokens(np.full((4, 16), np.nan))]), "its start is no number"),
+    "channels as rows that nothing adds": (program([norm(), Transpose()]), "head: nothing reads"),
+    "what is added of tokens": (mixed(AddTransposed(), first=[]), "1 .AddTransposed.: follows what"),
+    "tokens added to channels": (mixed(dense(normal(16, 4), None, adds=True)), "2 .Factor.: adds rows of channels"),
+    "an attention over channels": (mixed(dense(normal(48, 4), None), Attention(1, 16)), "3 .Attention.: follows what"),
+    "as many channels as no tokens": (mixed(dense(normal(8, 4), None), AddTransposed()), "8 channels for 4 tokens"),
     "a flag that is a number": (program([norm(), dense(normal(16, 16), None, adds=1)]), "Factor"),
 }
 

@@ -10,7 +10,8 @@ import pytest
 from milkweed.models.errors import BundleError
 from milkweed.models.programs.file import load_operators, stored
 
-from .test_hostile import attention, program, written
+from .program_bundles import written
+from .test_hostile import attention, program
 
 
 def head_of(data: bytes) -> tuple[dict[str, Any], bytes]:

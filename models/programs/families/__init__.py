@@ -1,0 +1,1 @@
+"""Programs by family: models that are no plain ViT, from the parts that all of them share."""
