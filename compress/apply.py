@@ -192,15 +192,26 @@ class Recipes:
         if candidate.runtime.backend != OURS:
             return None
         model = self.model(candidate.recipe)
-        if candidate.recipe.quantization is None:
+        if (quantization := candidate.recipe.quantization) is None:
             return stored_bfloat16(model)
-        folder = self._folder / candidate.recipe.file
+        folder = self._folder / replace(candidate.recipe, quantization=replace(quantization, ignored_layers=())).file
         if not folder.exists():
             self._progress.step(f"quantising {candidate.recipe}", 0, 1)
         try:
-            return stored_int8(model, self._baseline.size, self._baseline.calibration.pixels, folder)
+            images, ignored = self._baseline.calibration.pixels, quantization.ignored_layers
+            return stored_int8(model, self._baseline.size, images, folder, ignored)
         except NotFusable as error:
             raise BackendError(str(error)) from error
+
+    def layers_in_int8(self, recipe: Recipe) -> list[str]:
+        """Return the linear layers that our kernels compute in int8 in a recipe's model, and need not.
+
+        Raises:
+            BackendError: as `program`.
+        """
+        program = self.program(SearchCandidate(recipe, Runtime(OURS, "int8")))
+        assert program is not None, "it is for our own kernels"
+        return program.linears(self._baseline.size)
 
     def forward(self, candidate: SearchCandidate, program: StoredProgram | None) -> Forward:
         """Return what computes a candidate.

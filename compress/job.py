@@ -1,13 +1,14 @@
-"""CompressJob: what `milkweed compress` was asked for."""
+"""CompressJob: what `milkweed compress` was asked for, and the file of a recipe."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ..inference.backend import RUNTIMES, Backend, BackendError, Candidate, find_candidates
 from ..inference.device import CPU
+from ..models.bundle.strict_json import parse_json
 from ..models.errors import quoted
 from ..models.progress import Progress
-from .recipe import Recipe
+from .recipe import Recipe, RecipeError, check_keys
 from .selection import Target
 
 OURS: Backend = "milkweed"
@@ -97,3 +98,32 @@ def usable_runtimes(job: CompressJob, progress: Progress, ours_refusal: str | No
     if missing:
         progress.note(missing)
     return usable
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """A recipe as a file holds it.
+
+    Args:
+        arch: the architecture that it was written for; None is for any.
+    """
+
+    recipe: Recipe = field(default_factory=Recipe)
+    arch: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> "RecipeFile":
+        """Read the file, JSON of a recipe and `arch`.
+
+        Raises:
+            RecipeError: it cannot be read, or is none; names the file and what is wrong.
+        """
+        try:
+            values = parse_json(path.read_bytes())
+            check_keys("a recipe", values, {"arch", *(part.name for part in fields(Recipe))})
+            arch = values.pop("arch", None)
+            if not (arch is None or isinstance(arch, str)):
+                raise RecipeError(f"arch {quoted(arch)} must be the name of an architecture")
+            return cls(Recipe.from_dict(values), arch)
+        except (OSError, ValueError) as error:
+            raise RecipeError(f"recipe {path}: {getattr(error, 'strerror', None) or error}") from None

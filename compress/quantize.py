@@ -1,13 +1,20 @@
 """Quantisations of a search: those that are tried, and the one that every further model has."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from math import inf
 
+from ..inference.backend import Candidate
+from ..models.divergence import divergence
 from ..models.layers.token_plan import TokenPlan
 from ..models.onnx.quantize import int8_instructions
 from ..models.programs.stored import ours_refusal
+from .apply import SearchCandidate
+from .data import BATCH
+from .job import OURS
 from .measure import CandidateEvaluator
+from .quality import log_probabilities
 from .recipe import QuantizationConfig, Recipe
 from .selection import fastest
 
@@ -31,20 +38,59 @@ def quantizations(evaluator: CandidateEvaluator, exact: Recipe) -> KLs:
     for config in QUANTIZATIONS:
         if config.alpha is not None and min(kl.values(), default=inf) <= ENOUGH_KL:
             continue
-        # For few bytes queries and keys may have to be narrower, which our kernels do not compute.
-        if config.per_channel and (not evaluator.ours or evaluator.job.target.bytes is not None):
+        if config.per_channel and not evaluator.ours:
             continue
-        recipe = replace(exact, quantization=config)
-        try:
-            evaluator.measure(recipe)
-        except (ImportError, ValueError) as error:
-            evaluator.progress.note(f"without {config}: {error}")
-            continue
-        if measured := evaluator.measurements(recipe):
-            kl[config] = min(model.quality.kl.value for model in measured)
+        kl |= _measured(evaluator, exact, config)
+        if config.per_channel and kl.get(config, 0.0) > ENOUGH_KL:
+            ignoring = ignoring_some(evaluator, exact, config)
+            kl |= {} if ignoring is None else _measured(evaluator, exact, ignoring)
     if kl and int8_instructions() is None and not evaluator.ours:
         evaluator.progress.note("this CPU has no products of int8, such as VNNI: int8 saves bytes, but hardly time")
     return kl
+
+
+def _measured(evaluator: CandidateEvaluator, exact: Recipe, config: QuantizationConfig) -> KLs:
+    """The KL of a quantisation; nothing where it cannot be had, which is noted."""
+    recipe = replace(exact, quantization=config)
+    try:
+        evaluator.measure(recipe)
+    except (ImportError, ValueError) as error:
+        evaluator.progress.note(f"without {config}: {error}")
+        return {}
+    measured = evaluator.measurements(recipe)
+    return {config: min(model.quality.kl.value for model in measured)} if measured else {}
+
+
+def ignoring_some(
+    evaluator: CandidateEvaluator, exact: Recipe, config: QuantizationConfig
+) -> QuantizationConfig | None:
+    """Leave in bfloat16 the layers that lose most: as few as bring the KL down to ENOUGH_KL; None where half do not.
+
+    Each layer is tried alone, on the images that select; then 1, 2, 4, ... of those that gain most.
+    """
+
+    def screened(layers: Sequence[str]) -> float:
+        recipe = replace(exact, quantization=replace(config, ignored_layers=tuple(sorted(layers))))
+        return float(evaluator.trials.get(f"screened/{recipe.file}", lambda: _select_kl(evaluator, recipe)))
+
+    layers, alone = evaluator.recipes.layers_in_int8(replace(exact, quantization=config)), dict[str, float]()
+    for at, layer in enumerate(layers, 1):
+        alone[layer] = screened([layer])
+        evaluator.progress.step("layers in bfloat16", at, len(layers))
+    ordered, count = sorted(layers, key=lambda layer: alone[layer]), 1
+    while 2 * count <= len(layers):
+        if screened(ordered[:count]) <= ENOUGH_KL:
+            return replace(config, ignored_layers=tuple(sorted(ordered[:count])))
+        count *= 2
+    return None
+
+
+def _select_kl(evaluator: CandidateEvaluator, recipe: Recipe) -> float:
+    """The KL on the images that select, which judge nothing."""
+    candidate, baseline = SearchCandidate(recipe, Candidate(OURS, "int8")), evaluator.baseline
+    with closing(evaluator.recipes.forward(candidate, evaluator.recipes.program(candidate))) as forward:
+        answers, _ = log_probabilities(forward, baseline.select.split(BATCH))
+    return divergence(baseline.dense_on_select, answers).kl
 
 
 def best_quantization(evaluator: CandidateEvaluator, exact: Recipe, kl: KLs) -> QuantizationConfig | None:

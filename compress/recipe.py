@@ -3,12 +3,10 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from math import isfinite
-from pathlib import Path
 from typing import Any, TypeVar
 
-from ..models.bundle.strict_json import parse_json
 from ..models.errors import quoted
 from ..models.layers.shapes import KINDS as LAYERS
 from ..models.layers.token_plan import ALL_TOKENS, TokenPlan
@@ -104,11 +102,13 @@ class QuantizationConfig:
         alpha: SmoothQuant's; None does without it.
         symmetric: activations have no zero points, without which CPUs with AMX are faster.
         per_channel: each channel of the activations has a scale of its own, which our CPU kernels alone compute by.
+        ignored_layers: names of linear layers that stay in bfloat16; with `per_channel`.
     """
 
     alpha: float | None = None
     symmetric: bool = False
     per_channel: bool = False
+    ignored_layers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not (self.alpha is None or (_is_number(self.alpha) and 0 <= self.alpha <= 1)):
@@ -118,10 +118,16 @@ class QuantizationConfig:
                 raise RecipeError(f"quantization: {name} {quoted(value)} must be true or false")
         if self.per_channel and (self.symmetric or self.alpha is not None):
             raise RecipeError("quantization: per_channel goes with neither alpha nor symmetric")
+        if not all(isinstance(name, str) for name in self.ignored_layers) or (
+            self.ignored_layers and not self.per_channel
+        ):
+            raise RecipeError(f"quantization: ignored_layers {quoted(self.ignored_layers)}: names, with per_channel")
 
     def __str__(self) -> str:
         if self.per_channel:
-            return "per-channel int8"
+            count = len(self.ignored_layers)
+            ignored = f", {count} layer{'s' * (count > 1)} in bfloat16" if count else ""
+            return f"per-channel int8{ignored}"
         what = "symmetric int8" if self.symmetric else "int8"
         return what if self.alpha is None else f"{what}, SmoothQuant {self.alpha:g}"
 
@@ -226,6 +232,9 @@ class Recipe:
             "distillation": self.distillation,
         }
         values = {name: asdict(part) for name, part in parts.items() if part is not None}
+        if self.quantization is not None:
+            ignored = values["quantization"].pop("ignored_layers")
+            values["quantization"] |= {"ignored_layers": list(ignored)} if ignored else {}
         if self.structure is not None:
             values["structure"] |= {"layers": list(self.structure.layers)}
         if self.tokens:
@@ -239,16 +248,13 @@ class Recipe:
         Raises:
             RecipeError: unknown keys, or values outside their limits.
         """
-        _check_keys("a recipe", values, {part.name for part in fields(cls)})
-        structure = values.get("structure")
-        if isinstance(structure, Mapping):
-            if not isinstance(layers := structure.get("layers", ["mlp"]), list):
-                raise RecipeError("structure: layers must be a list")
-            structure = {**structure, "layers": tuple(layers)}
+        check_keys("a recipe", values, {part.name for part in fields(cls)})
+        structure = _with_tuple(values, "structure", "layers")
+        quantization = _with_tuple(values, "quantization", "ignored_layers")
         try:
             return cls(
                 tokens=TokenPlan.from_dict(values.get("tokens", {})),
-                quantization=_part(QuantizationConfig, "quantization", values.get("quantization")),
+                quantization=_part(QuantizationConfig, "quantization", quantization),
                 distillation=_part(DistillationConfig, "distillation", values.get("distillation")),
                 widths=_part(WidthRatios, "widths", values.get("widths", {})) or FULL_WIDTH,
                 structure=_part(Structure, "structure", structure),
@@ -257,43 +263,24 @@ class Recipe:
             raise RecipeError(str(error)) from None
 
 
-@dataclass(frozen=True)
-class RecipeFile:
-    """A recipe as a file holds it.
-
-    Args:
-        arch: the architecture that it was written for; None is for any.
-    """
-
-    recipe: Recipe = field(default_factory=Recipe)
-    arch: str | None = None
-
-    @classmethod
-    def read(cls, path: Path) -> "RecipeFile":
-        """Read the file, JSON of a recipe and `arch`.
-
-        Raises:
-            RecipeError: it cannot be read, or is none; names the file and what is wrong.
-        """
-        try:
-            values = parse_json(path.read_bytes())
-            _check_keys("a recipe", values, {"arch", *(part.name for part in fields(Recipe))})
-            arch = values.pop("arch", None)
-            if not (arch is None or isinstance(arch, str)):
-                raise RecipeError(f"arch {quoted(arch)} must be the name of an architecture")
-            return cls(Recipe.from_dict(values), arch)
-        except (OSError, ValueError) as error:
-            raise RecipeError(f"recipe {path}: {getattr(error, 'strerror', None) or error}") from None
+def _with_tuple(values: Mapping[str, Any], name: str, key: str) -> Any:
+    """A part of a recipe whose list, which JSON has, is a tuple."""
+    part = values.get(name)
+    if not isinstance(part, Mapping) or key not in part:
+        return part
+    if not isinstance(part[key], list):
+        raise RecipeError(f"{name}: {key} must be a list")
+    return {**part, key: tuple(part[key])}
 
 
 def _part(kind: type[T], name: str, values: Any) -> T | None:
     if values is None:
         return None
-    _check_keys(name, values, {part.name for part in fields(kind)})  # type: ignore[arg-type]
+    check_keys(name, values, {part.name for part in fields(kind)})  # type: ignore[arg-type]
     return kind(**values)
 
 
-def _check_keys(name: str, values: Any, known: set[str]) -> None:
+def check_keys(name: str, values: Any, known: set[str]) -> None:
     if not isinstance(values, Mapping):
         raise RecipeError(f"{name} {quoted(values)} must be an object")
     if unknown := sorted(set(values) - known):

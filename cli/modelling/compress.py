@@ -96,7 +96,7 @@ def _job(options: CompressOptions) -> "CompressJob":
 
 def _recipe(options: CompressOptions) -> "Recipe | None":
     """Read the recipe, beside which nothing is searched for, and which is of the bundle's architecture."""
-    from ...compress.recipe import RecipeFile
+    from ...compress.job import RecipeFile
     from ...models import read_config
 
     if options.recipe is None:

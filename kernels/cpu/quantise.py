@@ -73,7 +73,7 @@ def channels_of(program: Program) -> dict[str, int]:
 
 
 def quantised(program: Program, maxima: Maxima, rounding: Rounding = AS_USUAL) -> Program:
-    """Return the program with all factors in int8 but the classifier's.
+    """Return the program with all factors in int8 but the classifier's, and those without maxima.
 
     Args:
         rounding: what the instruction set that will run it likes, if that is known. A program that was rounded to more
@@ -82,8 +82,9 @@ def quantised(program: Program, maxima: Maxima, rounding: Rounding = AS_USUAL) -
     factors = {
         reader.factor.name: _quantised(reader, maxima[reader.factor.name].astype(np.float64), rounding)
         for reader in _readers(program)
+        if reader.factor.name in maxima
     }
-    return with_factors(program, lambda factor: factors[factor.name])
+    return with_factors(program, lambda factor: factors.get(factor.name, factor))
 
 
 def with_factors(program: Program, changed: ChangedFactor, convolved: ChangedConvolution | None = None) -> Program:

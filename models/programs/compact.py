@@ -23,16 +23,24 @@ from .session import weight_rounding
 Activations = Mapping[str, NDArray[np.float32]]
 
 
-def compact(program: Program, *, int8: bool, tensors: Mapping[str, NDArray[Any]] | None = None) -> Program:
+def compact(
+    program: Program,
+    activations: Activations | None = None,
+    *,
+    tensors: Mapping[str, NDArray[Any]] | None = None,
+) -> Program:
     """Return a program of floats with its weights in int8 by rows, or in the bits of bfloat16, as they are computed.
 
     Args:
+        activations: of the layers that are computed in int8; None where none is.
         tensors: the bundle's weights as their file holds them, of which layers take over the numbers.
     """
 
     def narrowed(factor: Factor) -> Factor:
-        narrow = _rows(factor) if int8 else _bits(factor)
-        return _shared(narrow, _floats(narrow).weight if int8 else factor.weight, tensors or {})
+        if factor.name in (activations or {}):
+            rows = _rows(factor)
+            return _shared(rows, _floats(rows).weight, tensors or {})
+        return _shared(_bits(factor), factor.weight, tensors or {})
 
     program = with_factors(program, narrowed, lambda layer: _filters(layer, narrowed))
     if isinstance(program.embed, Embed):
@@ -55,11 +63,14 @@ def expanded(program: Program) -> Program:
 def rounded(program: Program, activations: Activations, rounding: Rounding | None = None) -> Program:
     """Return a program of floats in int8, with weights as the CPU that this runs on likes them, or as `rounding` says.
 
+    Layers without activations stay in bfloat16, but for convolutions, which have to have some.
+
     Raises:
         ValueError: the activations are of another model; names the layer.
     """
     needed, present = channels_of(program), {name: len(values) for name, values in activations.items()}
-    for name in sorted(needed.keys() | present.keys()):
+    free = {operator.name for operator in program.operators if isinstance(operator, Factor)} - present.keys()
+    for name in sorted((needed.keys() | present.keys()) - free):
         if needed.get(name) != present.get(name):
             what = f"{present.get(name, 'no')} channels, not {needed.get(name, 'any')}"
             raise ValueError(f"activations of {name}: {what}")

@@ -24,7 +24,7 @@ from ..bundle.safetensors_file import read_arrays
 from ..bundle.strict_json import parse_json
 from ..errors import BundleError, quoted
 from .check import check
-from .compact import compact, expanded, is_int8, rounded
+from .compact import Activations, compact, expanded, is_int8, rounded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,10 +42,13 @@ _NARROW = {"float64": np.float32, "int64": np.int32}
 Arrays = dict[str, NDArray[Any]]
 
 
-def stored(program: Program, *, int8: bool, weights: "Mapping[str, Tensor] | None" = None) -> bytes:
-    """The content of the file of a program of floats, which is to be computed in int8 or in bfloat16.
+def stored(
+    program: Program, activations: Activations | None = None, *, weights: "Mapping[str, Tensor] | None" = None
+) -> bytes:
+    """The content of the file of a program of floats.
 
     Args:
+        activations: of the layers that are computed in int8; the others are in bfloat16.
         weights: the content of the bundle's file of weights, of which the program holds no second copy.
     """
     import torch  # it is here where models are made, and NumPy has no bfloat16
@@ -56,7 +59,7 @@ def stored(program: Program, *, int8: bool, weights: "Mapping[str, Tensor] | Non
         bits = tensor.detach().cpu()
         tensors[name] = (bits.view(torch.uint16) if bits.dtype == torch.bfloat16 else bits).numpy()
     places = {_content(tensor): {_TENSOR: name} for name, tensor in tensors.items()}
-    structure = json.dumps(_plain(compact(program, int8=int8, tensors=tensors), arrays, places)).encode()
+    structure = json.dumps(_plain(compact(program, activations, tensors=tensors), arrays, places)).encode()
     arrays[STRUCTURE] = np.frombuffer(structure, np.uint8).copy()
     made = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return save({name: t.view(torch.bfloat16) if t.dtype == torch.uint16 else t for name, t in made.items()})

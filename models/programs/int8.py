@@ -23,13 +23,13 @@ def calibrate(model: nn.Module, size: int, batches: Iterable[Tensor]) -> Activat
 
 
 def int8_program(model: nn.Module, size: int, activations: Activations, rounding: Rounding | None = None) -> Program:
-    """Make the program in int8 of a model whose weights are int8 by rows: the one that its file would give.
+    """Make the program of a model whose weights are int8 by rows where it has activations: as its file would give it.
 
     Raises:
         NotFusable: the kernels have no operator for a part of the model.
         ValueError: the activations are of another model; names the layer.
     """
-    return rounded(expanded(compact(program_of(model, size), int8=True)), activations, rounding)
+    return rounded(expanded(compact(program_of(model, size), activations)), activations, rounding)
 
 
 def int8_storage(model: nn.Module, activations: Activations) -> dict[str, str]:

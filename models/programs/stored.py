@@ -1,6 +1,6 @@
 """Models for the CPU kernels as bundles store them: weights in bfloat16, or in int8 with activations beside."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...kernels.cpu.program import Factor
 from ..bundle.golden import check_divergence, golden_images, golden_record, softmax
 from ..bundle.program_record import ACTIVATIONS, ProgramRecord, read_activations
 from ..bundle.safetensors_file import write_tensors
@@ -51,12 +52,17 @@ class StoredProgram:
         """The content of the bundle's file of activations."""
         return {name: torch.from_numpy(values) for name, values in (self.activations or {}).items()}
 
+    def linears(self, size: int) -> list[str]:
+        """Return the layers that have activations and are no convolutions, for images of this side, px."""
+        names = (part.name for part in program_of(self.model, size).operators if isinstance(part, Factor))
+        return list(dict.fromkeys(name.removesuffix(".w1") for name in names if name in (self.activations or {})))
+
     def operators(self, size: int, storage: Mapping[str, str] | None = None) -> bytes:
         """The content of the bundle's file of the program, for images of this side, px. It has weights of its own where
         the bundle's are in another `storage`, of another precision."""
         storage = self.storage if storage is None else storage
         weights = stored_tensors(self.model, storage) if self.precision in storage.values() else None
-        return stored(program_of(self.loaded, size), int8=self.activations is not None, weights=weights)
+        return stored(program_of(self.loaded, size), self.activations, weights=weights)
 
     def record(self, size: int) -> ProgramRecord:
         """The record of the program, whose answers are near the model's in float32.
@@ -97,11 +103,16 @@ def stored_bfloat16(model: nn.Module) -> StoredProgram:
     return StoredProgram(model, dict.fromkeys(storable_weights(model), "bfloat16"))
 
 
-def stored_int8(model: nn.Module, size: int, images: Tensor, folder: Path) -> StoredProgram:
+def stored_int8(
+    model: nn.Module, size: int, images: Tensor, folder: Path, ignored_layers: Collection[str] = ()
+) -> StoredProgram:
     """Return a model in int8, calibrated on images unless the folder has what was found.
 
+    Args:
+        ignored_layers: that stay in bfloat16.
+
     Raises:
-        NotFusable: the kernels have no operator for a part of the model.
+        NotFusable: the kernels have no operator for a part of the model, or compute no such layer in int8.
     """
     if not folder.exists():
         activations = calibrate(model, size, images[:: -(-len(images) // CALIBRATING)].split(BATCH))
@@ -110,4 +121,8 @@ def stored_int8(model: nn.Module, size: int, images: Tensor, folder: Path) -> St
         write_tensors(partial / ACTIVATIONS, {name: torch.from_numpy(values) for name, values in activations.items()})
         partial.rename(folder)
     activations = read_activations(folder)
+    if unknown := set(ignored_layers) - set(activations):
+        raise NotFusable(f"ignored_layers: {min(unknown)} is no layer in int8: it has {', '.join(activations)[:200]}")
+    ignored = {*ignored_layers, *(f"{layer}.w1" for layer in ignored_layers)}
+    activations = {name: values for name, values in activations.items() if name not in ignored}
     return StoredProgram(model, int8_storage(model, activations), activations)

@@ -10,15 +10,15 @@ import torch
 
 from milkweed.compress import apply, measure, quantize, search
 from milkweed.compress.job import CompressJob
-from milkweed.compress.recipe import QuantizationConfig
-from milkweed.compress.selection import Target
+from milkweed.compress.recipe import QuantizationConfig, Recipe
+from milkweed.compress.selection import Target, TargetError
 from milkweed.compress.write import compress
 from milkweed.inference import backend, device
 from milkweed.inference.open import open_model
 from milkweed.inference.options import InferenceOptions
 from milkweed.models import load_bundle
 from milkweed.models.bundle.program_record import read_activations
-from milkweed.models.layers.token_plan import TokenMerging
+from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.programs import stored
 from milkweed.models.programs.session import kernels_refusal
 
@@ -97,6 +97,48 @@ def test_float_weights_are_kept_where_they_are_asked_for(ours: CompressJob, phot
     answers = torch.from_numpy(opened.forward_stage.run(images).probabilities).log()
     assert divergence(dense(images), answers) == pytest.approx(chosen["quality"]["kl"]["value"], rel=1e-4)
     opened.close()
+
+
+def test_layers_that_are_ignored_stay_in_bfloat16(ours: CompressJob, photos: Path, vit: Path) -> None:
+    ignored = ("blocks.0.attn.qkv", "blocks.1.mlp.fc2")
+    recipe = Recipe(TokenPlan(class_last=True), replace(PER_CHANNEL, ignored_layers=ignored))
+    _, config = compress(replace(ours, recipe=recipe))
+    (chosen,) = (row for row in config.metrics["search"]["models"] if row["chosen"])
+    assert chosen["name"] == "class token last, per-channel int8, 2 layers in bfloat16"
+    assert {config.storage[layer] for layer in ignored} == {"bfloat16"}
+    assert config.storage["blocks.0.mlp.fc1"] == "int8"
+    assert not set(ignored) & set(read_activations(ours.out))
+    images, (dense, _) = held_out_images(photos), load_bundle(vit)
+    opened = open_model(ours.out, InferenceOptions(device="cpu")).pipeline
+    assert (opened.backend.name, opened.forward_stage.dtype) == ("milkweed", "int8")
+    answers = torch.from_numpy(opened.forward_stage.run(images).probabilities).log()
+    assert divergence(dense(images), answers) == pytest.approx(chosen["quality"]["kl"]["value"], rel=1e-4)
+    opened.close()
+
+    unknown = Recipe(quantization=replace(PER_CHANNEL, ignored_layers=("head",)))
+    with pytest.raises(TargetError, match=r"ignored_layers: head is no layer in int8: it has blocks\.0\.attn\.proj, "):
+        compress(replace(ours, recipe=unknown, overwrite=True))
+
+
+def test_a_search_finds_the_layers_that_lose_most(ours: CompressJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here one does for the limit: that with which the others' answers are nearest."""
+    monkeypatch.setattr(quantize, "ENOUGH_KL", -1.0)
+    found = search.Search(ours)
+    exact = Recipe(TokenPlan(class_last=True))
+    assert quantize.ignoring_some(found.evaluator, exact, PER_CHANNEL) is None
+    screened = {name: kl for name, kl in found.trials.values.items() if name.startswith("screened/")}
+    layers = found.evaluator.recipes.layers_in_int8(replace(exact, quantization=PER_CHANNEL))
+    assert len(layers) == 12
+    assert len(screened) == 12 + 2  # alone, and two and four of them; one was known
+    monkeypatch.setattr(quantize, "ENOUGH_KL", 1.0)
+    some = quantize.ignoring_some(found.evaluator, exact, PER_CHANNEL)
+    assert some is not None
+    recipe = replace(exact, quantization=some)
+    assert screened[f"screened/{recipe.file}"] == min(
+        screened[f"screened/{replace(recipe, quantization=replace(PER_CHANNEL, ignored_layers=(layer,))).file}"]
+        for layer in layers
+    )
+    found.trials.close()
 
 
 @pytest.mark.slow

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from milkweed.compress.job import RecipeFile
 from milkweed.compress.recipe import (
     DistillationConfig,
     QuantizationConfig,
     Recipe,
     RecipeError,
-    RecipeFile,
     Structure,
     WidthRatios,
 )
@@ -27,6 +27,9 @@ RECIPES = {
     "int8": Recipe(quantization=QuantizationConfig()),
     "symmetric int8, SmoothQuant 0.5": Recipe(quantization=QuantizationConfig(0.5, symmetric=True)),
     "per-channel int8": Recipe(quantization=QuantizationConfig(per_channel=True)),
+    "per-channel int8, 2 layers in bfloat16": Recipe(
+        quantization=QuantizationConfig(per_channel=True, ignored_layers=("blocks.0.mlp.fc1", "blocks.1.attn.qkv"))
+    ),
     "distilled": Recipe(distillation=DistillationConfig(steps=7, label_weight=0.5)),
     "Monarch 2 blocks rank 3 in mlp, blocks.1.attn.qkv": Recipe(
         structure=Structure(layers=("mlp", "blocks.1.attn.qkv"), nblocks=2, rank=3)
@@ -122,6 +125,9 @@ def test_parts_can_be_left_out() -> None:
         ({"quantization": {"alpha": "half"}}, "quantization: alpha 'half' must be between 0 and 1"),
         ({"quantization": {"symmetric": "yes"}}, "quantization: symmetric 'yes' must be true or false"),
         ({"quantization": {"per_channel": True, "alpha": 0.5}}, "per_channel goes with neither alpha nor symmetric"),
+        ({"quantization": {"ignored_layers": ["head"]}}, "ignored_layers .*'head'.*: names, with per_channel"),
+        ({"quantization": {"per_channel": True, "ignored_layers": [1]}}, "ignored_layers .*1.*: names"),
+        ({"quantization": {"per_channel": True, "ignored_layers": "head"}}, "ignored_layers must be a list"),
         ({"distillation": {"epochs": 4}}, "distillation: unknown key 'epochs'"),
         ({"distillation": {"steps": 0}}, "distillation: steps .*0.* must be a whole number from 1 on"),
         ({"distillation": {"steps": True}}, "distillation: steps .* must be a whole number from 1 on"),

@@ -23,7 +23,7 @@ from milkweed.kernels.cpu.instruction_sets import supported_sets
 from milkweed.kernels.cpu.library import LIBRARY as BUILT
 from milkweed.kernels.cpu.library import ProgramRunner
 from milkweed.kernels.cpu.program import Factor, Grid, Merge, Program, Pyramid
-from milkweed.kernels.cpu.quantise import calibrated
+from milkweed.kernels.cpu.quantise import calibrated, channels_of
 from milkweed.kernels.cpu.reference import evaluate
 from milkweed.kernels.cpu.row_operators import Norm, Renew
 from milkweed.models.programs import file as files
@@ -94,7 +94,8 @@ def bases() -> tuple[tuple[dict[str, Any], Arrays], ...]:
 
 def _stored(program: Program, *, int8: bool) -> tuple[dict[str, Any], Arrays]:
     arrays: Arrays = {}
-    return files._plain(compact(program, int8=int8), arrays, {}), arrays
+    activations = dict.fromkeys(channels_of(program), np.empty(0, np.float32)) if int8 else None
+    return files._plain(compact(program, activations), arrays, {}), arrays
 
 
 def case(rng: random.Random) -> None:
@@ -134,6 +135,8 @@ def _computed(arrays: Arrays, seed: int, tame: bool) -> str:
     if int8:
         maxima = {name: np.nan_to_num(most, posinf=1e30) for name, most in calibrated(program, [images]).items()}
         tame = tame and all(most.max() < LARGE for most in maxima.values())
+        if seed % 3 == 1:  # some layers stay in bfloat16
+            maxima = {name: most for i, (name, most) in enumerate(maxima.items()) if i % 2}
         program = rounded(program, {name: most.astype(np.float32) for name, most in maxima.items()})
     names = os.environ.get(SETS, "").split(",")
     sets = [each for each in supported_sets() if names == [""] or each.name in names]

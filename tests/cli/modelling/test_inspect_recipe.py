@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from milkweed.cli.bundle_args import demo_bundle
+from milkweed.compress.job import RecipeFile
 from milkweed.compress.recipe import (
     OF_STRUCTURES,
     DistillationConfig,
     QuantizationConfig,
     Recipe,
-    RecipeFile,
     Structure,
     WidthRatios,
 )

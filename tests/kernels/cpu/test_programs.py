@@ -117,6 +117,18 @@ def test_an_image_has_one_answer_in_any_company_and_memory(name: str, eight_bits
     assert np.array_equal(outputs(images), together)
 
 
+@pytest.mark.parametrize("name", some([*OF_EVERY_STEP[:3], "everything", "mixing, odd", "three"], ["ViTAE, odd"]))
+@pytest.mark.parametrize("second", [0, 1])
+def test_layers_in_bfloat16_among_others_in_8_bits(name: str, second: int, isa: InstructionSet) -> None:
+    program = PROGRAMS[name]()
+    images = images_of(program, 3)
+    maxima = dict(list(calibrated(program, [images]).items())[second::2])
+    found = run(assemble(quantised(program, maxima, isa.rounding), isa), images)
+    seven_bits = 1 if isa.rounding.levels == LEVELS else 1.5
+    limit = LARGER.get(name, 1) * INT8_ERROR * seven_bits
+    assert error(found, evaluate(program, images.astype(np.float64))) < limit
+
+
 def test_a_norm_of_answers_is_found_behind_what_leaves_them_alone(isa: InstructionSet) -> None:
     program = position_programs.made(inner=True)
     place = next(i for i, operator in enumerate(program.operators) if isinstance(operator, InnerNorm))

@@ -105,9 +105,18 @@ def test_maxima_that_are_no_scales_keep_the_model_in_16_bits(value: float) -> No
 def test_activations_of_another_model_keep_it_in_16_bits() -> None:
     whole = model()
     activations = dict(calibrate(whole, 32, [images(8)]))
-    del activations["blocks.0.attn.qkv"]
+    activations["blocks.0.attn.qkv"] = activations["blocks.0.attn.qkv"][:-1]
     (note,) = eight_bits_of(whole, 32, activations).notes
-    assert note == "not in 8 bits: all layers: activations of blocks.0.attn.qkv: no channels, not 64"
+    assert note == "not in 8 bits: all layers: activations of blocks.0.attn.qkv: 63 channels, not 64"
+
+
+def test_a_layer_without_activations_stays_in_16_bits() -> None:
+    whole = model()
+    activations = dict(calibrate(whole, 32, [images(8)]))
+    del activations["blocks.0.attn.qkv"]
+    layers = eight_bits_of(whole, 32, activations).layers
+    assert len(layers) == 7
+    assert "blocks.0.attn.qkv" not in layers
 
 
 def test_inputs_that_saturate_are_counted() -> None:

@@ -144,7 +144,7 @@ def test_a_bundle_holds_each_weight_once(kind: str, int8: bool, tmp_path: Path) 
 @pytest.mark.parametrize("name", ["everything", "norms behind", "windows, many kinds", "depthwise", "values"])
 def test_every_part_is_stored_and_read(name: str, tmp_path: Path) -> None:
     program = VITS[name]()
-    (tmp_path / "p.safetensors").write_bytes(stored(program, int8=False))
+    (tmp_path / "p.safetensors").write_bytes(stored(program))
     read, int8 = _program(read_arrays(tmp_path / "p.safetensors").arrays)
     assert not int8
     pixels = np.random.default_rng(1).standard_normal((2, 3, program.embed.size, program.embed.size)).astype(np.float32)
@@ -204,11 +204,11 @@ def test_weights_that_are_not_the_hashed_ones_are_refused(made: Made, tmp_path: 
 
 def test_a_file_in_another_number_type_or_with_other_activations_is_refused(made: Made, tmp_path: Path) -> None:
     program = program_of(made[0].loaded, PROGRAM_SIZE)
-    saved(made, tmp_path / "b", stored(program, int8=False))
+    saved(made, tmp_path / "b", stored(program))
     said = r"size, classes and int8 are \(40, 7, False\), the config says \(40, 7, True\)"
     with pytest.raises(BundleError, match=rf"program.safetensors: {said}$"):
         load_operators(tmp_path / "b")
-    saved(made, tmp_path / "c", stored(replace(program, operators=program.operators[:7]), int8=True))
+    saved(made, tmp_path / "c", stored(replace(program, operators=program.operators[:7]), made[0].activations))
     said = r"activations.safetensors: activations of blocks\.1\.attn\.proj: 64 channels, not any"
     with pytest.raises(BundleError, match=said):
         load_operators(tmp_path / "c")
@@ -216,7 +216,7 @@ def test_a_file_in_another_number_type_or_with_other_activations_is_refused(made
 
 def test_another_file_than_the_hashed_one_is_refused(made: Made, tmp_path: Path) -> None:
     saved(made, tmp_path / "b", made[0].operators(PROGRAM_SIZE))
-    other = stored(program_of(made[0].loaded, PROGRAM_SIZE), int8=False)
+    other = stored(program_of(made[0].loaded, PROGRAM_SIZE))
     (tmp_path / "b" / "program.safetensors").write_bytes(other)
     with pytest.raises(BundleError, match=r"program\.safetensors: sha256 is"):
         load_operators(tmp_path / "b")

@@ -244,7 +244,7 @@ def test_a_hostile_program_is_refused_in_one_line(case: str, tmp_path: Path, mon
     # As in older files, where nothing follows from the weight.
     monkeypatch.setattr(compact, "_filters", lambda layer, narrowed: replace(layer, factor=narrowed(layer.factor)))
     made, said = REFUSED[case]
-    bundle = written(tmp_path / "b", stored(made, int8=False), made.embed.size)
+    bundle = written(tmp_path / "b", stored(made), made.embed.size)
     with pytest.raises((BundleError, ExportError), match=said) as refused:
         answers(bundle)
     assert "\n" not in str(refused.value)
@@ -272,5 +272,5 @@ COMPUTED: dict[str, Program] = {
 def test_numbers_that_overflow_lead_nowhere(case: str, tmp_path: Path) -> None:
     """What they give is no matter; as many tokens as were asked for are left, and no other memory is touched."""
     made = COMPUTED[case]
-    bundle = written(tmp_path / "b", stored(made, int8=False), made.embed.size)
+    bundle = written(tmp_path / "b", stored(made), made.embed.size)
     assert answers(bundle).shape == (2, CLASSES)

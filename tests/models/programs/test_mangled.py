@@ -50,6 +50,6 @@ MANGLED: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("case", MANGLED)
 def test_a_file_that_is_no_program_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
     made = program(attention())
-    bundle = written(tmp_path / "b", MANGLED[case](stored(made, int8=False)), made.embed.size)
+    bundle = written(tmp_path / "b", MANGLED[case](stored(made)), made.embed.size)
     with pytest.raises(BundleError, match=r"^bundle \S+: program\.safetensors: [^\n]+$"):
         load_operators(bundle)

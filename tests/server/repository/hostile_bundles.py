@@ -92,7 +92,7 @@ def put_graph_bundle(out: Path, data: bytes) -> None:
 def put_program_bundle(out: Path, program: Program | None, size: int, data: bytes = b"") -> None:
     """Write a bundle for our CPU kernels."""
     weights = (8).to_bytes(8, "little") + b"{}      "
-    parts = {"model.safetensors": weights, "program.safetensors": data or stored(program, int8=False)}
+    parts = {"model.safetensors": weights, "program.safetensors": data or stored(program)}
     record = {"precision": "bfloat16", "golden": GOLDEN, "counts": {"macs": 1000, "dense_values": 1000}}
     _put(out, size, parts, program=record)
 
