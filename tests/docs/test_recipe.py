@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from milkweed.compress.recipe import DistillationConfig, QuantizationConfig, RecipeFile, Structure, WidthRatios
+from milkweed.compress.job import RecipeFile
+from milkweed.compress.recipe import DistillationConfig, QuantizationConfig, Structure, WidthRatios
 from milkweed.models.bundle.strict_json import parse_json
 from milkweed.models.layers.token_plan import TokenPlan
 
@@ -52,4 +53,4 @@ def _table() -> dict[str, dict[str, Any]]:
 
 
 def _as_json(value: Any) -> Any:
-    return list(value) if value and isinstance(value, tuple) else {} if value == () else value
+    return list(value) if isinstance(value, tuple) else value

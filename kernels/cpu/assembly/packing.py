@@ -75,11 +75,9 @@ def pack(
     weight, scale, bias = (_rows(values, rows) for values in (weight, scale, bias))
     to_8_bits = _rows_of(out, factor, rows)
     if to_8_bits is not None and not (factor.gelu or factor.silu):
-        bias = bias * to_8_bits[0] + to_8_bits[1]
-        if factor.scale is None:  # sums of products of bfloat16 are multiplied by nothing
-            weight = weight * to_8_bits[0][..., None]
-        else:
-            scale = scale * to_8_bits[0]
+        by, bias = to_8_bits[0], bias * to_8_bits[0] + to_8_bits[1]
+        # Sums of products of bfloat16 are multiplied by nothing.
+        weight, scale = (weight * by[..., None], scale) if factor.scale is None else (weight, scale * by)
     group, places = groups_of(at.reshape(-1))
     panels = _panels(weight, nr, isa)
     return PackedFactor(
