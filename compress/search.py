@@ -137,7 +137,8 @@ class Search:
         except ValueError as error:
             if plan.merging is not None and "tokens" in self.job.methods:
                 raise TargetError(f"--try tokens: {error}") from None
-            alone = f"{type(model).__name__}: compressed by NNCF's int8 alone, there are no rules to merge its tokens"
+            whose = "" if self.evaluator.ours else "NNCF's "
+            alone = f"{type(model).__name__}: compressed by {whose}int8 alone, there are no rules to merge its tokens"
             note = f"without {what}: {error}" if has_token_rules(model) else alone
             if note not in self.notes:
                 self.progress.note(note)

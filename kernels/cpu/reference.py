@@ -239,9 +239,13 @@ def _heads(operator: Attention | Merge, x: Floats) -> tuple[Floats, Floats, Floa
 
 
 def _softmax(q: Floats, k: Floats, sizes: Floats, bias: Floats | float = 0.0) -> Floats:
-    scores = q @ k.transpose(0, 1, 3, 2) + np.log2(sizes)[:, None, None] + bias
-    weights = np.exp2(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
+    scores: Floats = q @ k.transpose(0, 1, 3, 2)
+    # In place: with a thousand tokens and more new arrays take longer than the arithmetic.
+    scores += np.log2(sizes)[:, None, None] + bias
+    scores -= scores.max(-1, keepdims=True)
+    np.exp2(scores, out=scores)
+    scores /= scores.sum(-1, keepdims=True)
+    return scores
 
 
 def _in_windows(attention: WindowedAttention, x: Floats) -> Floats:

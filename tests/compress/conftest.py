@@ -46,6 +46,8 @@ def saved(path: Path, arch: str = ARCH, args: Mapping[str, Any] = ARGS, **argume
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2:
+                if not parameter.any():  # a Mixer's head begins so
+                    parameter.normal_(std=0.02)
                 parameter.mul_(30 if name == "head.weight" else 4)
     config = BundleConfig(arch=arch, arch_args={**args, **arguments}, preprocess=PREPROCESS)
     save_bundle(path, model, config, default_labels(5))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from milkweed.compress import measure, search, tokens
+from milkweed.compress import measure, quantize, search, tokens
 from milkweed.compress.job import CompressJob
-from milkweed.compress.recipe import Recipe
+from milkweed.compress.recipe import QuantizationConfig, Recipe
 from milkweed.compress.selection import Target, TargetError
 from milkweed.compress.write import compress
 from milkweed.inference import backend, device
@@ -16,6 +16,7 @@ from milkweed.jobs.dataset import DataError
 from milkweed.kernels.installation import install_command
 from milkweed.models import load_bundle
 from milkweed.models.layers.token_plan import TokenMerging
+from milkweed.models.programs.session import kernels_refusal
 from milkweed.models.progress import Progress
 
 from .conftest import saved
@@ -63,6 +64,20 @@ def test_a_cnn_is_left_to_int8(job: CompressJob, tmp_path: Path) -> None:
     assert [note for note in notes if "token" in note] == [
         "ResNet: compressed by NNCF's int8 alone, there are no rules to merge its tokens"
     ]
+
+
+@pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal()))
+def test_a_mixer_is_left_to_int8_of_our_kernels_among_others(
+    job: CompressJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantize, "QUANTIZATIONS", (QuantizationConfig(per_channel=True),))
+    sizes = {"num_classes": 5, "img_size": 32, "patch_size": 8, "embed_dim": 32, "num_blocks": 2}
+    job, notes = replace(job, backends=("milkweed", "openvino")), list[str]()
+    _, config = compress(
+        replace(job, source=saved(tmp_path / "m", "mixer_s32_224", sizes)), Progress(note=notes.append)
+    )
+    assert "MlpMixer: compressed by int8 alone, there are no rules to merge its tokens" in notes
+    assert {"milkweed int8", "openvino float32"} <= {row["computed_by"] for row in config.metrics["search"]["models"]}
 
 
 def test_the_first_schedule_that_keeps_a_speed_is_bisected(job: CompressJob, monkeypatch: pytest.MonkeyPatch) -> None:
