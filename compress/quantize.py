@@ -5,7 +5,7 @@ from contextlib import closing
 from dataclasses import replace
 from math import inf
 
-from ..inference.backend import Candidate
+from ..inference.backend import BackendError, Candidate
 from ..models.divergence import divergence
 from ..models.layers.token_plan import TokenPlan
 from ..models.onnx.quantize import int8_instructions
@@ -41,7 +41,7 @@ def quantizations(evaluator: CandidateEvaluator, exact: Recipe) -> KLs:
         if config.per_channel and not evaluator.ours:
             continue
         kl |= _measured(evaluator, exact, config)
-        if config.per_channel and kl.get(config, 0.0) > ENOUGH_KL:
+        if config.per_channel and kl.get(config, inf) > ENOUGH_KL:  # or so far off that no bundle may hold it
             ignoring = ignoring_some(evaluator, exact, config)
             kl |= {} if ignoring is None else _measured(evaluator, exact, ignoring)
     if kl and int8_instructions() is None and not evaluator.ours:
@@ -73,7 +73,10 @@ def ignoring_some(
         recipe = replace(exact, quantization=replace(config, ignored_layers=tuple(sorted(layers))))
         return float(evaluator.trials.get(f"screened/{recipe.file}", lambda: _select_kl(evaluator, recipe)))
 
-    layers, alone = evaluator.recipes.layers_in_int8(replace(exact, quantization=config)), dict[str, float]()
+    try:
+        layers, alone = evaluator.recipes.layers_in_int8(replace(exact, quantization=config)), dict[str, float]()
+    except BackendError:  # it is noted already
+        return None
     for at, layer in enumerate(layers, 1):
         alone[layer] = screened([layer])
         evaluator.progress.step("layers in bfloat16", at, len(layers))

@@ -74,15 +74,18 @@ def test_layers_stay_in_bfloat16_only_where_int8_loses_much(monkeypatch: pytest.
     assert asked == [OURS]
     quantization_of({**times, OURS: (3, 0.01)}, Target(speedup=2))
     assert asked == [OURS]
+    del times[OURS]  # it was refused: its golden answers are too far off
+    assert quantization_of(times, Target(speedup=2), ours=True)[1] == some
+    assert asked == [OURS, OURS]
 
 
-def quantization_of(times: Case, target: Target) -> tuple[list[Config], Config | None]:
+def quantization_of(times: Case, target: Target, ours: bool = False) -> tuple[list[Config], Config | None]:
     """The quantisations that were measured, and the one that was chosen."""
     asked: list[Any] = []
     evaluator: Any = SimpleNamespace(
         job=SimpleNamespace(target=target),
         dense=measured(20, 0),
-        ours=OURS in times,
+        ours=ours or OURS in times,
         recipes=SimpleNamespace(layers_in_int8=lambda recipe: []),
         progress=SILENT,
         measure=lambda recipe: asked.append(recipe.quantization),
