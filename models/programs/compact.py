@@ -20,6 +20,9 @@ from ...kernels.cpu.quantise import LEVELS, channels_of, quantised, with_factors
 from ...kernels.cpu.row_operators import Floats
 from .session import weight_rounding
 
+FILLED = 4
+"""A layer that is filled up with zeros has at most so many times its rows."""
+
 Activations = Mapping[str, NDArray[np.float32]]
 
 
@@ -37,6 +40,7 @@ def compact(
     """
 
     def narrowed(factor: Factor) -> Factor:
+        factor = _without_zeros(factor)
         if factor.name in (activations or {}):
             rows = _rows(factor)
             return _shared(rows, _floats(rows).weight, tensors or {})
@@ -54,7 +58,7 @@ def expanded(program: Program) -> Program:
     branches = (operator for operator in program.operators if isinstance(operator, Branch) and operator.by_groups)
     if any(layer.factor.weight.ndim != 4 for branch in branches for layer in branch.convolutions):
         raise ValueError("a convolution by groups is not stored as filters")
-    program = with_factors(program, _floats, _with_zeros)
+    program = with_factors(program, lambda factor: _filled(_floats(factor)), _with_zeros)
     if isinstance(program.embed, Embed):
         program = replace(program, embed=replace(program.embed, weight=_numbers(program.embed.weight)))
     return replace(program, head=replace(program.head, classifier=_floats(program.head.classifier)))
@@ -136,6 +140,27 @@ def _shared(factor: Factor, weight: Floats, tensors: Mapping[str, NDArray[Any]])
                 scale = np.take_along_axis(near[..., 0], same.argmax(0)[None], 0).reshape(scales)
                 return replace(factor, weight=tensor.reshape(shape), scale=scale)
     return factor
+
+
+def _without_zeros(factor: Factor) -> Factor:
+    """A dense layer without the rows of zeros that fill it up; their outputs come last."""
+    if factor.weight.ndim != 3 or len(factor.weight) > 1:
+        return factor
+    kept = factor.weight[0].any(-1)
+    if FILLED * kept.sum() < len(kept):
+        return factor
+    order = np.argsort(~kept, kind="stable")
+    return replace(factor, weight=factor.weight[:, kept], outputs=factor.outputs[:, order])
+
+
+def _filled(factor: Factor) -> Factor:
+    """The layer with rows of zeros for the outputs that come last. A hostile file gets no more memory by them."""
+    if factor.weight.ndim != 3 or factor.outputs.ndim != 2:
+        return factor
+    rows, outputs = factor.weight.shape[1], factor.outputs.shape[1]
+    if not rows < outputs <= FILLED * rows:
+        return factor
+    return replace(factor, weight=np.pad(factor.weight, ((0, 0), (0, outputs - rows), (0, 0))))
 
 
 def _floats(factor: Factor) -> Factor:

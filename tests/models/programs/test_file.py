@@ -22,7 +22,7 @@ from milkweed.kernels.cpu.instruction_sets import SETS, Rounding
 from milkweed.kernels.cpu.program import Factor
 from milkweed.models.bundle.bundle import save_bundle
 from milkweed.models.bundle.config import BundleConfig
-from milkweed.models.bundle.golden import golden_images, recorded
+from milkweed.models.bundle.golden import golden_images, recorded, softmax
 from milkweed.models.bundle.labels import default_labels
 from milkweed.models.bundle.program_record import ProgramRecord
 from milkweed.models.bundle.safetensors_file import read_arrays, read_tensors
@@ -44,6 +44,7 @@ from ...support.graphs import (
     program_vit,
     program_vitae,
 )
+from .part_models import ARGS, NARROW, vit
 
 pytestmark = pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal()))
 
@@ -200,6 +201,22 @@ def test_weights_that_are_not_the_hashed_ones_are_refused(made: Made, tmp_path: 
     weights.write_bytes(data[:-1])
     with pytest.raises(BundleError, match=r"model\.safetensors: truncated"):
         load_operators(tmp_path / "b")
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_queries_and_keys_that_are_filled_up_are_stored_once(int8: bool, tmp_path: Path) -> None:
+    sizes = []
+    for model in (vit(), vit(widths=NARROW)):
+        folder = tmp_path / f"activations {len(sizes)}"
+        program = stored_int8(model, PROGRAM_SIZE, images(32), folder) if int8 else stored_bfloat16(model)
+        sizes.append(len(program.operators(PROGRAM_SIZE)))
+    assert sizes[1] < 1.5 * sizes[0]  # a second copy of the weights would be more
+    config = BundleConfig(arch="deit_tiny_patch16_224", arch_args=ARGS, widths=dict(NARROW), preprocess=PREPROCESS)
+    saved((program, config), tmp_path / "b", program.operators(PROGRAM_SIZE))
+    operators, _ = load_operators(tmp_path / "b")
+    pixels = images(4).numpy()
+    wanted = forward_of(program, 4).run(pixels).probabilities
+    np.testing.assert_allclose(softmax(ProgramSession(operators)(pixels)), wanted, rtol=1e-6)
 
 
 def test_a_file_in_another_number_type_or_with_other_activations_is_refused(made: Made, tmp_path: Path) -> None:
