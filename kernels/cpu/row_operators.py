@@ -102,7 +102,7 @@ class AddValues:
 
 @dataclass(frozen=True, eq=False)
 class StartTokens:
-    """The stream is from now on the same for each image: class token and positions, to which a branch then adds.
+    """Starts a stream that is the same for all images: class token and positions, to which a branch then adds.
 
     Args:
         start: (tokens, embed_dim).

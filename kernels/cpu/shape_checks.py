@@ -20,10 +20,10 @@ class State:
         giver: the kind of operator that gave them; None where nothing waits to be read.
         grid: side and channels of what the next convolutions read.
         unread: whether no convolution has read the grid yet.
-        keys: heads and head dim of the attention whose keys a merge may read: one key for each token.
+        keys: heads and head dim of the attention whose keys a merge may read, as many as there are tokens.
         sized: whether tokens may stand for several, since some were merged.
         windowed: whether the last attention's tokens lie in windows.
-        transposed: whether what the next factor reads has a row for each channel of the stream, not for each token.
+        transposed: whether the rows that the next factor reads are channels of the stream, not tokens.
     """
 
     tokens: int = 0

@@ -83,7 +83,12 @@ def rounded(program: Program, activations: Activations, rounding: Rounding | Non
 
 def is_int8(program: Program) -> bool:
     """Whether its weights are int8."""
-    return any(isinstance(operator, Factor) and operator.weight.dtype == np.int8 for operator in program.operators)
+    return bool(int8_layers(program))
+
+
+def int8_layers(program: Program) -> set[str]:
+    """The names of the factors, but for convolutions', whose weights are int8."""
+    return {part.name for part in program.operators if isinstance(part, Factor) and part.weight.dtype == np.int8}
 
 
 def _filters(layer: Convolution, narrowed: Callable[[Factor], Factor]) -> Convolution:
@@ -147,7 +152,7 @@ def _without_zeros(factor: Factor) -> Factor:
     if factor.weight.ndim != 3 or len(factor.weight) > 1:
         return factor
     kept = factor.weight[0].any(-1)
-    if FILLED * kept.sum() < len(kept):
+    if kept.all() or FILLED * kept.sum() < len(kept):
         return factor
     order = np.argsort(~kept, kind="stable")
     return replace(factor, weight=factor.weight[:, kept], outputs=factor.outputs[:, order])

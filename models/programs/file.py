@@ -24,7 +24,7 @@ from ..bundle.safetensors_file import read_arrays
 from ..bundle.strict_json import parse_json
 from ..errors import BundleError, quoted
 from .check import check
-from .compact import Activations, compact, expanded, is_int8, rounded
+from .compact import Activations, compact, expanded, int8_layers, rounded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,13 +84,15 @@ def load_operators(path: str | Path, config: BundleConfig | None = None) -> tupl
             arrays = {**_read(path, WEIGHTS, config), **arrays}
         with about(OPERATORS):
             program, int8 = _program(arrays)
-            actual = (program.embed.size, program.head.classifier.width, int8)
+            actual = (program.embed.size, program.head.classifier.width, bool(int8))
             expected = (config.preprocess["size"], config.num_classes, config.program.precision == "int8")
             if actual != expected:
                 raise BundleError(f"size, classes and int8 are {actual}, the config says {expected}")
         if int8:
             activations = read_activations(path, config.files[ACTIVATIONS])
             with about(ACTIVATIONS):
+                if missing := int8 - activations.keys():
+                    raise ValueError(f"there are none of {min(missing)}, whose weights are int8")
                 program = rounded(program, activations)
     return program, config
 
@@ -123,8 +125,8 @@ def _read(path: Path, name: str, config: BundleConfig) -> Arrays:
     return file.arrays
 
 
-def _program(arrays: Arrays) -> tuple[Program, bool]:
-    """The program of a file's arrays, in floats, and whether they are int8.
+def _program(arrays: Arrays) -> tuple[Program, set[str]]:
+    """The program of a file's arrays, in floats, and the layers that are int8 there.
 
     Raises:
         ValueError: it is none, or its parts do not fit each other.
@@ -135,7 +137,7 @@ def _program(arrays: Arrays) -> tuple[Program, bool]:
         program = _made(parse_json(arrays[STRUCTURE].tobytes()), arrays)
         if not isinstance(program, Program):
             raise ValueError(f"holds a {type(program).__name__}")
-        int8, program = is_int8(program), expanded(program)
+        int8, program = int8_layers(program), expanded(program)
         check(program)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         # A number's place may hold an array, whose text is long.

@@ -5,7 +5,7 @@ for saving.
 """
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -153,6 +153,7 @@ def prepare_for_inference(
     layers = tuple(int8_layers)
     _pack(model, torch.float32 if layers else dtype)  # rounded weights would become other int8 values
     _hold_int8(model, layers, dtype)
+    _join_biases(model)
     features = {m: m.w.detach().float() for m in model.modules() if isinstance(m, PerformerAttention)}
     scales = {m: m.scale for m in model.modules() if isinstance(m, Expanded)}
     model = model.to(dtype)
@@ -164,6 +165,14 @@ def prepare_for_inference(
         if isinstance(module, nn.Conv2d):
             module.to(memory_format=torch.channels_last)
     return model
+
+
+def _join_biases(model: nn.Module) -> None:
+    """Let timm's attention with a `q_bias` add it within a dense layer's product again, a pass less."""
+    module: Any
+    for module in model.modules():
+        if getattr(module, "qkv_bias_separate", False) and type(module.qkv) is nn.Linear:
+            module.qkv_bias_separate = False
 
 
 def _hold_int8(model: nn.Module, layers: Iterable[str], dtype: torch.dtype) -> None:

@@ -123,22 +123,22 @@ def test_layers_that_are_ignored_stay_in_bfloat16(ours: CompressJob, photos: Pat
 def test_a_search_finds_the_layers_that_lose_most(ours: CompressJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here one does for the limit: that with which the others' answers are nearest."""
     monkeypatch.setattr(quantize, "ENOUGH_KL", -1.0)
-    found = search.Search(ours)
+    running = search.Search(ours)
     exact = Recipe(TokenPlan(class_last=True))
-    assert quantize.ignoring_some(found.evaluator, exact, PER_CHANNEL) is None
-    screened = {name: kl for name, kl in found.trials.values.items() if name.startswith("screened/")}
-    layers = found.evaluator.recipes.layers_in_int8(replace(exact, quantization=PER_CHANNEL))
+    assert quantize.ignoring_some(running.evaluator, exact, PER_CHANNEL) is None
+    screened = {name: kl for name, kl in running.trials.values.items() if name.startswith("screened/")}
+    layers = running.evaluator.recipes.layers_in_int8(replace(exact, quantization=PER_CHANNEL))
     assert len(layers) == 12
     assert len(screened) == 12 + 2  # alone, and two and four of them; one was known
     monkeypatch.setattr(quantize, "ENOUGH_KL", 1.0)
-    some = quantize.ignoring_some(found.evaluator, exact, PER_CHANNEL)
+    some = quantize.ignoring_some(running.evaluator, exact, PER_CHANNEL)
     assert some is not None
     recipe = replace(exact, quantization=some)
     assert screened[f"screened/{recipe.file}"] == min(
         screened[f"screened/{replace(recipe, quantization=replace(PER_CHANNEL, ignored_layers=(layer,))).file}"]
         for layer in layers
     )
-    found.trials.close()
+    running.trials.close()
 
 
 @pytest.mark.slow

@@ -60,9 +60,9 @@ def test_as_few_layers_as_bring_the_kl_down_stay_in_bfloat16(
         trials=SimpleNamespace(get=lambda name, make: make()),
         progress=Progress(step=lambda name, at, count: told.append(at)),
     )
-    found = quantize.ignoring_some(evaluator, Recipe(), OURS)
+    chosen = quantize.ignoring_some(evaluator, Recipe(), OURS)
     assert told == list(range(1, 9))
-    assert found == (None if ignored is None else Config(per_channel=True, ignored_layers=tuple(sorted(ignored))))
+    assert chosen == (None if ignored is None else Config(per_channel=True, ignored_layers=tuple(sorted(ignored))))
 
 
 def test_layers_stay_in_bfloat16_only_where_int8_loses_much(monkeypatch: pytest.MonkeyPatch) -> None:

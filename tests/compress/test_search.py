@@ -114,8 +114,8 @@ def test_the_bundle_is_what_the_record_says(searched: Searched, vit: Path, photo
     names = {row["name"] for row in record["models"]}
     assert {"dense", "class token last", "class token last, int8"} < names
     assert any("merge 40 %" in name for name in names)
-    found = searched.found
-    reserved = found.models[found.chosen].bytes - chosen["bytes"]  # for a record whose length was not known yet
+    measured = searched.found.models[searched.found.chosen]
+    reserved = measured.bytes - chosen["bytes"]  # for a record whose length was not known yet
     small = [row for row in record["models"] if row["bytes"] + reserved <= SMALL]
     assert chosen["quality"]["kl"]["value"] == min(row["quality"]["kl"]["value"] for row in small)
     assert config.tokens == searched.found.chosen.recipe.tokens

@@ -127,7 +127,8 @@ def _largest(array: np.ndarray) -> float:
 
 
 def _computed(arrays: Arrays, seed: int, tame: bool) -> str:
-    program, int8 = files._program(arrays)
+    program, layers = files._program(arrays)
+    int8 = bool(layers)
     if program.embed.size > MAX_SIDE:
         return "large"
     generator = np.random.default_rng(seed)

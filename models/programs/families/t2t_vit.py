@@ -20,7 +20,7 @@ def t2t_program(model: Any, size: int) -> Program:
     """Make the program of a T2T-ViT that takes images of this side, px.
 
     Raises:
-        NotFusable: the kernels have no operator for one of its parts; the message says which in a few words.
+        NotFusable: the kernels have no operator for a part; names it.
     """
     if size != model.img_size:
         raise NotFusable(f"it has positions for images of {model.img_size} px, not {size}")

@@ -45,7 +45,7 @@ def vitae_program(model: Any, size: int) -> Program:
     """Make the program of a ViTAE that takes images of this side, px.
 
     Raises:
-        NotFusable: the kernels have no operator for one of its parts; the message says which in a few words.
+        NotFusable: the kernels have no operator for a part; names it.
     """
     embed: Embed | Pixels = Pixels(size)
     operators, side, prefix = list[Operator](), size, int(getattr(model, "class_token", False))

@@ -123,10 +123,10 @@ def test_layers_in_bfloat16_among_others_in_8_bits(name: str, second: int, isa: 
     program = PROGRAMS[name]()
     images = images_of(program, 3)
     maxima = dict(list(calibrated(program, [images]).items())[second::2])
-    found = run(assemble(quantised(program, maxima, isa.rounding), isa), images)
+    answers = run(assemble(quantised(program, maxima, isa.rounding), isa), images)
     seven_bits = 1 if isa.rounding.levels == LEVELS else 1.5
     limit = LARGER.get(name, 1) * INT8_ERROR * seven_bits
-    assert error(found, evaluate(program, images.astype(np.float64))) < limit
+    assert error(answers, evaluate(program, images.astype(np.float64))) < limit
 
 
 def test_a_norm_of_answers_is_found_behind_what_leaves_them_alone(isa: InstructionSet) -> None:

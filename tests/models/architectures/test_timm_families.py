@@ -180,6 +180,10 @@ def test_queries_keys_and_values_with_biases_of_their_own_can_be_replaced(name: 
     whole(images)
     assert calls
     assert "blocks.0.attn.qkv" in select_linears(whole, ["qkv"])
+    replace_linears(whole, layer_specs_for(whole, ["blocks.0.attn.qkv"], nblocks=2))
+    served = prepare_for_inference(copy.deepcopy(whole))
+    torch.testing.assert_close(served(images), whole(images), atol=1e-5, rtol=1e-5)
+    assert [block.attn.qkv_bias_separate for block in served.blocks] == [True, False]  # dense: timm's own form
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def swin(arch: str = "swin_tiny_patch4_window7_224", **arguments: Any) -> nn.Mod
 
 
 def swin_v2() -> nn.Module:
-    """As users build it: its queries, keys and values may be structured."""
+    """Build a SwinV2 as users do, whose queries, keys and values may be structured."""
     torch.manual_seed(0)
     return spread(create_model("swinv2_tiny_window8_256", num_classes=7, patch_size=5, **SWIN))
 

@@ -215,8 +215,8 @@ def test_queries_and_keys_that_are_filled_up_are_stored_once(int8: bool, tmp_pat
     saved((program, config), tmp_path / "b", program.operators(PROGRAM_SIZE))
     operators, _ = load_operators(tmp_path / "b")
     pixels = images(4).numpy()
-    wanted = forward_of(program, 4).run(pixels).probabilities
-    np.testing.assert_allclose(softmax(ProgramSession(operators)(pixels)), wanted, rtol=1e-6)
+    expected = forward_of(program, 4).run(pixels).probabilities
+    np.testing.assert_allclose(softmax(ProgramSession(operators)(pixels)), expected, rtol=1e-6)
 
 
 def test_a_file_in_another_number_type_or_with_other_activations_is_refused(made: Made, tmp_path: Path) -> None:
@@ -229,6 +229,13 @@ def test_a_file_in_another_number_type_or_with_other_activations_is_refused(made
     said = r"activations.safetensors: activations of blocks\.1\.attn\.proj: 64 channels, not any"
     with pytest.raises(BundleError, match=said):
         load_operators(tmp_path / "c")
+
+
+def test_a_layer_in_int8_without_activations_is_refused(made: Made, tmp_path: Path) -> None:
+    fewer = {name: most for name, most in (made[0].activations or {}).items() if name != "blocks.0.mlp.fc1"}
+    saved((replace(made[0], activations=fewer), made[1]), tmp_path / "b", made[0].operators(PROGRAM_SIZE))
+    with pytest.raises(BundleError, match=r"there are none of blocks\.0\.mlp\.fc1, whose weights are int8"):
+        load_operators(tmp_path / "b")
 
 
 def test_another_file_than_the_hashed_one_is_refused(made: Made, tmp_path: Path) -> None:
