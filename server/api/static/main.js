@@ -91,7 +91,7 @@ function showModels() {
   const query = model === models[0] ? "" : `?model=${encodeURIComponent(model.name)}`;
   const headers = { ...model.headers, ...(keyInUse() && { "X-API-Key": "KEY" }) };
   const options = Object.entries(headers).map(([name, value]) => `-H '${name}: ${value}' `);
-  const address = new URL("classify", document.baseURI).href;
+  const address = new URL(model.num_classes ? "classify" : "embed", document.baseURI).href;
   find("curl").textContent = `curl --data-binary @photo.jpg ${options.join("")}'${address}${query}'`;
 }
 

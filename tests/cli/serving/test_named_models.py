@@ -77,6 +77,7 @@ def test_a_name_is_imported_once(
         assert imported([f"n={name}"], None, None) == [f"n={bundle}"]
 
 
+@pytest.mark.slow
 def test_a_branch_is_found_again_by_its_name(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [argument] = imported([f"{NAME}@old"], None, None)
     assert argument == f"newts={cache / f'someone--newts@{OTHER[:12]}'}"

@@ -41,7 +41,8 @@ def programs(names: Iterable[str] = PROGRAMS) -> list[tuple[str, Program]]:
     return made
 
 
-@pytest.mark.parametrize("isa", supported_sets(), ids=lambda isa: isa.name)
+@pytest.mark.slow_beyond(1)  # threads meet alike in all sets
+@pytest.mark.parametrize("isa", supported_sets()[::-1], ids=lambda isa: isa.name)
 def test_an_image_has_the_same_bits_by_any_number_of_threads(isa: InstructionSet) -> None:
     for name, program in programs():
         run, images = ProgramRunner(assemble(program, isa), threads=THREADS), images_of(program, 2)
@@ -157,6 +158,7 @@ print(1 < there < 200, np.array_equal(run(images, 8), alone))
     assert (done.returncode, done.stdout, done.stderr) == (0, "True True\n", "")
 
 
+@pytest.mark.slow
 def test_a_thread_that_joins_begins_no_step_before_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be a step ahead of them: a wrong answer, and others that wait for it for ever."""
     if shutil.which(os.environ.get("CXX") or "c++") is None:

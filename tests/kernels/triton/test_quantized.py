@@ -60,7 +60,7 @@ def test_planted_bugs_are_caught(old: str, new: str) -> None:
 def test_interpreted_kernels_give_exact_sums() -> None:
     found = results("cpu", TRITON_INTERPRET="1")
     judge(found)
-    assert {row["rows"] for row in found} == {1, 17, 197, 1577}
+    assert {row["rows"] for row in found} == {1, 17, 197}
 
 
 @pytest.mark.gpu
