@@ -18,6 +18,7 @@ from milkweed.inference import backend, device
 from milkweed.inference.device import usable_cores
 from milkweed.models import measurements
 from milkweed.models.onnx import openvino_session
+from milkweed.server.service import service
 from milkweed.server.telemetry.system_metrics import container_memory
 
 from .support.colours import colour_bundle, colour_photos, loose_photos
@@ -109,6 +110,18 @@ def nothing_remembered() -> Iterator[None]:
     """Which backend was the fastest is measured by every test that opens a model, and kept by none."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measurements, "user_folder", lambda: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def memory_not_walked() -> Iterator[None]:
+    """A process that imported what tests import takes 20 ms to read its own memory, and each look at a metric would.
+
+    Servers that are processes of their own do read it, and tests/server/telemetry calls what reads it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for collect in ("collect_process_memory", "collect_container_memory"):
+            patch.setattr(service, collect, lambda: ())
         yield
 
 

@@ -77,12 +77,13 @@ TOKEN_AVG = "token_avg"
 """The `global_pool` of DINOv2's classifier: it reads the class token beside the mean of the patch tokens."""
 
 
-def list_timm_models() -> list[str]:
+@cache  # a checkpoint without a name asks for it a few times, and timm sorts 1,371 names each time
+def list_timm_models() -> tuple[str, ...]:
     """The classifiers of the installed timm, without tags of weights."""
-    return [name for name in _timm().list_models() if has_timm_model(name)]
+    return tuple(name for name in _timm().list_models() if has_timm_model(name))
 
 
-@cache  # the list asks it of 1,371 names, and a checkpoint without a name asks for the list a few times
+@cache
 def has_timm_model(arch: str) -> bool:
     """Whether the installed timm has a classifier of that name, and weights of its tag if any (`resnet50.a1_in1k`)."""
     return _published(arch) is not None and timm_refusal(arch) is None

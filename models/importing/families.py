@@ -158,7 +158,7 @@ def _vit(state: Mapping[str, Tensor]) -> CheckpointFamily | None:
     distilled = "_distilled" if "dist_token" in state else ""
     stems = [f"{prefix}_{size}{distilled}_patch{patch}_" for prefix in prefixes]
     names = () if "reg_token" in state else _built_by_timm(*(f"{stem}{image}" for stem in stems))
-    near = next((name for stem in stems for name in list_models() if re.fullmatch(rf"{stem}\d+", name)), None)
+    near = next((name for stem in stems for name in list_models() if name.rstrip("0123456789") == stem), None)
     looks_like = f"a ViT of width {width}, depth {depth}, patch {patch}, image {image}"
     if near is not None and (shown := shown_args(state)):
         looks_like = f"{near} with --arch-args '{json.dumps(shown)}'"

@@ -1,6 +1,7 @@
 """Pictures and small tools for the loader tests: generated, so that they need no reference data."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from io import BytesIO
 
 import numpy as np
@@ -13,11 +14,16 @@ from milkweed.loaders import Loader, PreprocessSpec
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
     """Smooth colours with some noise: like a photograph to a codec, and different at every pixel."""
+    return Image.fromarray(_colours(width, height, seed))
+
+
+@lru_cache(32)  # most tests draw the same few
+def _colours(width: int, height: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width]
     waves = [np.sin(x / (9 + 3 * c)) * 60 + np.cos(y / (7 + 2 * c)) * 60 for c in range(3)]
     levels = np.stack(waves, -1) + 128 + rng.normal(0, 8, (height, width, 3))
-    return Image.fromarray(levels.clip(0, 255).astype(np.uint8))
+    return levels.clip(0, 255).astype(np.uint8)
 
 
 def encoded(image: Image.Image, format: str, **options: object) -> bytes:

@@ -241,8 +241,9 @@ REJECTED = "milkweed_requests_rejected_total"
 async def one_reason(app: Any, code: str, count: int = 1) -> AsyncIterator[None]:
     """Within, exactly `count` requests are counted as rejected, all for the reason of `code`."""
 
-    def counts() -> dict[str, float]:  # in one walk of all series, where `value` would walk them for each
-        samples = [each for family in app.service.metrics.registry.collect() for each in family.samples]
+    def counts() -> dict[str, float]:  # in one walk of these series, where `value` would walk all for each
+        families = app.service.metrics.registry.restricted_registry([REJECTED]).collect()
+        samples = [each for family in families for each in family.samples]
         found = {each.labels["reason"]: each.value for each in samples if each.name == REJECTED}
         return {kind.reason: found.get(kind.reason, 0.0) for kind in ERROR_CODES.values()}
 

@@ -84,7 +84,7 @@ def test_the_forms_of_a_model_are_what_their_names_say(tmp_path: Path) -> None:
     name, images = "40 % merged", cpu_kernels.noise(32)
     model = cpu_kernels.variant(ARCH, **cpu_kernels.VARIANTS[name], **ARGS)
     expected = model(images[:4]).softmax(-1)
-    for form, forward in cpu_kernels.model_forwards(name, model, tmp_path, images):
+    for form, forward in cpu_kernels.model_forwards(name, model, tmp_path, images, int8=False):
         off = error(forward, images[:4], expected)
         assert (off > 1e-6) == (forward.dtype != "float32" or "int8" in form), form
         assert off < 0.05, form
@@ -96,7 +96,7 @@ def test_the_forms_of_a_model_are_what_their_names_say(tmp_path: Path) -> None:
 def test_what_is_measured_is_written_before_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, maker: str, options: list[str]
 ) -> None:
-    def rows(key: str) -> Iterator[dict[str, Any]]:
+    def rows(key: str, **_: bool) -> Iterator[dict[str, Any]]:
         if key in ("B", cpu_kernels.ARCHS["B"]):
             raise KeyboardInterrupt
         yield {"key": key}

@@ -110,7 +110,9 @@ def test_what_a_model_knows_is_said_where_it_is_little(page: "Page", models: Any
 def test_a_model_without_classes_is_asked_for_embeddings(page: "Page", models: Any) -> None:
     list_models(page, {**models["other"], "labels": [], "num_classes": 0})
     page.reload()
-    expect(page.locator("#knows")).to_have_text("other has no classes: it gives embeddings, which this page does not show.")
+    expect(page.locator("#knows")).to_have_text(
+        "other has no classes: it gives embeddings, which this page does not show."
+    )
     expect(page.locator("#curl")).to_contain_text("/embed")
 
 

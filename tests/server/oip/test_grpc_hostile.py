@@ -183,7 +183,8 @@ async def test_connections_count_and_make_room(running: Start) -> None:
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(PREFACE)
             idle.append((reader, writer))
-            await asyncio.wait_for(reader.readexactly(9), HANG_SECONDS)  # it has begun: of those that wait the newest would
+            # It has begun: of those that wait for their beginning the newest is first.
+            await asyncio.wait_for(reader.readexactly(9), HANG_SECONDS)
             await until(lambda count=count: client.table.open == min(count, 4))  # type: ignore[misc]
         for reader, _ in idle[:6]:  # the first ones made room
             with contextlib.suppress(ConnectionError):
