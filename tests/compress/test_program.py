@@ -5,8 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from milkweed.compress import apply, measure, quantize, search
 from milkweed.compress.job import CompressJob
@@ -16,7 +18,7 @@ from milkweed.compress.write import compress
 from milkweed.inference import backend, device
 from milkweed.inference.open import open_model
 from milkweed.inference.options import InferenceOptions
-from milkweed.models import load_bundle
+from milkweed.models import import_checkpoint, load_bundle
 from milkweed.models.bundle.program_record import read_activations
 from milkweed.models.layers.token_plan import TokenMerging, TokenPlan
 from milkweed.models.programs import stored
@@ -213,3 +215,25 @@ def test_a_vitae_merges_its_tokens_in_other_numbers(
     assert {row["computed_by"].split()[0] for row in rows if "merge" in row["name"]} == {"torch"}
     assert "milkweed int8" in {row["computed_by"] for row in rows}
     assert any(note.startswith("tokens merge without per-channel int8: ") for note in config.metrics["search"]["notes"])
+
+
+@pytest.mark.slow
+def test_a_model_without_classes_is_judged_by_its_nearest_images(
+    ours: CompressJob, photos: Path, vit: Path, tmp_path: Path
+) -> None:
+    model, config = load_bundle(vit)
+    save_file(model.state_dict(), tmp_path / "vit.safetensors")
+    args = {name: value for name, value in config.arch_args.items() if name != "num_classes"}
+    without = {"arch_args": args, "num_classes": 0, "preprocess": config.preprocess}
+    import_checkpoint(tmp_path / "vit.safetensors", config.arch, tmp_path / "embedder", **without)
+    _, made = compress(replace(ours, source=tmp_path / "embedder"))
+    (chosen,) = (row for row in made.metrics["search"]["models"] if row["chosen"])
+    assert (chosen["computed_by"], made.output_meaning) == ("milkweed int8", "pooled")
+    images = held_out_images(photos)
+    expected, _ = load_bundle(tmp_path / "embedder")
+    opened = open_model(ours.out, InferenceOptions(device="cpu", loader="pillow"))
+    found = torch.from_numpy(np.array(opened.pipeline.forward_stage.run(images.numpy()).embeddings))
+    opened.pipeline.close()
+    cosine = torch.cosine_similarity(found, expected(images))
+    assert float(cosine.mean()) == pytest.approx(chosen["quality"]["embedding"]["cosine"], abs=2e-4)
+    assert cosine.min() > 0.99
