@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import re
+import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -94,9 +95,14 @@ def filled(expr: str, board: Mapping[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def live(programs: Programs, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Yield a Prometheus with the rules as they are shipped, after some seconds of everything that a client may do."""
+    """Yield a Prometheus with the rules as they are shipped, after some seconds of everything that a client may do.
+
+    Another model, of the same bundle, sees what the first one answers, for the queries of shadows.
+    """
     folder = tmp_path_factory.mktemp("monitoring")
-    replica = Replica(bundle, {})
+    for name in ("bench", "other"):
+        shutil.copytree(bundle, folder / "models" / name / "1")
+    replica = Replica(None, {"repository": str(folder / "models"), "shadow": "other=bench:1"})
     with ExitStack() as stack:
         prometheus, _ = stack.enter_context(monitoring(programs, folder / "running", [replica.metrics_address]))
         stack.callback(replica.stop)
