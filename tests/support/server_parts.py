@@ -200,10 +200,11 @@ async def running_app(
     wait: bool = True,
     open_error: Exception | None = None,
     open_gate: threading.Event | None = None,
+    open_model: OpenModel | None = None,
     embeds: bool = True,
 ) -> AsyncIterator[Running]:
     """An app of models that can be held. It is warm, unless `wait` is false; its models are opened once `open_gate` is
-    set, or fail to with `open_error`."""
+    set, or fail to with `open_error`, or are what `open_model` opens."""
     models = {name: HeldModel(embeds=embeds) for name in names}
 
     def open_held(name: str, path: Path, settings: Settings, **_: Any) -> ServedModel:
@@ -213,7 +214,7 @@ async def running_app(
             raise open_error
         return served_model(name, make_pipeline(models[name], max_batch_size=settings.max_batch_size), settings)
 
-    opening = Opening(open_held)
+    opening = Opening(open_model or open_held)
     paths = {name: Path(name) for name in names}
     # A full machine delays the loop, and a child of the sandbox, for longer than a request usually may take.
     patient = {"timeout_ms": int(HANG_SECONDS * 1000), **(settings or {})}

@@ -69,8 +69,8 @@ async def test_a_start_with_other_classes_or_unknown_models_fails_in_one_line() 
         ("small=huge:1", "shadow names huge: no such model is served; there are: big, small"),
         ("tiny=big:1", "shadow names tiny: no such model is served; there are: big, small"),
     ):
-        async with running_app(settings={"shadow": setting}, names=NAMES, wait=False) as app:
-            app.opening.open_model = pipeline_of
+        asked = {"settings": {"shadow": setting}, "names": NAMES, "wait": False}
+        async with running_app(**asked, open_model=pipeline_of) as app:
             with pytest.raises(ValueError, match=words) as caught:
                 await asyncio.wrap_future(app.service.prepared)
             assert "\n" not in str(caught.value)
