@@ -12,7 +12,7 @@ import numpy as np
 from ..loaders.base import Uint8Images
 from ..models.bundle.config import OutputMeaning
 from ..models.errors import ExportError
-from ..models.programs.compact import is_int8
+from ..models.programs.compact import int8_layers
 from ..models.programs.session import ProgramSession
 from .backend import BackendError
 from .forward import Forward, LanePlan
@@ -85,7 +85,7 @@ def session_forward(
         session = ProgramSession(program, threads if plan.most_threads > 1 else 1)
     except (ExportError, ValueError) as error:
         raise BackendError(str(error)) from error
-    dtype = "int8" if is_int8(program) else "bfloat16"
+    dtype = "int8" if int8_layers(program) else "bfloat16"
     if session.threads < threads and plan.most_threads > 1:
         logger.warning("%d of %d threads could be started: an image has so many at most", session.threads, threads)
     return ProgramForward(

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..architectures.registry import IMAGENET_PREPROCESS, list_models
+from ..architectures.registry import IMAGENET_PREPROCESS, is_model, list_models
 from ..architectures.timm_models import has_timm_model
 from ..architectures.vitae import VITAE_VARIANTS
 from .efficientnet_keys import is_efficientnet_pytorch, timm_efficientnet_keys
@@ -189,7 +189,7 @@ def _is_flys(state: Mapping[str, Tensor]) -> bool:
 
 def _built(name: str | None) -> tuple[str, ...]:
     """The name in a tuple, where milkweed builds it."""
-    return (name,) if name is not None and name in list_models() else ()
+    return (name,) if name is not None and is_model(name) else ()
 
 
 def _built_by_timm(*names: str) -> tuple[str, ...]:

@@ -81,11 +81,6 @@ def rounded(program: Program, activations: Activations, rounding: Rounding | Non
     return quantised(program, activations, rounding or weight_rounding())
 
 
-def is_int8(program: Program) -> bool:
-    """Whether its weights are int8."""
-    return bool(int8_layers(program))
-
-
 def int8_layers(program: Program) -> set[str]:
     """The names of the factors, but for convolutions', whose weights are int8."""
     return {part.name for part in program.operators if isinstance(part, Factor) and part.weight.dtype == np.int8}

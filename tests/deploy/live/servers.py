@@ -31,8 +31,13 @@ class Replica:
     def __init__(self, bundle: Path | None, settings: Mapping[str, Any]) -> None:
         port = free_port(following=2)
         self.url, self.metrics_address = f"http://127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
-        usual = {"device": "cpu", "drain_seconds": 2.0, "port": port, "metrics_port": port + 1}
-        usual["drain_grace_seconds"] = 1.0  # clients hear half a second late that it drains
+        usual = {
+            "device": "cpu",
+            "port": port,
+            "metrics_port": port + 1,
+            "drain_seconds": 2.0,
+            "drain_grace_seconds": 1.0,  # clients hear half a second late that it drains
+        }
         if bundle is None:
             usual["admin_port"] = port + 2
         self.admin_url = f"http://127.0.0.1:{port + 2}"
