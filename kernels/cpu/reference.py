@@ -34,6 +34,7 @@ from .row_operators import (
     Inner,
     InnerNorm,
     Join,
+    Keep,
     NewStream,
     Norm,
     PostNorm,
@@ -75,11 +76,12 @@ def evaluate(program: Program, images: Floats, observe: Observe = lambda factor,
     """
     stream = _embedded(program.embed, images) if isinstance(program.embed, Embed) else images
     x, qkv, grid, sizes = images, images, images.transpose(0, 2, 3, 1), np.ones(stream.shape[:2], images.dtype)
-    for operator, state in zip(program.operators, infer_shapes(program)[1:], strict=True):
+    states, kept = infer_shapes(program), images
+    for operator, before, state in zip(program.operators, states, states[1:], strict=False):
         if isinstance(operator, Norm):
             x = _normed(operator, stream)
         elif isinstance(operator, Renew):
-            stream = _normed(operator.norm, stream)
+            stream = _changed(InnerNorm(operator.norm), stream)
         elif isinstance(operator, InnerNorm | Glu | QkNorm | Rotary):
             x = _changed(operator, x)
         elif isinstance(operator, ReadStream):
@@ -104,8 +106,11 @@ def evaluate(program: Program, images: Floats, observe: Observe = lambda factor,
         elif isinstance(operator, ResponseNorm):
             g = np.sqrt((x * x).sum(1, keepdims=True))
             x = x + operator.bias + operator.weight * x * g / (g.mean(2, keepdims=True) + operator.eps)
+        elif isinstance(operator, Keep):
+            kept = x
         elif isinstance(operator, Attention):
-            qkv, x = x, _attended(operator, x, sizes)
+            qkv = kept if before.kept else x
+            x = _attended(operator, qkv, sizes)
             stream, sizes = stream[:, : state.tokens], sizes[:, : state.tokens]
         elif isinstance(operator, Performer):
             stream, x = x[..., 2 * operator.w.shape[1] :], _performed(operator, x)

@@ -26,7 +26,7 @@ class RmsNorm(Norm):
 
 @dataclass(frozen=True, eq=False)
 class Renew:
-    """The stream is from now on what a norm gives of its rows."""
+    """The stream is from now on what a norm gives of its rows: of the first channels, as `InnerNorm` does."""
 
     norm: Norm
 
@@ -80,6 +80,11 @@ class Rotary:
 
 
 @dataclass(frozen=True, eq=False)
+class Keep:
+    """Keeps what the operator before gave for the next attention; what lies between reads the stream."""
+
+
+@dataclass(frozen=True, eq=False)
 class Join:
     """Gives new tokens, each with the channels of some of the stream's tokens one behind the other.
 
@@ -124,5 +129,5 @@ class AddTransposed:
 Inner = InnerNorm | Glu | QkNorm | Rotary
 """What acts on rows of channels that a factor or an attention gave, and that nothing has read yet."""
 
-RowOperator = Norm | Renew | ReadStream | Inner | PostNorm | NewStream | AddValues
+RowOperator = Norm | Renew | ReadStream | Inner | PostNorm | NewStream | AddValues | Keep
 Transposition = Transpose | AddTransposed

@@ -23,6 +23,7 @@ class State:
         keys: heads and head dim of the attention whose keys a merge may read, as many as there are tokens.
         sized: whether tokens may stand for several, since some were merged.
         windowed: whether the last attention's tokens lie in windows.
+        kept: channels that are kept for the next attention.
         transposed: whether the rows that the next factor reads are channels of the stream, not tokens.
     """
 
@@ -35,6 +36,7 @@ class State:
     keys: tuple[int, int] | None = None
     sized: bool = False
     windowed: bool = False
+    kept: int = 0
     transposed: bool = False
 
     @property

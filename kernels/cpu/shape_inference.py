@@ -30,6 +30,7 @@ from .row_operators import (
     Glu,
     InnerNorm,
     Join,
+    Keep,
     NewStream,
     Norm,
     PostNorm,
@@ -50,18 +51,21 @@ MAX_TOKENS = 1 << 16
 
 _ATTENTIONS = (Attention, BiasedAttention, WindowedAttention)
 
+_BESIDE = (Norm, RmsNorm, ReadStream, Factor, Glu, InnerNorm, PostNorm)
+"""What may lie between what is kept for an attention and that."""
+
 _READERS: dict[type, tuple[type, ...]] = {
     Norm: (Factor, Transpose),
     ReadStream: (Factor,),
     Factor: (
         *(Factor, *_ATTENTIONS, Performer, ResponseNorm, InnerNorm, PostNorm, Glu, QkNorm, Rotary, NewStream),
-        AddTransposed,
+        *(AddTransposed, Keep),
     ),
     Transpose: (Factor,),
     Glu: (Factor, InnerNorm),
     InnerNorm: (Factor, NewStream),
-    QkNorm: (Rotary, *_ATTENTIONS),
-    Rotary: _ATTENTIONS,
+    QkNorm: (Rotary, Keep, *_ATTENTIONS),
+    Rotary: (Keep, *_ATTENTIONS),
     Join: (Factor, InnerNorm),
     Depthwise: (Factor, InnerNorm),
     ResponseNorm: (Factor,),
@@ -88,6 +92,9 @@ def infer_shapes(program: Program) -> list[State]:
         kind, before = type(operator), states[-1]
         try:
             followers = _READERS[before.giver] if before.giver else _UNREAD
+            if before.kept:
+                between = tuple(follower for follower in followers if follower in _BESIDE)
+                followers = between if before.giver else (*between, *_ATTENTIONS)
             if before.transposed:
                 followers = tuple(follower for follower in followers if follower in _TRANSPOSED)
             require(kind in followers, f"follows what {' or '.join(a.__name__ for a in followers)} may follow")
@@ -116,7 +123,9 @@ def _first(embed: Embed | Pixels) -> State:
 
 
 def _check_head(head: Head, state: State) -> None:
-    require(state.giver is None and not state.unread, "head: nothing reads what the last operators give")
+    require(
+        state.giver is None and not state.unread and not state.kept, "head: nothing reads what the last operators give"
+    )
     require(head.mean_from is None or whole(head.mean_from, 0, state.tokens - 1), f"head: {head.mean_from}")
     if isinstance(head, JoinedHead):
         left = state.tokens - (state.tokens if head.mean_from is None else head.mean_from)

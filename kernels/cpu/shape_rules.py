@@ -26,6 +26,7 @@ from .row_operators import (
     Glu,
     InnerNorm,
     Join,
+    Keep,
     NewStream,
     Norm,
     PostNorm,
@@ -55,7 +56,7 @@ def norm_rule(state: State, norm: Norm) -> State:
 
 
 def renew_rule(state: State, renew: Renew) -> State:
-    norm_rule(state, renew.norm)
+    _partly(renew.norm, 1, state.width)
     return state
 
 
@@ -81,10 +82,15 @@ def post_norm_rule(state: State, add: PostNorm) -> State:
 
 
 def inner_norm_rule(state: State, inner: InnerNorm) -> State:
-    shape, least = inner.norm.weight.shape, 1 if state.giver in (Factor, Glu) else state.channels
-    right = len(shape) == 1 and shape == inner.norm.bias.shape and whole(shape[0], least, state.channels)
-    require(right, f"of {shape} of {state.channels} channels")
+    _partly(inner.norm, 1 if state.giver in (Factor, Glu, Depthwise) else state.channels, state.channels)
     return replace(state, giver=InnerNorm)
+
+
+def _partly(norm: Norm, least: int, channels: int) -> None:
+    """Check a norm of the first of channels, of so many at least."""
+    shape = norm.weight.shape
+    right = len(shape) == 1 and shape == norm.bias.shape and whole(shape[0], least, channels)
+    require(right, f"of {shape} of {channels} channels")
 
 
 def glu_rule(state: State, _: Glu) -> State:
@@ -183,9 +189,15 @@ def attention_rule(state: State, attention: Attention) -> State:
     heads, head_dim = attention.heads, attention.head_dim
     fits = whole(heads, 1, MAX_CHANNELS) and whole(head_dim, 1, MAX_HEAD_DIM) and isinstance(attention.first, bool)
     require(fits and state.width > 0, f"{heads} heads of {head_dim}, which is at most {MAX_HEAD_DIM}")
-    require(state.channels == 3 * heads * head_dim, f"of {state.channels} channels")
+    read = state.kept or state.channels
+    require(read == 3 * heads * head_dim, f"of {read} channels")
     tokens, channels = 1 if attention.first else state.tokens, heads * head_dim
-    return replace(state, tokens=tokens, channels=channels, giver=Attention, keys=(heads, head_dim), windowed=False)
+    after = replace(state, tokens=tokens, channels=channels, giver=Attention, keys=(heads, head_dim))
+    return replace(after, windowed=False, kept=0)
+
+
+def keep_rule(state: State, _: Keep) -> State:
+    return replace(state, channels=0, giver=None, kept=state.channels)
 
 
 def performer_rule(state: State, performer: Performer) -> State:
@@ -247,6 +259,7 @@ RULES: dict[type, Callable[[State, Any], State]] = {
     Attention: attention_rule,
     BiasedAttention: biased_rule,
     WindowedAttention: windows_rule,
+    Keep: keep_rule,
     Depthwise: depthwise_rule,
     ResponseNorm: response_norm_rule,
     Join: join_rule,

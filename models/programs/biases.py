@@ -8,10 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels.cpu.program import BiasedAttention, Operator
-from ...kernels.cpu.row_operators import QkNorm, RmsNorm
+from ...kernels.cpu.program import BiasedAttention
+from ...kernels.cpu.row_operators import Norm, RmsNorm
 from ..serving.fused.chains import NotFusable
 from .blocks import array
+
+MASKED = -100.0
+"""The bias of pairs of tokens that do not belong together: timm's."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,12 @@ def pair_bias(part: Any) -> PairBias:
     return PairBias(columns, inverse.reshape(tokens, tokens))
 
 
+def leaving_out(count: int, tokens: int, heads: int) -> PairBias:
+    """The bias that keeps the first of tokens out of all answers."""
+    index = (torch.arange(tokens) < count).long().expand(tokens, tokens)
+    return PairBias(torch.tensor([0.0, MASKED]).expand(heads, 2), index)
+
+
 def joined(a: PairBias | None, b: PairBias) -> PairBias:
     """The sum of biases that have one index.
 
@@ -50,16 +59,16 @@ def joined(a: PairBias | None, b: PairBias) -> PairBias:
     return PairBias(a.table + b.table, b.index)
 
 
-def cosine(attn: Any, heads: int, head_dim: int) -> tuple[PairBias, list[Operator], float]:
-    """SwinV2's attention: biases that an MLP gives, cosines of queries and keys, and their scale, which norms hold."""
+def cosine(attn: Any, heads: int, head_dim: int) -> tuple[PairBias, list[Norm]]:
+    """SwinV2's attention: biases that an MLP gives; norms of queries and keys that make cosines, times their scale."""
     with torch.no_grad():
         table = 16 * torch.sigmoid(attn.cpb_mlp(attn.relative_coords_table)).reshape(-1, heads).T
         scale = torch.clamp(attn.logit_scale, max=log(100)).exp().reshape(heads, 1) * log2(e)
     root, nothing = head_dim**-0.5, np.zeros(heads * head_dim, np.float32)
     queries = np.repeat(array(scale), head_dim, 1).reshape(-1) * np.float32(root)
     # x / |x| is an RMSNorm, divided by sqrt(head_dim).
-    norms = (RmsNorm(weight, nothing, 1e-12) for weight in (queries, np.full_like(nothing, root)))
-    return PairBias(table, attn.relative_position_index), [QkNorm(heads, *norms)], 1.0
+    norms = [RmsNorm(weight, nothing, 1e-12) for weight in (queries, np.full_like(nothing, root))]
+    return PairBias(table, attn.relative_position_index), list[Norm](norms)
 
 
 def biased(bias: PairBias, heads: int, width: int, first: bool) -> BiasedAttention:

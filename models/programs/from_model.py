@@ -18,7 +18,8 @@ from .families.hierarchical import HIERARCHICAL
 from .families.t2t_vit import t2t_program
 from .families.token_mixing import mixer_program
 from .families.vitae import vitae_program
-from .transformer import attention_pool, vit_blocks
+from .transformer import attention_pool
+from .vit_blocks import vit_blocks
 
 _DISTILLED = "timm.models.deit.VisionTransformerDistilled"
 _EVA = "timm.models.eva.Eva"
@@ -74,7 +75,7 @@ def program_of(model: nn.Module, size: int) -> Program:
         *_norms(getattr(vit, "norm_pre", None)),
         *vit_blocks(vit, len(embed.start), size, vit.num_prefix_tokens),
     ]
-    return Program(embed, *_pooled(vit, operators))
+    return Program(embed, *_pooled(vit, operators, len(embed.start)))
 
 
 def _norms(*parts: nn.Module | None) -> list[Operator]:
@@ -82,7 +83,7 @@ def _norms(*parts: nn.Module | None) -> list[Operator]:
     return [Renew(norm) for norm in map(norm_if, parts) if norm is not None]
 
 
-def _pooled(vit: Any, operators: list[Operator]) -> tuple[list[Operator], Head]:
+def _pooled(vit: Any, operators: list[Operator], tokens: int) -> tuple[list[Operator], Head]:
     """All operators, and the head: timm's `norm`, a class token or a mean of the patches, `fc_norm`, classifier."""
     if type_name(vit) == _DISTILLED:  # two tokens, two classifiers; the answer is the mean of theirs
         both = vit.head, vit.head_dist
@@ -94,9 +95,9 @@ def _pooled(vit: Any, operators: list[Operator]) -> tuple[list[Operator], Head]:
         raise NotFusable("its pooling counts merged tokens by their sizes")
     norm = norm_if(vit.fc_norm)
     if pool is not None:
-        if vit.num_prefix_tokens and not getattr(vit, "pool_include_prefix", type_name(vit) == _EVA):
-            raise NotFusable("its pooling leaves out tokens in front of the patches")
-        return [*operators, *attention_pool(vit.norm, pool, "attn_pool")], Head(norm, dense_of(vit.head))
+        left_out = 0 if getattr(vit, "pool_include_prefix", type_name(vit) == _EVA) else vit.num_prefix_tokens
+        pooling = attention_pool(vit.norm, pool, "attn_pool", tokens, left_out)
+        return [*operators, *pooling], Head(norm, dense_of(vit.head))
     if joined:
         classifier = dense(array(vit.head.weight), bias_of(vit.head), name="head")
         return [*operators, *_norms(vit.norm)], JoinedHead(None, classifier, vit.head.prefix)

@@ -31,14 +31,19 @@ class Angles:
     prefix: int
 
 
-def _only_dense(factors: Sequence[Factor]) -> Factor:
+def only_dense(factors: Sequence[Factor]) -> Factor:
+    """The one factor of a dense layer.
+
+    Raises:
+        NotFusable: it is structured.
+    """
     if len(factors) > 1 or len(factors[0].weight) > 1:
         raise NotFusable("a layer that has to be joined with others, or filled up, is structured")
     return factors[0]
 
 
 def taking(factors: Sequence[Factor], rows: Places) -> list[Factor]:
-    factor = _only_dense(factors)
+    factor = only_dense(factors)
     return [dense(factor.weight[0][rows], factor.bias[rows], name=factor.name)]
 
 
@@ -46,17 +51,17 @@ def stacked(layers: Sequence[list[Factor]]) -> list[Factor]:
     """One layer that gives the outputs of several, one behind the other."""
     if len(layers) == 1:
         return layers[0]
-    factors = [_only_dense(layer) for layer in layers]
+    factors = [only_dense(layer) for layer in layers]
     weight, bias = np.concatenate([f.weight[0] for f in factors]), np.concatenate([f.bias for f in factors])
     return [dense(weight, bias, name=factors[0].name)]
 
 
 def reading(factors: list[Factor], places: Places, width: int) -> list[Factor]:
     """A dense layer whose inputs lie at those places among so many, the others zeros."""
-    factor = _only_dense(factors)
+    factor = only_dense(factors)
     weight = np.zeros((factor.width, width), np.float32)
     weight[:, places] = factor.weight[0]
-    return [dense(weight, factor.bias, name=factor.name, adds=factor.adds)]
+    return [dense(weight, factor.bias, name=factor.name, adds=factor.adds, gelu=factor.gelu, silu=factor.silu)]
 
 
 def _giving(factors: list[Factor], places: Places, width: int) -> list[Factor]:
@@ -67,10 +72,19 @@ def _giving(factors: list[Factor], places: Places, width: int) -> list[Factor]:
         bias[places], kept = last.bias, outputs < width
         outputs[kept] = places[outputs[kept]]
         return [*factors[:-1], replace(last, bias=bias, outputs=outputs)]
-    factor = _only_dense(factors)
+    factor = only_dense(factors)
     weight, bias = np.zeros((width, factor.weight.shape[2]), np.float32), np.zeros(width, np.float32)
     weight[places], bias[places] = factor.weight[0], factor.bias
-    return [dense(weight, bias, name=factor.name)]
+    return [dense(weight, bias, name=factor.name, adds=factor.adds)]
+
+
+def filled_up(mlp: list[Operator], channels: int) -> list[Operator]:
+    """An MLP of a stream whose channels are filled up to whole vectors with zeros."""
+    if (width := whole_vectors(channels)) == channels:
+        return mlp
+    first, last = (operator for operator in (mlp[0], mlp[-1]) if isinstance(operator, Factor))
+    places = np.arange(channels)
+    return [*reading([first], places, width), *mlp[1:-1], *_giving([last], places, width)]
 
 
 def head_dims(attn: Any, width: int) -> tuple[int, int | None]:
@@ -130,6 +144,29 @@ def _by_places(factors: list[Factor], attention: Attention, places: Places, widt
     by_output = rows[np.minimum(last.outputs, len(rows) - 1)]
     last = replace(last, weight=last.weight * by_output[..., None], bias=last.bias * rows)
     return _giving([*before, last], spread, 3 * heads * width)
+
+
+def by_places(norm: Norm, heads: int, places: Places, width: int) -> Norm:
+    """A norm of queries or keys, (head_dim,) or of all heads, as one of heads whose channels go to places of so many.
+
+    The others hold their mean, or zeros where an RMSNorm takes none: the mean of squares is that of the channels times
+    their share.
+    """
+    share = len(places) / width
+    weight, bias = np.zeros((2, heads, width), np.float32)
+    weight[:, places] = norm.weight.reshape(-1, len(places)) * share**0.5
+    bias[:, places] = norm.bias.reshape(-1, len(places))
+    return replace(norm, weight=weight.reshape(-1), bias=bias.reshape(-1), eps=norm.eps * share)
+
+
+def with_means(qkv: list[Factor], heads: int, places: Places, width: int) -> list[Factor]:
+    """A dense layer whose queries and keys have the mean of each head's channels where they were filled up."""
+    factor, idle = only_dense(qkv), np.setdiff1d(np.arange(width), places)
+    weight, bias = factor.weight[0].copy(), factor.bias.copy()
+    for values in (weight, bias):
+        channels = values.reshape(3, heads, width, -1)[:2]
+        channels[:, :, idle] = channels[:, :, places].mean(2, keepdims=True)
+    return [dense(weight, bias, name=factor.name)]
 
 
 def rotary_of(angles: Angles, heads: int, places: Places) -> Rotary:

@@ -3,7 +3,7 @@
 A block is x + scale1 attn(norm1(x)), then x + scale2 mlp(norm2(x)). A part without a rule is named when it is refused.
 """
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import replace
 from math import e, log2
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...kernels.chain_ir import Dense, Linear
 from ...kernels.cpu.factors import dense
-from ...kernels.cpu.program import Attention, Factor, Merge, Operator, ResponseNorm
+from ...kernels.cpu.program import Attention, Factor, Operator, ResponseNorm
 from ...kernels.cpu.row_operators import Glu, InnerNorm, Norm, Places, PostNorm, QkNorm, ReadStream, Renew
 from ..architectures.plain_mlp import PLAIN_MLPS
 from ..architectures.t2t_vit import Block as T2tBlock
@@ -23,9 +23,9 @@ from ..architectures.token_blocks import TokenBlock
 from ..architectures.vitae.attention import MultiHeadAttention
 from ..layers.narrow_attention import NarrowAttention
 from ..serving.fused.chains import TIMM_ATTENTIONS, NotFusable, as_linear, check_idle, parts_of, scaled, times
-from .biases import PairBias, biased, cosine, joined, pair_bias
-from .blocks import array, dense_of, linear_of, norm_if, norm_of, patch_of
-from .heads import Angles, around, head_dims, places_of, rotary_of, stacked, taking, whole_gates
+from .biases import PairBias, biased, cosine, joined, leaving_out, pair_bias
+from .blocks import array, dense_of, linear_of, norm_if, norm_of
+from .heads import Angles, around, by_places, head_dims, places_of, rotary_of, stacked, taking, whole_gates, with_means
 
 BLOCKS = {
     type_name(TokenBlock),
@@ -70,35 +70,66 @@ def attention_operators(
     Raises:
         NotFusable: the kernels have no operator for a part; names it.
     """
-    parts, attn, post = _attention_parts(block), block.attn, type_name(block) in POST_NORM
-    heads = int(attn.num_heads)
-    qkv = _qkv(attn, parts, f"{name}.attn")
-    head_dim, narrow = head_dims(attn, qkv[-1].width)
+    if type_name(block) not in BLOCKS | POST_NORM:
+        raise NotFusable(f"there is no rule for a block {type(block).__name__}")
+    attn, post = block.attn, type_name(block) in POST_NORM
+    parts = attention_parts(attn)
+    qkv = qkv_of(attn, parts, f"{name}.attn")
+    proj = linear_of(scaled(as_linear(parts["proj"]), _gamma(block, 1)), f"{name}.attn.proj", adds=not post)
     if parts["rel_pos"] is not None or getattr(attn, "relative_position_bias_table", None) is not None:
         shared = joined(shared, pair_bias(attn))
+    between, proj = attended(attn, parts, qkv, proj, first=first, angles=angles, shared=shared)
+    return [ReadStream() if post else norm_of(block.norm1), *between], proj
+
+
+def attended(
+    attn: Any,
+    parts: Mapping[str, nn.Module | None],
+    qkv: list[Factor],
+    proj: list[Factor],
+    *,
+    first: bool = False,
+    angles: Angles | None = None,
+    shared: PairBias | None = None,
+) -> tuple[list[Operator], list[Factor]]:
+    """The operators from queries, keys and values to the attention and a norm of its outputs; the projection behind.
+
+    Args:
+        attn: has `num_heads`.
+        parts: norms of queries, keys and outputs, by their names in timm, and SwinV2's MLP of biases.
+
+    Raises:
+        NotFusable: the kernels have no operator for a part; names it.
+    """
+    heads = int(attn.num_heads)
+    head_dim, narrow = head_dims(attn, qkv[-1].width)
     places, width = places_of(head_dim, angles)
-    proj = linear_of(scaled(as_linear(parts["proj"]), _gamma(block, 1)), f"{name}.attn.proj", adds=not post)
-    normed, between = _inner(parts["norm"]), _between(parts, heads, places, angles)
-    if width != head_dim and (normed or any(isinstance(operator, QkNorm) for operator in between)):
-        raise NotFusable(f"it has norms in attention with heads of {head_dim}, which would be filled up to {width}")
+    normed, between = _inner(parts.get("norm")), _between(parts, heads, places, width, angles)
+    if width != head_dim and normed:
+        raise NotFusable(f"it has a norm behind attention with heads of {head_dim}, which are filled up to {width}")
     scale = (narrow or head_dim) ** -0.5 * log2(e)
-    if parts["cpb_mlp"] is not None:
-        shared, between, scale = cosine(attn, heads, head_dim)
+    if parts.get("cpb_mlp") is not None:
+        shared, norms = cosine(attn, heads, head_dim)
+        between, scale = [QkNorm(heads, *(by_places(norm, heads, places, width) for norm in norms))], 1.0
     elif between and isinstance(between[0], QkNorm):
         between[0], scale = _times_queries(between[0], scale), 1.0
     attention = Attention(heads, head_dim, first) if shared is None else biased(shared, heads, head_dim, first)
     qkv, attention, proj = around(qkv, attention, proj, scale, angles, narrow)
-    return [ReadStream() if post else norm_of(block.norm1), *qkv, *between, attention, *normed], proj
+    if width != head_dim and between and isinstance(norm := between[0], QkNorm) and type(norm.queries) is Norm:
+        qkv = with_means(qkv, heads, places, width)
+    return [*qkv, *between, attention, *normed], proj
 
 
-def _attention_parts(block: Any) -> dict[str, nn.Module | None]:
-    """The parts of a block's attention, whichever of them it has."""
-    if type_name(block) not in BLOCKS | POST_NORM:
-        raise NotFusable(f"there is no rule for a block {type(block).__name__}")
-    if type_name(block.attn) not in ATTENTIONS:
-        raise NotFusable(f"there is no rule for attention of type {type(block.attn).__name__}")
+def attention_parts(attn: nn.Module) -> dict[str, nn.Module | None]:
+    """The parts of an attention, whichever of them it has.
+
+    Raises:
+        NotFusable: there is no rule for it, or a part.
+    """
+    if type_name(attn) not in ATTENTIONS:
+        raise NotFusable(f"there is no rule for attention of type {type(attn).__name__}")
     norms, drops = ("q_norm", "k_norm", "norm"), ("attn_drop", "proj_drop", "gate")
-    parts = parts_of(block.attn, "qkv", *_PROJECTIONS, "proj", "rel_pos", "softmax", "cpb_mlp", *norms, *drops)
+    parts = parts_of(attn, "qkv", *_PROJECTIONS, "proj", "rel_pos", "softmax", "cpb_mlp", *norms, *drops)
     for part in drops:
         check_idle(f"attn.{part}", parts[part])
     return parts
@@ -162,39 +193,6 @@ def block_operators(
     return [*before, *behind], [norm_of(block.norm2), *mlp]
 
 
-def vit_blocks(vit: Any, tokens: int, size: int, prefix: int) -> Iterator[Operator]:
-    """The operators of all blocks, the first of which gets so many tokens, `prefix` of them in front of the patches."""
-    shared = getattr(vit, "rel_pos_bias", None) or getattr(vit, "shared_rel_pos", None)
-    bias = None if shared is None else pair_bias(shared)
-    for place, block in enumerate(vit.blocks):
-        name = f"blocks.{place}"
-        merging = block.merging if isinstance(block, TokenBlock) else None
-        first = isinstance(block, TokenBlock) and block.read is not None
-        if isinstance(block, TokenBlock) and block.read not in (None, 1):
-            raise NotFusable(f"its last block computes {block.read} tokens alone")
-        angles = _angles(vit, place, size)
-        attended, mlp = block_operators(block, name, angles, bias, first=first)
-        yield from attended
-        count = 0 if merging is None else merging.count(tokens - prefix)
-        if merging is not None and count:
-            attention = next(operator for operator in attended if isinstance(operator, Attention))
-            yield Merge(attention.heads, attention.head_dim, prefix, count, merging.protect)
-            tokens -= count
-        yield from mlp
-
-
-def _angles(vit: Any, place: int, size: int) -> Angles | None:
-    """The rotary embeddings of a block, if it has them."""
-    if (rope := getattr(vit, "rope", None)) is None:
-        return None
-    side, attn = size // patch_of(vit.patch_embed.proj), vit.blocks[place].attn
-    with torch.no_grad():
-        both = rope.get_embed(shape=[side, side])
-    both = both[place] if getattr(vit, "rope_mixed", False) else both[None]
-    sin, cos = both.chunk(2, -1)
-    return Angles(sin, cos, bool(getattr(attn, "rotate_half", False)), int(attn.num_prefix_tokens))
-
-
 def as_layer(part: nn.Module | None) -> Linear:
     """Return a linear layer, or a convolution of single pixels, as the kernels take it.
 
@@ -206,10 +204,13 @@ def as_layer(part: nn.Module | None) -> Linear:
     return as_linear(part)
 
 
-def attention_pool(norm: nn.Module, pool: Any, name: str) -> list[Operator]:
+def attention_pool(norm: nn.Module, pool: Any, name: str, tokens: int, left_out: int) -> list[Operator]:
     """The operators of timm's attention pool: a query that is learnt attends to all tokens, and an MLP follows.
 
     All tokens get that query, of which the first one's answer is read, in place of what the token was.
+
+    Args:
+        left_out: of so many tokens, the first that it does not attend to.
 
     Raises:
         NotFusable: the kernels have no operator for a part of the pool.
@@ -227,7 +228,10 @@ def attention_pool(norm: nn.Module, pool: Any, name: str) -> list[Operator]:
     qkv = dense(weight, np.concatenate([query, kv.bias]), name=f"{name}.qkv")
     proj = linear_of(as_linear(pool.proj), f"{name}.proj", adds=True)
     scale = pool.head_dim**-0.5 * log2(e)
-    before, attention, behind = around([qkv], Attention(pool.num_heads, pool.head_dim, first=True), proj, scale)
+    attention = Attention(pool.num_heads, pool.head_dim, first=True)
+    if left_out:
+        attention = biased(leaving_out(left_out, tokens, pool.num_heads), pool.num_heads, pool.head_dim, first=True)
+    before, attention, behind = around([qkv], attention, proj, scale)
     nothing = np.zeros(proj[-1].width, np.float32)
     forget = Renew(Norm(nothing, nothing, 1e-6))
     mlp = mlp_operators(pool.mlp, None, f"{name}.mlp")
@@ -255,7 +259,7 @@ def _inner(part: nn.Module | None) -> list[Operator]:
     return [] if (norm := norm_if(part)) is None else [InnerNorm(norm)]
 
 
-def _qkv(attn: Any, parts: dict[str, nn.Module | None], name: str) -> list[Factor]:
+def qkv_of(attn: Any, parts: dict[str, nn.Module | None], name: str) -> list[Factor]:
     """The factors of queries, keys and values; heads that share keys and values have them each."""
     if parts["qkv"] is not None:
         layer = linear_of(as_linear(parts["qkv"]), f"{name}.qkv")
@@ -272,16 +276,13 @@ def _qkv(attn: Any, parts: dict[str, nn.Module | None], name: str) -> list[Facto
     return stacked(layers)
 
 
-def _between(parts: dict[str, nn.Module | None], heads: int, places: Places, angles: Angles | None) -> list[Operator]:
+def _between(
+    parts: Mapping[str, nn.Module | None], heads: int, places: Places, width: int, angles: Angles | None
+) -> list[Operator]:
     """The operators on queries and keys: norms, and rotations."""
     operators = list[Operator]()
-    if norms := [norm for norm in (norm_if(parts["q_norm"]), norm_if(parts["k_norm"])) if norm is not None]:
-        order = np.argsort(places)
-        norms = [
-            replace(norm, weight=np.tile(norm.weight[order], heads), bias=np.tile(norm.bias[order], heads))
-            for norm in norms
-        ]
-        operators.append(QkNorm(heads, *norms))
+    if norms := [norm for norm in (norm_if(parts.get("q_norm")), norm_if(parts.get("k_norm"))) if norm is not None]:
+        operators.append(QkNorm(heads, *(by_places(norm, heads, places, width) for norm in norms)))
     if angles is not None:
         operators.append(rotary_of(angles, heads, places))
     return operators

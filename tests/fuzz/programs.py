@@ -48,7 +48,7 @@ the second leave nothing of the others, which may be what counts behind a norm."
 
 POSITIONS: list[dict[str, Any]] = [
     {"biased": True, "gated": True},
-    {"post": True},
+    {"post": True, "beside": True},
     {"rotary": 2, "norms": True, "inner": True, "padding": 3},
     {"biased": True, "rotary": 1, "norms": True, "rms": True, "gated": True, "inner": True},
 ]

@@ -31,6 +31,7 @@ from ..row_operators import (
     Glu,
     Inner,
     Join,
+    Keep,
     NewStream,
     Norm,
     Places,
@@ -50,7 +51,7 @@ from .grids import TILE_ROWS, Grids, tile_rows
 from .head import StreamRows, add_head
 from .stages import StageBuilder, check_lanes
 from .tile_step import TileStep
-from .vectors import Rows, Vector, by_heads, inputs_of, kept_outputs, qkv_order, stream_order, vector
+from .vectors import Rows, Vector, by_heads, inputs_of, kept_outputs, qkv_order, readers, stream_order, vector
 
 ARENA_BYTES, ARENA_OF_WEIGHTS = 1 << 26, 16
 """The arena of a thread takes at most the first, in bytes, and the second for each byte of weights."""
@@ -163,7 +164,7 @@ class _Assembly:
                 step.add(self.stages.norm(operator.norm, self.order, Vector(self.order, None, structs.F32)), 0, 0)
             elif isinstance(operator, Grid):
                 self.grids.cast(step, self.order, self.state.tokens, operator.prefix, behind_it)
-            elif not isinstance(operator, NewStream):  # whoever gives one began it
+            elif not isinstance(operator, NewStream | Keep):  # whoever gives one began it, or kept what it gave
                 self._on_rows(step, operator, behind_it)
         rows = tile_rows(operators[0].convolutions) if isinstance(operators[0], Pyramid) else TILE_ROWS
         buffers = step.placed(self.tables, rows)
@@ -174,6 +175,7 @@ class _Assembly:
         self, step: TileStep, operator: Norm | ReadStream | Factor | PostNorm | Inner, behind: Sequence[Operator]
     ) -> None:
         """The stage of a norm, a factor, or what acts on its outputs."""
+        behind = readers(behind)
         if isinstance(operator, Factor) and operator.adds:
             return step.add(self.stages.factor(operator, step.given, self.order, None), step.at, 0)
         if isinstance(operator, PostNorm):

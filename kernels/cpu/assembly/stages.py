@@ -31,6 +31,8 @@ class StageBuilder:
         if norm is None:
             return self.cast(order, out)
         count = len(norm.weight)
+        if count < len(order) and not np.array_equal(np.sort(order[:count]), np.arange(count)):
+            raise ValueError(f"a norm of {count} channels that do not lie in front of the others")
         weight, bias = (np.append(values, np.zeros(len(order) - count)) for values in (norm.weight, norm.bias))
         if out.quantiser is not None:
             weight, bias = weight / out.quantiser.scale, bias / out.quantiser.scale + out.quantiser.zero

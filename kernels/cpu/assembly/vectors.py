@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
+from itertools import dropwhile, pairwise, takewhile
 from typing import cast
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from .. import structs
 from ..instruction_sets import LANES, InstructionSet
 from ..program import Attention, Factor, Operator, Performer, Pyramid, Quantiser
-from ..row_operators import Join, NewStream, Norm, Places, ReadStream, StartTokens
+from ..row_operators import Join, Keep, NewStream, Norm, Places, ReadStream, StartTokens
 from .layout import order_for
 from .packing import STEP_BYTES
 
@@ -93,6 +93,12 @@ def stream_order(operators: Sequence[Operator], width: int) -> Places:
     if reading:
         order = order_for(max(reading, key=lambda factor: len(factor.inputs)).inputs, [order])
     return order[order >= 0]
+
+
+def readers(behind: Sequence[Operator]) -> Sequence[Operator]:
+    """Operators from the one on that reads what was given: of what is kept, from the next attention on."""
+    kept = bool(behind) and isinstance(behind[0], Keep)
+    return list(dropwhile(lambda operator: kept and not isinstance(operator, Attention), behind))
 
 
 def qkv_order(writer: Factor | None, attention: Attention, reader: Factor) -> Places:

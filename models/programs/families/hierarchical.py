@@ -7,19 +7,18 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ....kernels.cpu.factors import dense
-from ....kernels.cpu.program import BiasedAttention, Depthwise, Embed, Head, Operator, Program
-from ....kernels.cpu.row_operators import InnerNorm, Join, NewStream, Places, Renew
+from ....kernels.cpu.factors import convolution, dense
+from ....kernels.cpu.instruction_sets import LANES
+from ....kernels.cpu.program import BiasedAttention, Depthwise, Embed, Grid, Head, Operator, Pixels, Program, Pyramid
+from ....kernels.cpu.row_operators import Floats, InnerNorm, Join, NewStream, Places, Renew
 from ...architectures.timm_models import type_name
 from ...serving.fused.chains import NotFusable, as_linear, check_idle, parts_of
+from ..biases import MASKED
 from ..blocks import array, bias_of, dense_of, linear_of, norm_if, norm_of, patch_of
-from ..heads import in_windows
-from ..transformer import block_operators, mlp_operators
+from ..heads import filled_up, in_windows, whole_vectors
+from ..transformer import activation_of, block_operators, mlp_operators
 
 _SWIN_V2 = "timm.models.swin_transformer_v2.SwinTransformerV2"
-
-MASKED = -100 * log2(e)
-"""The bias of pairs of tokens that do not belong together: timm's."""
 
 
 def swin_program(model: Any, size: int) -> Program:
@@ -55,23 +54,47 @@ def convnext_program(model: Any, size: int) -> Program:
         NotFusable: the kernels have no operator for a part; names it.
     """
     parts_of(model, "stem", "stages", "norm_pre", "head")
-    if len(model.stem) != 2:
-        raise NotFusable("its stem is no convolution of patches and a norm")
-    embed, side = patches_of(model.stem[0], size)
-    operators: list[Operator] = [Renew(norm_of(model.stem[1]))]
+    embed, operators, side = _stem(model.stem, size)
     for place, stage in enumerate(model.stages):
         if not isinstance(stage.downsample, nn.Identity):
             norm, conv = stage.downsample
             rows, side = _neighbours(side, down_first=False)
             if patch_of(conv) != 2:
                 raise NotFusable("its downsampling is no convolution of squares of four")
-            weight = array(conv.weight).transpose(0, 2, 3, 1).reshape(len(conv.weight), -1)
-            joining = dense(weight, bias_of(conv), name=f"stages.{place}.downsample.1")
+            weight = _in_vectors(_in_vectors(array(conv.weight).transpose(0, 2, 3, 1), 0), 3)
+            weight, bias = weight.reshape(len(weight), -1), _in_vectors(bias_of(conv))
+            joining = dense(weight, bias, name=f"stages.{place}.downsample.1")
             operators += [Renew(norm_of(norm)), Join(rows), joining, NewStream()]
         for i, block in enumerate(stage.blocks):
             operators += _convnext_block(block, f"stages.{place}.blocks.{i}")
+    if (width := len(model.stages[-1].blocks[-1].conv_dw.weight)) % LANES:
+        raise NotFusable(f"its last stage has {width} channels, no multiple of {LANES}")
     last = norm_if(model.norm_pre)
     return Program(embed, [*operators, *([] if last is None else [Renew(last)])], _head(model.head))
+
+
+def _stem(stem: Any, size: int) -> tuple[Embed | Pixels, list[Operator], int]:
+    """The first operators, and the tokens on a side: patches side by side, or convolutions of 3 x 3 that overlap."""
+    *convs, norm = stem
+    if len(convs) == 1:
+        embed, side = patches_of(convs[0], size)
+        embed = Embed(_in_vectors(embed.weight), _in_vectors(embed.bias), _in_vectors(embed.start, 1), size)
+        return embed, [Renew(norm_of(norm))], side
+    operators, side = list[Operator](), size
+    first, *between, second = convs
+    for place, conv in ((0, first), (1 + len(between), second)):
+        if (conv.kernel_size, conv.dilation, conv.groups) != ((3, 3), (1, 1), 1):
+            raise NotFusable(f"its stem has a convolution of {conv.kernel_size} in {conv.groups} groups")
+        weight = array(conv.weight) if conv is first else _in_vectors(array(conv.weight), 1)
+        options = {"stride": conv.stride[0], "padding": conv.padding[0], "name": f"stem.{place}"}
+        if conv is first and between:
+            if activation_of(between[0]) != ("gelu", 1):
+                raise NotFusable(f"its stem has {type(between[0]).__name__}")
+            options |= {"gelu": True}
+        made = convolution(_in_vectors(weight), _in_vectors(bias_of(conv)), side, **options)
+        operators += [Pyramid([made])] if conv is first else [Grid(), Pyramid([made])]
+        side = made.across
+    return Pixels(size), [*operators, Renew(norm_of(norm))], side
 
 
 def patches_of(conv: nn.Conv2d, size: int) -> tuple[Embed, int]:
@@ -99,7 +122,7 @@ def _windowed(operator: Operator, block: Any, side: int) -> Operator:
     if not any(shift):
         return windowed
     masks, kinds = np.unique(block.get_attn_mask().numpy() != 0, axis=0, return_inverse=True)
-    table = np.pad(operator.table, ((0, 0), (0, 1)), constant_values=MASKED)
+    table = np.pad(operator.table, ((0, 0), (0, 1)), constant_values=MASKED * log2(e))
     index = np.where(masks, table.shape[1] - 1, windowed.index)
     return replace(windowed, kinds=kinds.reshape(-1), table=table, index=index)
 
@@ -114,8 +137,15 @@ def _convnext_block(block: Any, name: str) -> list[Operator]:
     if type(conv) is not nn.Conv2d or not plain or conv.groups != len(conv.weight):
         raise NotFusable("its depthwise convolution has strides, dilations or other sides")
     gamma = None if block.gamma is None else block.gamma.detach()
-    first = Depthwise(array(conv.weight[:, 0]), bias_of(conv))
-    return [first, InnerNorm(norm_of(block.norm)), *mlp_operators(block.mlp, gamma, f"{name}.mlp")]
+    first = Depthwise(_in_vectors(array(conv.weight[:, 0])), _in_vectors(bias_of(conv)))
+    mlp = filled_up(mlp_operators(block.mlp, gamma, f"{name}.mlp"), len(conv.weight))
+    return [first, InnerNorm(norm_of(block.norm)), *mlp]
+
+
+def _in_vectors(values: Floats, axis: int = 0) -> Floats:
+    """Values whose channels, along an axis, are filled up to whole vectors with zeros."""
+    count = values.shape[axis]
+    return np.pad(values, [(0, whole_vectors(count) - count if i == axis else 0) for i in range(values.ndim)])
 
 
 def _head(head: Any) -> Head:

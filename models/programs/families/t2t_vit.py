@@ -12,7 +12,7 @@ from ...architectures.vitae.reduction import PerformerAttention
 from ...serving.fused.chains import NotFusable, as_linear
 from ..blocks import array, dense_of, norm_of
 from ..heads import whole_vectors
-from ..transformer import vit_blocks
+from ..vit_blocks import vit_blocks
 from .vitae import performer_operators, token_transformer
 
 

@@ -9,6 +9,7 @@ from milkweed.kernels.cpu.program import Attention, BiasedAttention, Embed, Fact
 from milkweed.kernels.cpu.row_operators import (
     Glu,
     InnerNorm,
+    Keep,
     Norm,
     PostNorm,
     QkNorm,
@@ -31,6 +32,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "inner norms": {"inner": True, "hidden": 96, "padding": 6},
     "inner norms, SiLU": {"inner": True, "hidden": 96, "silu": True},
     "norms behind": {"post": True},
+    "MLPs beside attention": {"beside": True},
+    "MLPs beside attention, rotations": {"beside": True, "rotary": 2, "norms": True, "biased": True, "gated": True},
     "everything": {
         "biased": True,
         "rotary": 1,
@@ -62,11 +65,13 @@ def made(
     padding: int = 0,
     silu: bool = False,
     post: bool = False,
+    beside: bool = False,
 ) -> Program:
     """A program of two blocks.
 
     Args:
         rotary: 1 for rotations, 2 for others in each head.
+        beside: MLPs read the same stream as the attention.
         post: norms of what is added, in place of those of the stream.
         padding: the last channels between the layers of an MLP that its inner norm leaves out.
     """
@@ -105,9 +110,12 @@ def made(
 
     operators = list[Operator]()
     for _ in range(2):
-        operators += [ReadStream() if post else norm(), *parts.layer(width, 3 * width, 0.5), *positions()]
+        *before, attention = positions()
+        behind = [ReadStream() if post else norm(), *mlp()]
+        operators += [ReadStream() if post else norm(), *parts.layer(width, 3 * width, 0.5), *before]
+        operators += [Keep(), *behind, attention] if beside else [attention]
         operators += [InnerNorm(norm())] * inner
-        operators += [*added(*parts.layer(width, width, adds=not post)), ReadStream() if post else norm(), *mlp()]
+        operators += [*added(*parts.layer(width, width, adds=not post)), *([] if beside else behind)]
     weight, start = parts.normal(width, 3, patch, patch) / patch, parts.rng.standard_normal((tokens, width))
     embed = Embed(weight, parts.bias(width), start, size)
     operators.append(Renew(norm()))

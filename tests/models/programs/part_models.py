@@ -8,6 +8,7 @@ import timm
 import torch
 from timm.layers import GluMlp, SwiGLUPacked
 from timm.models.mlp_mixer import MlpMixer
+from timm.models.vision_transformer import ParallelScalingBlock
 from torch import nn
 
 from milkweed.models import create_model
@@ -52,6 +53,12 @@ def of_timm(arch: str, embed: bool = True, **arguments: Any) -> nn.Module:
     return spread(timm.create_model(arch, **{**(ARGS if embed else {"num_classes": 7}), **arguments}))
 
 
+def parallel(**arguments: Any) -> nn.Module:
+    """A ViT of blocks whose MLP is beside attention, as ViT-22B's."""
+    block = partial(ParallelScalingBlock, fuse_out_proj=arguments.pop("fuse_out_proj", False))
+    return of_timm("vit_tiny_patch16_224", block_fn=block, **arguments)
+
+
 SWIN: dict[str, Any] = {"img_size": 40, "embed_dim": 32, "depths": (2, 2), "num_heads": (1, 2), "window_size": 4}
 
 
@@ -92,6 +99,7 @@ MODELS = {
     "mean without class token": lambda: vit(global_pool="avg", class_token=False, reg_tokens=2),
     "class token beside mean": lambda: vit(global_pool="token_avg", reg_tokens=2),
     "attention pooling": lambda: vit(global_pool="map", class_token=False),
+    "attention pooling of patches": lambda: vit(global_pool="map", reg_tokens=2),
     "attention pooling, QuickGELU": lambda: vit(global_pool="map", class_token=False, act_layer="quick_gelu"),
     "attention pooling, heads of 20": lambda: vit(global_pool="map", class_token=False, embed_dim=80),
     "no last norm": lambda: vit(final_norm=False),
@@ -102,8 +110,19 @@ MODELS = {
     "CLIP, Monarch": lambda: structured(vit(pre_norm=True, act_layer="quick_gelu"), "monarch"),
     "SiLU": lambda: vit(act_layer="silu"),
     "norms of queries and keys": lambda: vit(qk_norm=True, init_values=0.5),
+    "norms of queries and keys of 20": lambda: vit(qk_norm=True, embed_dim=80),
+    "RMSNorms of queries and keys of 20": lambda: of_timm(
+        "vit_tiny_patch16_224", norm_layer="rmsnorm", qk_norm=True, embed_dim=80
+    ),
+    "rotations, norms of queries and keys of 20": lambda: of_timm("eva02_tiny_patch14_224", qk_norm=True, embed_dim=80),
+    "SwinV2, heads of 20": lambda: swin(arch="swinv2_tiny_window8_256", embed_dim=80, num_heads=(4, 8)),
     "norms inside": lambda: of_timm("vit_tiny_patch16_224", scale_attn_norm=True, scale_mlp_norm=True),
     "RMSNorm": lambda: of_timm("vit_tiny_patch16_224", norm_layer="rmsnorm", qk_norm=True),
+    "attentions and MLPs side by side": lambda: of_timm("vit_small_patch16_18x2_224", init_values=0.5),
+    "an MLP beside attention": lambda: parallel(),
+    "an MLP beside attention, one last layer": lambda: parallel(
+        fuse_out_proj=True, qkv_bias=False, qk_norm=True, init_values=0.5, embed_dim=80
+    ),
     "a norm of patches": lambda: of_timm("aimv2_large_patch14_224", patch_size=16),
     "SwiGLU, packed": lambda: of_timm(
         "vit_tiny_patch16_224", mlp_layer=SwiGLUPacked, act_layer="silu", mlp_ratio=3.125
@@ -151,6 +170,11 @@ MODELS = {
     "Swin, Monarch": lambda: structured(swin(), "monarch", but="reduction"),
     "ConvNeXt": lambda: convnext(ls_init_value=0.5),
     "ConvNeXt, other kernels": lambda: convnext(kernel_sizes=(9, 5, 3, 3), act_layer="silu"),
+    "ConvNeXt, 24, 40 and 56 channels": lambda: of_timm(
+        "test_convnext", embed=False, act_layer="gelu", dims=(24, 40, 56, 64)
+    ),
+    "ConvNeXt, a stem that overlaps": lambda: convnext(stem_type="overlap_tiered"),
+    "ConvNeXt, a stem with GELU": lambda: convnext(stem_type="overlap_act"),
     "ConvNeXt V2": lambda: convnext(use_grn=True, ls_init_value=None),
     "ConvNeXt V2, Monarch": lambda: structured(convnext(use_grn=True), "monarch"),
     "ConvNeXt, RMSNorm": lambda: convnext(norm_layer="rmsnorm"),

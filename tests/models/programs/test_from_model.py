@@ -20,7 +20,20 @@ from milkweed.models.programs.int8 import calibrate, int8_program, int8_storage
 from milkweed.models.programs.session import ProgramSession, kernels_refusal
 from milkweed.models.serving.fused.chains import NotFusable
 
-from .part_models import MERGING, MODELS, PATCHES, convnext, of_timm, structured, swin, t2t, vit, vitae, vitaev2
+from .part_models import (
+    MERGING,
+    MODELS,
+    PATCHES,
+    convnext,
+    of_timm,
+    parallel,
+    structured,
+    swin,
+    t2t,
+    vit,
+    vitae,
+    vitaev2,
+)
 
 needs_library = pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal()))
 
@@ -90,17 +103,21 @@ def test_the_kernels_answer_as_torch_does(name: str) -> None:
 def test_what_the_kernels_do_not_compute_is_named() -> None:
     for model, said in (
         (vit(global_pool="max"), "its head pools by 'max'"),
-        (vit(global_pool="map"), "leaves out tokens in front of the patches"),
         (vit(global_pool="prr", class_token=False), "no rule for pooling by AttentionPoolPrr"),
         (vit(TokenPlan(TokenMerging(1, 1, 0.4)), global_pool="avg"), "counts merged tokens by their sizes"),
         (of_timm("vit_tiny_patch16_224", attn_layer="diff"), "no rule for attention of type DiffAttention"),
-        (vit(qk_norm=True, embed_dim=80), "norms in attention with heads of 20, which would be filled up to 32"),
-        (of_timm("vit_base_patch16_xp_224"), "no rule for a block ParallelScalingBlock"),
+        (
+            of_timm("vit_tiny_patch16_224", scale_attn_norm=True, embed_dim=80),
+            "a norm behind attention with heads of 20",
+        ),
+        (of_timm("vit_dpwee_patch16_reg1_gap_256"), "no rule for a block DiffParallelScalingBlock"),
+        (structured(parallel(), "monarch"), "that has to be taken apart is structured"),
         (structured(of_timm("eva02_tiny_patch14_224", embed_dim=80), "monarch", but="qkv"), "filled up, is structured"),
         (create_model("vitaev2_s", num_classes=3).eval(), "windows of 7 by 7 do not divide a grid of 10 tokens"),
         (swin(window_size=3), "windows of 3 by 3 do not divide a grid of 8 tokens"),
         (swin(patch_size=8, window_size=5), "a grid of 5 tokens on a side is filled up"),
-        (convnext(stem_type="overlap"), "its stem is no convolution of patches"),
+        (convnext(dims=(32, 40, 48, 56)), "its last stage has 56 channels, no multiple of 16"),
+        (convnext(stem_type="overlap_act", act_layer="silu"), "its stem has SiLU"),
         (apply_token_plan(vitae(), TokenPlan(TokenMerging(0, 1, 0.4))), "it merges tokens"),
         (vitae(**PATCHES, img_size=48), "it has positions for images of 48 px, not 40"),
         (create_model("resmlp_12_224", num_classes=3).eval(), "no rule for a block ResBlock"),

@@ -33,6 +33,7 @@ from milkweed.kernels.cpu.row_operators import (
     Glu,
     InnerNorm,
     Join,
+    Keep,
     NewStream,
     Norm,
     QkNorm,
@@ -176,7 +177,16 @@ REFUSED: dict[str, tuple[Program, str]] = {
         Program(NormedEmbed(normal(16, 3, 4, 4), normal(16), normal(4, 16), 8, norm(8)), [], program([]).head),
         "embed: its norm is not of 16 channels",
     ),
-    "a norm of fewer channels": (program([Renew(norm(8))]), "Renew.: not 16 channels"),
+    "a norm of more channels": (program([Renew(norm(17))]), r"Renew.: of .17,. of 16 channels"),
+    "an attention of something else than what is kept": (
+        program([*attention()[:2], Keep(), *attention()]),
+        "5 .Attention.: follows what Factor or InnerNorm or PostNorm or Glu may follow",
+    ),
+    "a merge before what is kept is read": (
+        program([*attention(), *attention()[:2], Keep(), Merge(1, 16, 0, 1)]),
+        "Merge.: follows what Norm or",
+    ),
+    "what is kept for nothing": (program([*attention()[:2], Keep()]), "head: nothing reads what"),
     "a renewal between norm and factor": (
         program([norm(), Renew(norm())]),
         "Renew.: follows what Factor or Transpose may follow",
