@@ -36,6 +36,9 @@ __all__ = [
     "loose_photos",
 ]
 
+# Processes that test share the cores: NumPy's threads of one would spin for what another's keep waiting.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 ROOT = Path(__file__).resolve().parent.parent
 MOST_WORKERS = 4
 WORKER_BYTES = 4 << 30

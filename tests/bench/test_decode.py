@@ -32,6 +32,7 @@ def photos(tmp_path: Path, bodies: list[bytes]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_it_works_without_any_optional_library(
     bodies: list[bytes], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ def test_work_is_what_the_algorithm_cannot_avoid() -> None:
     assert mlp_work(shape, 10, 4, torch.bfloat16)[0].moved_bytes == monarch.moved_bytes / 2
 
 
+@pytest.mark.slow
 def test_every_way_is_checked_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("milkweed.bench.kernels.SHAPES", (DRY,))
     document = run(batches=(1, 2), rounds=2)

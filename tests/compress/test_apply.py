@@ -85,6 +85,7 @@ def test_a_recipe_is_made_trained_and_written(job: CompressJob, vit: Path, photo
     assert all(row.reason == str(MONARCH) and 0 < (row.error or 0) < 1 for row in report.layers if row.name in mlps)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal()))
 def test_structured_layers_in_int8_are_served_by_our_kernels(job: CompressJob, vit: Path, photos: Path) -> None:
     recipe = Recipe(TokenPlan(class_last=True), QuantizationConfig(per_channel=True), structure=MONARCH)
@@ -102,6 +103,7 @@ def test_structured_layers_in_int8_are_served_by_our_kernels(job: CompressJob, v
     assert divergence(model(images), served) < 0.05
 
 
+@pytest.mark.slow
 def test_what_a_recipe_was_done_for_is_gone_on_with(job: CompressJob, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Recipe(distillation=SHORT, structure=MONARCH)
     first, _ = compress(replace(job, recipe=recipe, minutes=None))

@@ -143,6 +143,7 @@ def test_a_search_killed_at_any_step_goes_on(searched: Searched) -> None:
     assert any(re.fullmatch(r"search: \d of \d models(, about \d+ min left)?", note) for note in searched.notes)
 
 
+@pytest.mark.slow
 def test_a_model_that_merges_is_trained_and_measured_again(job: CompressJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "DistillationConfig", partial(DistillationConfig, steps=2, lr=1e-3))
     monkeypatch.setattr(search, "pareto_frontier", lambda models, batch: models)  # times are noise here
@@ -160,6 +161,7 @@ def test_a_model_that_merges_is_trained_and_measured_again(job: CompressJob, mon
         assert ms[name] == ms[plain]  # the same operations
 
 
+@pytest.mark.slow
 def test_what_hardly_differs_from_the_dense_model_is_not_trained(
     job: CompressJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

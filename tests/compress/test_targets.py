@@ -25,6 +25,7 @@ pytest.importorskip("nncf", reason="the extra `quantize` is not installed")
 pytestmark = pytest.mark.usefixtures("quick")
 
 
+@pytest.mark.slow
 def test_what_was_measured_serves_another_target_and_another_folder(
     job: CompressJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,6 +42,7 @@ def test_what_was_measured_serves_another_target_and_another_folder(
     assert (first.work.exists(), other_batch.work.exists()) == (True, False)
 
 
+@pytest.mark.slow
 def test_a_target_out_of_reach_says_what_can(job: CompressJob) -> None:
     with pytest.raises(TargetError, match="a speedup of 1000 over dense cannot be reached: the fastest of"):
         compress(replace(job, target=Target(speedup=1000)))
@@ -57,6 +59,7 @@ def test_levers_that_a_model_does_not_take_are_named(job: CompressJob, tmp_path:
     assert all("class token last" not in row["name"] for row in config.metrics["search"]["models"])
 
 
+@pytest.mark.slow
 def test_a_cnn_is_left_to_int8(job: CompressJob, tmp_path: Path) -> None:
     cnn = saved(tmp_path / "cnn", "test_resnet", {"num_classes": 5})
     _, config = compress(replace(job, source=cnn))
@@ -66,6 +69,7 @@ def test_a_cnn_is_left_to_int8(job: CompressJob, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal()))
 def test_a_mixer_is_left_to_int8_of_our_kernels_among_others(
     job: CompressJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -80,6 +84,7 @@ def test_a_mixer_is_left_to_int8_of_our_kernels_among_others(
     assert {"milkweed int8", "openvino float32"} <= {row["computed_by"] for row in config.metrics["search"]["models"]}
 
 
+@pytest.mark.slow
 def test_the_first_schedule_that_keeps_a_speed_is_bisected(job: CompressJob, monkeypatch: pytest.MonkeyPatch) -> None:
     def share(recipe: Recipe) -> float:
         return 0.0 if recipe.tokens.merging is None else recipe.tokens.merging.share
@@ -96,6 +101,7 @@ def test_the_first_schedule_that_keeps_a_speed_is_bisected(job: CompressJob, mon
     assert len(tried) <= 4
 
 
+@pytest.mark.slow
 def test_narrower_layers_meet_a_target_of_bytes(job: CompressJob, vit: Path) -> None:
     whole = sum(each.numel() * 4 for each in load_bundle(vit)[0].state_dict().values())
     _, config = compress(replace(job, target=Target(bytes=int(0.85 * whole))))
@@ -110,11 +116,13 @@ def test_narrower_layers_meet_a_target_of_bytes(job: CompressJob, vit: Path) -> 
     assert chosen["quality"]["kl"]["value"] == least
 
 
+@pytest.mark.slow
 def test_fewer_bytes_than_there_can_be_are_refused_with_the_least(job: CompressJob) -> None:
     with pytest.raises(TargetError, match=r"1,000 bytes cannot be reached: .* of \d+ models has .* 5 % of hidden"):
         compress(replace(job, target=Target(bytes=1000)))
 
 
+@pytest.mark.slow
 def test_a_cpu_without_bfloat16_computes_in_float32(job: CompressJob, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (tokens, device):
         monkeypatch.setattr(module, "computes_in_bfloat16", lambda _: False)

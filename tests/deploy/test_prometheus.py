@@ -225,6 +225,7 @@ def test_promtool_takes_configuration_and_rules() -> None:
     assert rules_found(tool("promtool", "check", "config", "prometheus.yml")) == len(RULES)
 
 
+@pytest.mark.slow_beyond(3)
 @pytest.mark.parametrize("path", TEST_FILES, ids=lambda path: path.stem)
 def test_promtool_finds_every_case_as_expected(path: Path) -> None:
     tool("promtool", "test", "rules", str(path.relative_to(HERE)))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from milkweed.bench.ports import free_port
 
@@ -12,6 +13,7 @@ from ..support.server_parts import encoded
 from ..support.waiting import HANG_SECONDS
 
 
+@pytest.mark.slow
 def test_the_admin_port_loads_models_and_is_closed_to_browsers(serving: Any, tiny_bundle: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_bundle, tmp_path / "tiny")
     port = free_port()

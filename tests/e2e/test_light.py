@@ -100,8 +100,8 @@ def graph_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bundle
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
-@pytest.mark.slow_beyond(1)
 def test_a_graph_is_served_without_torch(serving: Serve, graph_bundle: Path, backend: str) -> None:
     expected = answers_of_torch(serving, graph_bundle)
     assert answers(serving, {"graph": graph_bundle}, backend=backend) == (backend, expected)
@@ -134,6 +134,7 @@ def test_a_server_of_weights_does_import_torch(serving: Serve, tiny_bundle: Path
         assert "imported: torch\n" in server.log
 
 
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize("command", [["--help"], ["serve", "--help"], ["config", "show"], ["doctor", "--json"]])
 def test_commands_that_need_no_torch_import_none(command: list[str]) -> None:
     code = f"{WITHOUT_TORCH}\nfrom milkweed.cli import main\nsys.exit(main({json.dumps(command)}))"

@@ -78,6 +78,7 @@ def tries(records: list[Record]) -> Counter[str]:
     return Counter(record["unit"] for record in records if record["kind"] == "end" and record["unit"] != "library")
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_measured_again_and_an_exception_costs_only_its_unit(
     out: Path, plant: Plant, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +92,7 @@ def test_what_is_there_is_not_measured_again_and_an_exception_costs_only_its_uni
     assert "partial: 0 failed, 1 not measured" in text
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_or_hangs_is_named_and_another_goes_on(
     out: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,6 +119,7 @@ def command_lines() -> Iterator[list[str]]:
     return (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
 
 
+@pytest.mark.slow
 def test_when_the_time_is_up_what_runs_is_ended_and_is_no_fault(
     out: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:

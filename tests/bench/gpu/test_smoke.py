@@ -95,6 +95,7 @@ def test_a_tile_that_the_device_refuses_is_no_failure_and_a_failed_launch_is(mon
         check(twisted(monkeypatch, "cuda")[0])
 
 
+@pytest.mark.slow
 def test_every_tile_has_cases_on_few_and_many_rows_also_in_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
     every = [tile for tiles in TILES.values() for tile in tiles]
     counts = {tile: len(cases_of(tile)) for tile in every}

@@ -38,6 +38,7 @@ def test_models_differ_in_what_is_compared_alone(tmp_path: Path) -> None:
     assert not layer_specs_of(DENSE.model(1))
 
 
+@pytest.mark.slow
 def test_all_are_timed() -> None:
     ms = latencies([DENSE, MONARCH], 1, seconds=0.0)
     assert list(ms) == ["dense64", "monarch128"]

@@ -85,6 +85,7 @@ def test_convert_without_images_measures_nothing_and_says_so(
     assert "weights   float32; they were bfloat16 in 6 layers, and what that rounded stays rounded\n" in ran.out
 
 
+@pytest.mark.slow
 def test_inspect_and_the_server_count_the_bytes_there_are(milkweed: Milkweed, bundle: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert milkweed("convert", bundle, out, "--storage", "int8", "--int8-limit", 1, *CPU).code == 0

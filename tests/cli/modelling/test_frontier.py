@@ -90,6 +90,7 @@ def test_a_record_that_makes_no_sense_is_named_and_passed_over(
     assert "\nsearch\n" not in ran.out
 
 
+@pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize("json_too", [False, True])
 def test_compress_prints_all_models_and_draws_them(
     milkweed: Milkweed,

@@ -62,6 +62,7 @@ def test_import_takes_arguments_and_preprocessing(milkweed: Any, tmp_path: Path,
     assert (ran.document["monarch_layers"], ran.document["structured_layers"]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_flys_vit_is_recognised_without_a_name(milkweed: Any, tmp_path: Path) -> None:
     """Its heads and eps are in no key: what is known of it makes it the model it was."""
     torch.manual_seed(0)

@@ -116,6 +116,7 @@ def test_text_from_a_report_cannot_drive_the_terminal(report: RunReport, capsys:
     assert r"  warning 1      \x1b[31mred\x1b[0m line" in out
 
 
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize(
     ("data", "problem"),
     [

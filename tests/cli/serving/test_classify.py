@@ -210,6 +210,7 @@ def test_a_folder_that_cannot_be_read_is_told(
     assert len(ran.document["results"]) == 6
 
 
+@pytest.mark.slow
 def test_a_run_without_an_answer_leaves_no_file(milkweed: Milkweed, photos: Path, tmp_path: Path) -> None:
     for name in ("a.csv", "a.json"):
         ran = milkweed("classify", "--url", "http://127.0.0.1:1/no", photos / "0.png", "--output", tmp_path / name)

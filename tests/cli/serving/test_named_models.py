@@ -94,6 +94,7 @@ def test_two_versions_are_refused_until_one_is_named(make: Make, nothing_runs: l
     assert not nothing_runs
 
 
+@pytest.mark.slow
 def test_what_is_not_there_leaves_nothing(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit):
         imported(["hf://someone/else"], None, None)

@@ -98,6 +98,7 @@ def trained(evaluator: Any, recipe: Recipe) -> dict[str, Tensor]:
     return weights
 
 
+@pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize("pool", ["token", "avg"])
 def test_the_answers_come_nearer_to_the_dense_models(evaluator: Lent, pool: str) -> None:
     dense = dense_model(**VIT, global_pool=pool)
@@ -113,6 +114,7 @@ def test_the_answers_come_nearer_to_the_dense_models(evaluator: Lent, pool: str)
     assert not any(parameter.requires_grad for parameter in dense.parameters())
 
 
+@pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize(
     ("arch", "arguments", "start", "behind"),
     [
@@ -147,6 +149,7 @@ def test_all_blocks_of_a_narrower_model_are_trained(evaluator: Lent) -> None:
     assert not torch.equal(found["blocks.0.mlp.fc1.weight"], before["blocks.0.mlp.fc1.weight"])
 
 
+@pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize("structured", [False, True], ids=["merging", "structured, blended"])
 def test_a_killed_training_goes_on_to_the_same_weights(evaluator: Lent, structured: bool) -> None:
     dense, recipe = dense_model(**VIT), Recipe(TokenPlan(MERGING, class_last=True), distillation=QUICK)

@@ -53,6 +53,7 @@ def test_a_rule_is_the_same_structure_for_all_layers(structures: StructureFits, 
     assert structures.specs(asked(kind)) == layer_specs_for(baseline.model, MLPS, kind, **OPTIONS[kind])
 
 
+@pytest.mark.slow
 def test_a_budget_is_met_and_used(structures: StructureFits, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fits, "REFINEMENTS", 0)
     dense = 2 * (2 * 32 * 128 + 32 * 96)
@@ -108,6 +109,7 @@ def test_what_no_layer_can_be_is_refused(structures: StructureFits, structure: S
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_layers_are_those_fitted_to_all_images_that_calibrate(
     structures: StructureFits, baseline: Baseline, kind: str

@@ -75,6 +75,7 @@ def test_custom_resources_fit(manifests: Any) -> None:
             assert {field for field, optional in known.items() if not optional} <= used, f"{trigger['name']}: missing"
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_custom_resource_does_not_fit(kustomize: Any) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="the extra `test` is not installed")
     renders = [kustomize(*names) for names in COMBINATIONS if {"scale-to-zero", "monitoring", "kserve"} & {*names}]

@@ -21,6 +21,7 @@ from .raw_client import (
 )
 
 
+@pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize(
     ("start", "piece"),
     [

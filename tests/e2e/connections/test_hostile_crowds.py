@@ -114,6 +114,7 @@ def test_refused_connections_do_not_pile_up(serving: Any, tmp_path: Path) -> Non
         assert statuses(read_end(client)) == [200]
 
 
+@pytest.mark.slow
 def test_what_is_sent_ahead_of_answers_has_a_limit(serving: Any, tmp_path: Path) -> None:
     """A 4th of max_held_bytes for all; 500 connections had 130 MB beside a limit of 64 MiB."""
     hold = tmp_path / "hold"

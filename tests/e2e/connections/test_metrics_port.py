@@ -34,6 +34,7 @@ def cpu_seconds(server: Any, wall_seconds: float) -> float:
     return float(sum(process.cpu_times()[:2]) - before)
 
 
+@pytest.mark.slow
 def test_idle_connections_take_nothing_from_the_service(serving: Any) -> None:
     with crowded(serving, 200, prelude=FILES.format(1024)) as server, contextlib.ExitStack() as stack:
         process = psutil.Process(server.process.pid)

@@ -92,6 +92,7 @@ def test_a_stop_while_models_load_is_no_error(serving: Any, load: str) -> None:
         assert not [line for line in server.log if '"level": "error"' in line or line.startswith("milkweed: error")]
 
 
+@pytest.mark.slow
 def test_a_body_that_never_ends_gets_503_when_the_time_to_drain_is_over(serving: Any) -> None:
     """The answer has our shape, and is not uvicorn's 500."""
     with serving(drain_seconds=0.2, drain_grace_seconds=0) as server:

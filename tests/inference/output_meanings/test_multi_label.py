@@ -69,6 +69,7 @@ every_backend = pytest.mark.parametrize(
 """Each backend with the form of a bundle that it computes, and by how much its values may differ."""
 
 
+@pytest.mark.slow_beyond(3)
 @every_backend
 def test_every_backend_answers_with_the_sigmoids_of_the_logits(
     made: tuple[Path, NDArray[np.float64]],

@@ -42,7 +42,7 @@ def programs(names: Iterable[str] = PROGRAMS) -> list[tuple[str, Program]]:
 
 
 @pytest.mark.slow_beyond(1)  # threads meet alike in all sets
-@pytest.mark.parametrize("isa", supported_sets()[::-1], ids=lambda isa: isa.name)
+@pytest.mark.parametrize("isa", supported_sets(), ids=lambda isa: isa.name)
 def test_an_image_has_the_same_bits_by_any_number_of_threads(isa: InstructionSet) -> None:
     for name, program in programs():
         run, images = ProgramRunner(assemble(program, isa), threads=THREADS), images_of(program, 2)

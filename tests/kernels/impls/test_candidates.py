@@ -66,6 +66,7 @@ def widths(own: list[Monarch]) -> tuple[int, int]:
     return own[0].in_features, own[-1].out_features
 
 
+@pytest.mark.slow
 def test_work_of_the_tuner_for_an_mlp_of_vit_b(hopper: None) -> None:
     fc1, fc2 = monarch(768, 3072), monarch(3072, 768)
     chain = Chain([LayerNorm(torch.ones(768), torch.zeros(768), 1e-6), fc1, Gelu(), fc2, Add()])

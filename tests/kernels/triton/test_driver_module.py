@@ -44,6 +44,7 @@ def launched(module: Path, driver: Path, tmp_path: Path, **more: str) -> subproc
     )
 
 
+@pytest.mark.slow
 def test_it_launches_without_a_compiler(module: Path, driver: Path, tmp_path: Path) -> None:
     settings = {"TRITON_CACHE_MANAGER": driver_module.CACHE_MANAGER, "TRITON_STORE_BINARY_ONLY": "1"}
     done = launched(module, driver, tmp_path, **settings)

@@ -42,7 +42,7 @@ def test_the_kernel_on_a_gpu_merges_what_torch_merges() -> None:
     ("gpu", "tokens", "width", "heads", "tile"),
     [(90, 197, 768, 12, 0), (90, 121, 384, 6, 1), (90, 256, 1024, 16, 2), (80, 197, 768, 12, 0)],
 )
-@pytest.mark.slow_beyond(1)
+@pytest.mark.slow
 def test_it_compiles_without_spills(
     gpu: int, tokens: int, width: int, heads: int, tile: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

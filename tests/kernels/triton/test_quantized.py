@@ -57,6 +57,7 @@ def test_planted_bugs_are_caught(old: str, new: str) -> None:
     print(f"\n{old!r} -> {new!r}: {str(caught.value).splitlines()[0]}", end="")
 
 
+@pytest.mark.slow
 def test_interpreted_kernels_give_exact_sums() -> None:
     found = results("cpu", TRITON_INTERPRET="1")
     judge(found)

@@ -161,7 +161,7 @@ def cost(body: bytes, spec: PreprocessSpec) -> Cost:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow_beyond(4)
+@pytest.mark.slow_beyond(2)
 def test_no_body_costs_more_than_a_child_may_and_sound_ones_are_decoded(name: str) -> None:
     body = CASES[name]()
     spent = cost(body, PreprocessSpec())

@@ -74,6 +74,7 @@ def test_formats_with_readers_of_our_own_start_no_child(monkeypatch: pytest.Monk
         assert result.errors[4].code == "unsupported_format"
 
 
+@pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize(("orientation", "size"), [(1, (150, 90)), (6, (150, 90)), (3, (2000, 1100))])
 def test_whole_pictures_are_upright(orientation: int, size: tuple[int, int], sandbox: Sandbox, tmp_path: Path) -> None:
     exif = Image.Exif()

@@ -45,7 +45,7 @@ def test_every_recorded_model_is_compared(shared: Path, golden: dict[str, np.nda
 
 
 @pytest.mark.parametrize("name", RECORDED)
-@pytest.mark.slow_beyond(4)
+@pytest.mark.slow_beyond(2)
 def test_logits_are_the_originals(name: str, fill: ModuleType, golden: dict[str, np.ndarray], images: Tensor) -> None:
     # Huge takes 7 s an image: one is enough.
     count = 1 if name == "vitae_basic_huge" else 2

@@ -84,7 +84,7 @@ def build(name: str) -> tuple[nn.Module, dict[str, LayerSpec]]:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.slow_beyond(8)
+@pytest.mark.slow_beyond(4)
 def test_every_family_is_replaced_saved_served_and_made_dense(name: str, tmp_path: Path) -> None:
     model, specs = build(name)
     size = SAMPLES[name].get("img_size", 64)

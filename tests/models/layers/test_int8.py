@@ -141,7 +141,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str, list[str], dict[str, Any]]] 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.slow_beyond(5)
+@pytest.mark.slow_beyond(3)
 def test_an_int8_bundle_of_each_family_is_served(tmp_path: Path, tiny_vitae: dict[str, Any], family: str) -> None:
     """Every layer of it is tried, stored and read as int8, and served as if it had been expanded."""
     arch, args, kind, layers, options = FAMILIES[family]

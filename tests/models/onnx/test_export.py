@@ -154,6 +154,7 @@ class Nearly(nn.Module):
         return rows / (rows * 0 + 1e-8) * 1.000001
 
 
+@pytest.mark.slow
 def test_tiny_constants_are_kept(tmp_path: Path) -> None:
     write_verified(Nearly(), tmp_path / "model.onnx", 8)
 
@@ -169,6 +170,7 @@ class Windows(nn.Module):
         return three.view_as(five).flatten(1)
 
 
+@pytest.mark.slow
 def test_attention_of_three_and_five_axes_is_exported(tmp_path: Path) -> None:
     write_verified(Windows(), tmp_path / "model.onnx", 8)
     images = noise()[..., :8, :8]
@@ -236,6 +238,7 @@ def test_a_file_that_is_no_model_gives_an_error_of_one_line(tmp_path: Path) -> N
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_nodes_are_named_after_the_models_layers(tmp_path: Path) -> None:
     """Layers are found in a file by these names; the exporter's own say nothing (`node_MatMul_12`)."""
     arguments = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}

@@ -103,6 +103,7 @@ def test_activations_have_the_mean_range_of_the_batches(
     assert found["zero_point_h_1"].dtype == numpy.uint8
 
 
+@pytest.mark.slow
 def test_symmetric_activations_have_no_zero_points(mlp: Path, images: Tensor, quantised: OnnxGraph) -> None:
     found = values_of(quantized_graph(mlp, images, QuantizeSettings(symmetric=True)))
     assert values_of(quantised)["zero_point_images_1"]
@@ -132,6 +133,7 @@ def test_record_says_how_it_was_made(quantised: OnnxGraph) -> None:
     assert torch.allclose(torch.tensor(record.golden["probability"]), best.values, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_same_graph_and_images_give_the_same_bytes(mlp: Path, images: Tensor, quantised: OnnxGraph) -> None:
     assert quantized_graph(mlp, images) == quantised
 
@@ -144,6 +146,7 @@ def test_graph_says_nothing_of_the_machine(quantised: OnnxGraph, tmp_path: Path)
     assert sys.prefix.encode() not in quantised.data
 
 
+@pytest.mark.slow
 def test_kept_layers_stay_float(mlp: Path, images: Tensor, quantised: OnnxGraph, weights: tuple[Any, Any]) -> None:
     assert float_inputs(quantised) == {"mlp.fc1/MatMul": False, "mlp.fc2/MatMul": False}
     kept = quantized_graph(mlp, images, QuantizeSettings(keep_float=("*.fc1",)))

@@ -51,6 +51,7 @@ class AnyBatch(nn.Module):
         return out
 
 
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize(
     ("model", "words"),
     [(Branching(), "data-dependent"), (Pairs(), "batch"), (Nowhere(), "off by nan"), (Foreign(), "i1e")],

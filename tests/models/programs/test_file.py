@@ -116,6 +116,7 @@ def test_what_is_read_computes_the_same_bits_whichever_cpu_reads_it(
     assert np.array_equal(ProgramSession(program)(pixels), forward_of(made[0], 5)._session(pixels))
 
 
+@pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_bfloat16_takes_two_bytes_and_computes_the_same_bits(arch: str, tmp_path: Path) -> None:
     arguments, model = ARCHITECTURES[arch]

@@ -130,6 +130,7 @@ def test_a_pointer_names_every_model(frontier: Frontier) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_picture_is_the_same_bytes_each_time(frontier: Frontier, tmp_path: Path) -> None:
     for suffix, begins in ((".svg", b"<?xml"), (".png", b"\x89PNG")):
         first, second = (plot_frontier(frontier, tmp_path / f"{n}{suffix}").read_bytes() for n in range(2))

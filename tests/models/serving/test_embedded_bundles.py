@@ -38,7 +38,7 @@ def embedded(pipeline: Pipeline, images: list[bytes] = IMAGES) -> NDArray[np.flo
     return np.stack([np.frombuffer(row, np.float32) for row in rows])
 
 
-@pytest.mark.slow_beyond(3)
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize(
     ("backend", "dtype", "least"),
     [

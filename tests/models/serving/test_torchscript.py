@@ -52,6 +52,7 @@ def same(forward: Any, model: nn.Module, x: Tensor) -> bool:
         return torch.equal(forward(x), model(x))
 
 
+@pytest.mark.slow_beyond(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("nblocks", [0, 2])
 @pytest.mark.parametrize("arch", ["deit_tiny_patch16_224", "vitae_basic"])

@@ -38,6 +38,7 @@ def first_update(layer: nn.Module, x: Tensor) -> float:
     return float((layer(x) - before).detach().square().mean().sqrt())
 
 
+@pytest.mark.slow_beyond(10)
 @pytest.mark.parametrize("width", [64, 192, 1024])
 @pytest.mark.parametrize("ratio", [1, 4])
 @pytest.mark.parametrize("kind", KINDS)

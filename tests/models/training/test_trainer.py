@@ -51,6 +51,7 @@ def test_a_run_in_parts_ends_as_a_whole_one(tmp_path: Path) -> None:
     assert same(whole.model, parts[-1].model)
 
 
+@pytest.mark.slow
 def test_s2d_may_begin_at_a_state_of_the_plain_run(tmp_path: Path) -> None:
     plain = {"fingerprint": {"schedule": "plain"}, "transform": None}
     case.small_run(tmp_path / "plain", keep_states_at=[2, 4], keep_in=tmp_path / "kept", **plain)

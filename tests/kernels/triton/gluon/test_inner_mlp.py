@@ -135,6 +135,7 @@ def with_bug(bug: str) -> GluonKernels:
     return GluonKernels(text)
 
 
+@pytest.mark.slow_beyond(8)
 @pytest.mark.parametrize("bug", PLANTED)
 def test_planted_bugs_are_caught(bug: str) -> None:
     planted = with_bug(bug)

@@ -50,6 +50,7 @@ def row(report: FusionReport) -> PartReport:
     return part
 
 
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize("name", ["vit", "vitae", "vitae with a class token", "t2t"])
 def test_a_joined_model_gives_the_models_logits(name: str, calls: list[torch.Size]) -> None:
     tuning = Tuning(impls=impls("native_attention:0"), measure=Preferring("native"))

@@ -66,7 +66,7 @@ def test_float32_is_the_same_function_at_every_batch(
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.slow_beyond(2)
+@pytest.mark.slow_beyond(1)
 def test_no_part_behind_a_merge_runs_in_torch(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16, by the operators of the kernels; the model as torch serves it is the yardstick."""
     whole = model(PLANS[plan], "vit", "all", monkeypatch)
