@@ -49,6 +49,7 @@ def test_import_keeps_the_weights(milkweed: Milkweed, tmp_path: Path) -> None:
     assert "arch    deit_tiny_patch16_224, 3 classes\n" in ran.out
 
 
+@pytest.mark.slow
 def test_densify_computes_the_same(milkweed: Milkweed, bundle: Path, tmp_path: Path, images: list[bytes]) -> None:
     ran = milkweed("densify", bundle, tmp_path / "dense", "--json")
     assert (ran.code, ran.err, len(ran.document["layers"])) == (0, "", 4)

@@ -115,6 +115,7 @@ def test_what_a_recipe_was_done_for_is_gone_on_with(job: CompressJob, monkeypatc
     assert load_bundle(job.out)[1].structure == config.structure
 
 
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize(
     ("recipe", "error", "message"),
     [
@@ -165,6 +166,7 @@ def test_narrower_layers_are_those_of_the_images_that_calibrate(recipes: Any, jo
     assert (config.structure, config.tokens) == ({}, TokenPlan())
 
 
+@pytest.mark.slow
 def test_a_structure_by_budget_is_chosen_once(recipes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fits, "REFINEMENTS", 0)
     recipe = Recipe(structure=Structure(budget=0.6))

@@ -51,6 +51,7 @@ def test_a_target_out_of_reach_says_what_can(job: CompressJob) -> None:
     assert config.metrics["search"]["models"]
 
 
+@pytest.mark.slow
 def test_levers_that_a_model_does_not_take_are_named(job: CompressJob, tmp_path: Path) -> None:
     pooled = saved(tmp_path / "pooled", global_pool="avg")
     notes: list[str] = []
@@ -130,6 +131,7 @@ def test_a_cpu_without_bfloat16_computes_in_float32(job: CompressJob, monkeypatc
     assert {row["computed_by"] for row in config.metrics["search"]["models"]} == {"torch float32"}
 
 
+@pytest.mark.slow
 def test_a_backend_that_is_missing_is_named(job: CompressJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "runtime_version", lambda name: None)
     notes: list[str] = []

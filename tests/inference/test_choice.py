@@ -62,6 +62,7 @@ def today(options: InferenceOptions) -> str:
     return str(entry["on"])
 
 
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize(
     "changed",
     [
@@ -89,6 +90,7 @@ def test_other_conditions_are_measured_anew(
     assert warmed == [*RUNTIMES, *RUNTIMES]
 
 
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize(
     "damage",
     [

@@ -59,6 +59,7 @@ def opened(bundle: Path, options: InferenceOptions) -> Pipeline:
     return pipeline
 
 
+@pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize("name", FASTEST)
 def test_it_makes_what_the_chosen_backend_needs_alone(
     name: str, bundle: Path, options: InferenceOptions, work: list[str], monkeypatch: pytest.MonkeyPatch
@@ -97,6 +98,7 @@ def test_torch_reads_its_weights_beside_a_graph_that_was_kept(
     assert work == ["load_bundle"]
 
 
+@pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize("part", ["graph", "entry", "gone"])
 def test_what_is_damaged_is_exported_again(part: str, bundle: Path, options: InferenceOptions, work: list[str]) -> None:
     opened(bundle, options)

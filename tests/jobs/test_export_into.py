@@ -15,6 +15,7 @@ from milkweed.models.programs.stored import StoredProgram
 DEMO = Path(models.__file__).parent / "demo"
 
 
+@pytest.mark.slow
 def test_a_program_is_added_to_a_bundle_that_has_none(tmp_path: Path) -> None:
     model, config = load_bundle(DEMO)
     assert config.program is not None

@@ -93,6 +93,7 @@ HTTP = {
 }
 
 
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize("what", HTTP)
 async def test_http(running: Start, what: str) -> None:
     table = ConnectionTable(Settings(), 99, Metrics())

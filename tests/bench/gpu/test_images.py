@@ -139,6 +139,7 @@ class Spoiling:
         return loaded
 
 
+@pytest.mark.slow_beyond(3)
 @pytest.mark.parametrize(
     ("check", "how", "figures"),
     [

@@ -112,6 +112,7 @@ def test_answers_below_the_threshold_of_confidence_are_not_sure(
     assert set(re.findall(r"^(.*) \(not sure\)$", milkweed(*ask).out, re.MULTILINE)) == unsure
 
 
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize("name", ["a.ndjson", "a.jsonl", "a.csv", "a.json", "a.txt"])
 def test_a_file_has_what_stdout_would(
     milkweed: Milkweed, bundle: Path, photos: Path, tmp_path: Path, name: str
@@ -123,6 +124,7 @@ def test_a_file_has_what_stdout_would(
     assert (tmp_path / name).read_text() == printed.out
 
 
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize("kind", ["ndjson", "csv"])
 @pytest.mark.parametrize("tear", [0, 30, 400])
 def test_resume_completes_a_torn_file(

@@ -141,6 +141,7 @@ def test_of_more_images_than_the_steps_take_some_are_used_once(evaluator: Lent) 
     assert steps == [(1, 2), (2, 2)]
 
 
+@pytest.mark.slow
 def test_all_blocks_of_a_narrower_model_are_trained(evaluator: Lent) -> None:
     dense = dense_model(**VIT)
     lent, recipe = evaluator(dense), Recipe(TokenPlan(class_last=True), widths=WidthRatios(0.5, 1), distillation=QUICK)

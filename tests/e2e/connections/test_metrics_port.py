@@ -66,6 +66,7 @@ def test_a_connection_has_a_time(serving: Any) -> None:
         assert [line for line in server.log if '"level": "info"' not in line] == []
 
 
+@pytest.mark.slow
 def test_more_connections_than_files(serving: Any) -> None:
     """What may be open is fewer than max_connections says."""
     with crowded(serving, 4096, prelude=FILES.format(400)) as server, contextlib.ExitStack() as stack:

@@ -5,11 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import pytest
 
 from ...support.server_parts import encoded
 from ...support.waiting import HANG_SECONDS
 
 
+@pytest.mark.slow
 def test_two_devices_work_and_answer_as_one_does(serving: Any, server: Any) -> None:
     images = [encoded("JPEG", seed=seed, size=(64, 64)) for seed in range(12)] * 10
 

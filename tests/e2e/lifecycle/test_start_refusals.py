@@ -61,6 +61,7 @@ CASES: dict[str, tuple[dict[str, Any], str, int]] = {
 }
 
 
+@pytest.mark.slow_beyond(6)
 @pytest.mark.parametrize("case", CASES)
 def test_what_cannot_start_says_why_in_one_line(serving: Any, server: Any, folder: Path, case: str) -> None:
     if case.startswith("TLS") and OPENSSL is None:

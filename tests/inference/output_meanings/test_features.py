@@ -41,7 +41,7 @@ def embeddings(pipeline: Any, images: list[bytes]) -> tuple[Any, np.ndarray[Any,
     return np.array(decoded.pixels), np.array([np.frombuffer(row.embedding, np.float32) for row in result.outcomes])
 
 
-@pytest.mark.slow_beyond(5)
+@pytest.mark.slow_beyond(7)
 @pytest.mark.parametrize("name", MODELS)
 @every_backend
 def test_every_backend_gives_the_embedding(

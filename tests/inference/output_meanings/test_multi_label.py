@@ -59,11 +59,11 @@ def with_program(bundle: Path, out: Path) -> Path:
 every_backend = pytest.mark.parametrize(
     ("backend", "form", "tolerance"),
     [
+        pytest.param("milkweed", plain, 0.02, marks=OURS),
+        pytest.param("milkweed", with_program, 0.02, marks=OURS),
         ("torch", plain, 1e-5),
         ("onnxruntime", with_graph, 1e-5),
         ("openvino", with_graph, 1e-5),
-        pytest.param("milkweed", plain, 0.02, marks=OURS),
-        pytest.param("milkweed", with_program, 0.02, marks=OURS),
     ],
 )
 """Each backend with the form of a bundle that it computes, and by how much its values may differ."""

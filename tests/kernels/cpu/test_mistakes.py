@@ -120,6 +120,7 @@ MISTAKES |= {f"ViT: {name}": (VITS["merged Monarch"], change) for name, change i
 }
 
 
+@pytest.mark.slow_beyond(10)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_more_than_rounding(mistake: str) -> None:
     """One instruction set is enough: whether a kernel obeys what a program says does not depend on the instructions."""

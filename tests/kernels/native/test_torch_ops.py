@@ -121,6 +121,7 @@ def test_an_operator_computes_its_function_on_a_cpu(name: str, dtype: torch.dtyp
     assert error < (8e-3 if dtype == torch.bfloat16 else 2e-3)
 
 
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_operator_passes_opcheck(name: str) -> None:
     call = case(name)

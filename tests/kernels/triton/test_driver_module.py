@@ -53,6 +53,7 @@ def test_it_launches_without_a_compiler(module: Path, driver: Path, tmp_path: Pa
     assert written == {".cubin", ".json", ".source"}  # nothing for the CPU, so the folder may be mounted noexec
 
 
+@pytest.mark.slow
 def test_by_itself_triton_needs_one(module: Path, driver: Path, tmp_path: Path) -> None:
     done = launched(module, driver, tmp_path)
     assert "Failed to find C compiler" in done.stderr

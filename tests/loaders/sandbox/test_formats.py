@@ -101,6 +101,7 @@ def test_every_usual_kind_is_the_references(format: str, mode: str, options: dic
     check(sandbox, encoded(in_mode(picture(201, 150), mode), format, **options))
 
 
+@pytest.mark.slow_beyond(4)
 @pytest.mark.parametrize("spec", [{"crop_pct": 1.4}, {"interpolation": "bilinear"}, {"size": 224}])
 @pytest.mark.parametrize("size", [(640, 480), (300, 900), (2000, 900)])
 def test_every_geometry_is_the_references(spec: dict, size: tuple[int, int], sandbox: Sandbox) -> None:

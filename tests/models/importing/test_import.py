@@ -108,6 +108,7 @@ def test_monarch_factors_that_fit_no_layer_are_refused(custom: Any, imported: An
 SMALL_SWIN: dict[str, Any] = {"img_size": 64, "window_size": 4, "embed_dim": 16, "depths": [1, 1], "num_heads": [1, 2]}
 
 
+@pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize(
     ("arch", "arch_args"),
     [("deit_tiny_patch16_224", {}), ("vit_tiny_patch16_224", {}), ("swin_tiny_patch4_window7_224", SMALL_SWIN)],

@@ -164,6 +164,7 @@ def test_a_module_includes_the_layers_inside(mlp: Path) -> None:
         kept_nodes(model, ["mlp.fc1", "mlp.fc"])
 
 
+@pytest.mark.slow
 def test_smooth_quant_moves_outliers_of_activations_into_the_weights(
     mlp: Path, images: Tensor, quantised: OnnxGraph
 ) -> None:

@@ -59,6 +59,7 @@ def embedded(model: Any, name: str, images: torch.Tensor) -> torch.Tensor:
     return outputs.last_hidden_state[:, 0] if part == "token" else outputs[part].flatten(1)
 
 
+@pytest.mark.slow_beyond(6)
 @pytest.mark.parametrize("name", CASES)
 def test_the_embedding_is_that_of_transformers(tmp_path: Path, name: str) -> None:
     model, size = saved(tmp_path / "f", name)

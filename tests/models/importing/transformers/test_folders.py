@@ -35,6 +35,7 @@ def difference(model: Any, bundle: Path, size: int) -> float:
     return float((theirs - ours).abs().max())
 
 
+@pytest.mark.slow_beyond(8)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_answers_as_transformers_does(tmp_path: Path, name: str) -> None:
     if name in CNNS and not is_model(CNNS[name]):
