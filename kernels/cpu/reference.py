@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -76,8 +77,7 @@ def evaluate(program: Program, images: Floats, observe: Observe = lambda factor,
     """
     stream = _embedded(program.embed, images) if isinstance(program.embed, Embed) else images
     x, qkv, grid, sizes = images, images, images.transpose(0, 2, 3, 1), np.ones(stream.shape[:2], images.dtype)
-    states, kept = infer_shapes(program), images
-    for operator, before, state in zip(program.operators, states, states[1:], strict=False):
+    for operator, (before, state) in zip(program.operators, pairwise(infer_shapes(program)), strict=True):
         if isinstance(operator, Norm):
             x = _normed(operator, stream)
         elif isinstance(operator, Renew):
@@ -107,9 +107,9 @@ def evaluate(program: Program, images: Floats, observe: Observe = lambda factor,
             g = np.sqrt((x * x).sum(1, keepdims=True))
             x = x + operator.bias + operator.weight * x * g / (g.mean(2, keepdims=True) + operator.eps)
         elif isinstance(operator, Keep):
-            kept = x
+            qkv = x
         elif isinstance(operator, Attention):
-            qkv = kept if before.kept else x
+            qkv = qkv if before.kept else x
             x = _attended(operator, qkv, sizes)
             stream, sizes = stream[:, : state.tokens], sizes[:, : state.tokens]
         elif isinstance(operator, Performer):

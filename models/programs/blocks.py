@@ -1,12 +1,14 @@
 """Operators of parts that several families of models have: linear layers, norms, attention, MLPs."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...kernels.chain_ir import BlockDiagonal, Dense, LayerNorm, Linear
-from ...kernels.cpu.factors import block_diagonal, dense, monarch
-from ...kernels.cpu.program import Factor
+from ...kernels.cpu.factors import block_diagonal, convolution, dense, monarch
+from ...kernels.cpu.program import Convolution, Factor
 from ...kernels.cpu.row_operators import Floats, Norm, RmsNorm
 from ..architectures.no_classifier import NoClassifier
 from ..architectures.timm_models import type_name
@@ -60,6 +62,29 @@ def patch_of(conv: nn.Module) -> int:
         if (conv.kernel_size, conv.stride, conv.padding, conv.groups) == ((side, side), (side, side), (0, 0), 1):
             return side
     raise NotFusable("its patch embedding is no convolution of square patches side by side")
+
+
+def convolution_of(conv: Any, name: str, side: int, weight: Floats | None = None, **options: Any) -> Convolution:
+    """A convolution of a grid of this side.
+
+    Args:
+        weight: in place of its own, whose channels are filled up with zeros.
+        options: of the factor.
+
+    Raises:
+        NotFusable: it is no plain convolution of squares.
+    """
+    if type(conv) is not nn.Conv2d:
+        raise NotFusable(f"{name} is a {type(conv).__name__}")
+    for field in ("kernel_size", "stride", "dilation", "padding"):
+        if isinstance(getattr(conv, field), str) or len(set(getattr(conv, field))) > 1:
+            raise NotFusable(f"{name} has another {field} down than across")
+    if conv.padding_mode != "zeros":
+        raise NotFusable(f"{name} pads with {conv.padding_mode}")
+    geometry = {field: getattr(conv, field)[0] for field in ("stride", "dilation", "padding")}
+    weight = array(conv.weight) if weight is None else weight
+    bias = np.pad(bias_of(conv), (0, len(weight) - len(conv.weight)))
+    return convolution(weight, bias, side, conv.groups, **geometry, name=name, **options)
 
 
 def dense_of(part: nn.Module) -> Factor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -82,8 +82,7 @@ def filled_up(mlp: list[Operator], channels: int) -> list[Operator]:
     """An MLP of a stream whose channels are filled up to whole vectors with zeros."""
     if (width := whole_vectors(channels)) == channels:
         return mlp
-    first, last = (operator for operator in (mlp[0], mlp[-1]) if isinstance(operator, Factor))
-    places = np.arange(channels)
+    first, last, places = cast(Factor, mlp[0]), cast(Factor, mlp[-1]), np.arange(channels)
     return [*reading([first], places, width), *mlp[1:-1], *_giving([last], places, width)]
 
 
@@ -107,19 +106,12 @@ def whole_vectors(channels: int) -> int:
 
 
 def normed_into(norm: Norm, factors: list[Factor]) -> list[Operator]:
-    """A norm and the layer that reads it, of channels that were filled up to whole vectors with their mean.
-
-    So the mean stays what it was, and the variance is that of the channels times their share.
-    """
+    """A norm and the layer that reads it, of channels that were filled up to whole vectors with their mean."""
     channels = len(norm.weight)
     if (width := whole_vectors(channels)) == channels:
         return [norm, *factors]
-    share, idle = channels / width, np.zeros(width - channels, np.float32)
-    weight, bias = (np.append(values, idle) for values in (norm.weight * share**0.5, norm.bias))
-    return [
-        replace(norm, weight=weight, bias=bias, eps=norm.eps * share),
-        *reading(factors, np.arange(channels), width),
-    ]
+    places = np.arange(channels)
+    return [by_places(norm, 1, places, width), *reading(factors, places, width)]
 
 
 def places_of(head_dim: int, angles: Angles | None) -> tuple[Places, int]:
@@ -147,10 +139,10 @@ def _by_places(factors: list[Factor], attention: Attention, places: Places, widt
 
 
 def by_places(norm: Norm, heads: int, places: Places, width: int) -> Norm:
-    """A norm of queries or keys, (head_dim,) or of all heads, as one of heads whose channels go to places of so many.
+    """A norm of each head, (channels,) or (heads * channels,), as one of heads whose channels go to places of so many.
 
-    The others hold their mean, or zeros where an RMSNorm takes none: the mean of squares is that of the channels times
-    their share.
+    The others hold the channels' mean, zeros for an RMSNorm: so the mean stays what it was, and the variance, or the
+    mean of squares, is that of the channels times their share.
     """
     share = len(places) / width
     weight, bias = np.zeros((2, heads, width), np.float32)

@@ -14,7 +14,7 @@ from ...kernels.cpu.row_operators import Keep
 from ..serving.fused.chains import NotFusable, as_linear, check_idle, parts_of, scaled
 from .blocks import linear_of, norm_of
 from .heads import only_dense
-from .transformer import activation_of, attended, attention_parts, mlp_operators, qkv_of
+from .transformer import activation_of, attention_chain, attention_parts, mlp_operators, qkv_of
 
 
 def _things(block: Any, name: str) -> list[Operator]:
@@ -25,7 +25,7 @@ def _things(block: Any, name: str) -> list[Operator]:
         parts = attention_parts(branch.attn)
         check_idle("drop_path", branch.drop_path)
         proj = linear_of(scaled(as_linear(parts["proj"]), branch.ls), f"{name}.attns.proj", adds=True)
-        between, proj = attended(branch.attn, parts, qkv_of(branch.attn, parts, f"{name}.attns"), proj)
+        between, proj = attention_chain(branch.attn, parts, qkv_of(branch.attn, parts, f"{name}.attns"), proj)
         attentions.append([norm_of(branch.norm), *between, *proj])
     for branch in block.ffns:
         check_idle("drop_path", branch.drop_path)
@@ -76,7 +76,7 @@ def _scaling(block: Any, name: str) -> list[Operator]:
         behind = [Dense(both.weight[:, :width], both.bias), Dense(both.weight[:, width:], None)]
     proj, down = (scaled(layer, block.ls) for layer in behind)
     qkv = linear_of(Dense(joint.weight[hidden:], bias[hidden:]), f"{name}.attn.qkv")
-    between, last = attended(block, parts, qkv, linear_of(proj, f"{name}.attn.proj", adds=True))
+    between, last = attention_chain(block, parts, qkv, linear_of(proj, f"{name}.attn.proj", adds=True))
     at = next(place for place, operator in enumerate(between) if isinstance(operator, Attention))
     norm, up = norm_of(block.in_norm), Dense(joint.weight[:hidden], bias[:hidden])
     mlp = [*linear_of(up, f"{name}.mlp.fc1", **{activation: True}), *linear_of(down, f"{name}.mlp.fc2", adds=True)]

@@ -78,11 +78,11 @@ def attention_operators(
     proj = linear_of(scaled(as_linear(parts["proj"]), _gamma(block, 1)), f"{name}.attn.proj", adds=not post)
     if parts["rel_pos"] is not None or getattr(attn, "relative_position_bias_table", None) is not None:
         shared = joined(shared, pair_bias(attn))
-    between, proj = attended(attn, parts, qkv, proj, first=first, angles=angles, shared=shared)
+    between, proj = attention_chain(attn, parts, qkv, proj, first=first, angles=angles, shared=shared)
     return [ReadStream() if post else norm_of(block.norm1), *between], proj
 
 
-def attended(
+def attention_chain(
     attn: Any,
     parts: Mapping[str, nn.Module | None],
     qkv: list[Factor],

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ....kernels.cpu.factors import convolution, dense
+from ....kernels.cpu.factors import dense
 from ....kernels.cpu.instruction_sets import LANES
 from ....kernels.cpu.program import BiasedAttention, Depthwise, Embed, Grid, Head, Operator, Pixels, Program, Pyramid
 from ....kernels.cpu.row_operators import Floats, InnerNorm, Join, NewStream, Places, Renew
 from ...architectures.timm_models import type_name
 from ...serving.fused.chains import NotFusable, as_linear, check_idle, parts_of
 from ..biases import MASKED
-from ..blocks import array, bias_of, dense_of, linear_of, norm_if, norm_of, patch_of
+from ..blocks import array, bias_of, convolution_of, dense_of, linear_of, norm_if, norm_of, patch_of
 from ..heads import filled_up, in_windows, whole_vectors
 from ..transformer import activation_of, block_operators, mlp_operators
 
@@ -74,27 +74,19 @@ def convnext_program(model: Any, size: int) -> Program:
 
 
 def _stem(stem: Any, size: int) -> tuple[Embed | Pixels, list[Operator], int]:
-    """The first operators, and the tokens on a side: patches side by side, or convolutions of 3 x 3 that overlap."""
+    """The first operators, and the tokens on a side: patches side by side, or two convolutions that overlap."""
     *convs, norm = stem
     if len(convs) == 1:
         embed, side = patches_of(convs[0], size)
         embed = Embed(_in_vectors(embed.weight), _in_vectors(embed.bias), _in_vectors(embed.start, 1), size)
         return embed, [Renew(norm_of(norm))], side
-    operators, side = list[Operator](), size
     first, *between, second = convs
-    for place, conv in ((0, first), (1 + len(between), second)):
-        if (conv.kernel_size, conv.dilation, conv.groups) != ((3, 3), (1, 1), 1):
-            raise NotFusable(f"its stem has a convolution of {conv.kernel_size} in {conv.groups} groups")
-        weight = array(conv.weight) if conv is first else _in_vectors(array(conv.weight), 1)
-        options = {"stride": conv.stride[0], "padding": conv.padding[0], "name": f"stem.{place}"}
-        if conv is first and between:
-            if activation_of(between[0]) != ("gelu", 1):
-                raise NotFusable(f"its stem has {type(between[0]).__name__}")
-            options |= {"gelu": True}
-        made = convolution(_in_vectors(weight), _in_vectors(bias_of(conv)), side, **options)
-        operators += [Pyramid([made])] if conv is first else [Grid(), Pyramid([made])]
-        side = made.across
-    return Pixels(size), [*operators, Renew(norm_of(norm))], side
+    if between and activation_of(between[0]) != ("gelu", 1):
+        raise NotFusable(f"its stem has {type(between[0]).__name__}")
+    before = convolution_of(first, "stem.0", size, _in_vectors(array(first.weight)), gelu=bool(between))
+    weight = _in_vectors(_in_vectors(array(second.weight)), 1)
+    behind = convolution_of(second, f"stem.{1 + len(between)}", before.across, weight)
+    return Pixels(size), [Pyramid([before]), Grid(), Pyramid([behind]), Renew(norm_of(norm))], behind.across
 
 
 def patches_of(conv: nn.Conv2d, size: int) -> tuple[Embed, int]:

@@ -8,7 +8,6 @@ from typing import Any, cast
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from ....kernels.cpu.factors import convolution
 from ....kernels.cpu.program import (
     Attention,
     Branch,
@@ -35,7 +34,7 @@ from ...architectures.vitae.reduction import (
 )
 from ...layers.narrow_attention import NarrowAttention
 from ...serving.fused.chains import NotFusable, as_linear
-from ..blocks import array, bias_of, dense_of, linear_of, norm_if, norm_of
+from ..blocks import array, bias_of, convolution_of, dense_of, linear_of, norm_if, norm_of
 from ..heads import around, head_dims, in_windows, normed_into
 
 Reduction = PerformerReduction | PyramidOnlyReduction | TransformerReduction
@@ -85,7 +84,7 @@ def _reduction(cell: Reduction, name: str, side: int) -> list[Operator]:
         conv, gelu = cast(nn.Sequential, steps)
         if not isinstance(gelu, nn.GELU) or gelu.approximate != "none":
             raise NotFusable(f"{name}.PRM has an activation {gelu}, not the exact GELU")
-        pyramid.append(_convolution(conv, f"{name}.PRM.convs.{i}.0", side, gelu=True))
+        pyramid.append(convolution_of(conv, f"{name}.PRM.convs.{i}.0", side, gelu=True))
     if isinstance(cell, PyramidOnlyReduction):
         return [Pyramid(pyramid)]
     branch = Branch(_branch(cell.PCM, f"{name}.PCM", side))
@@ -180,22 +179,10 @@ def _branch(steps: nn.Sequential, name: str, side: int) -> list[Convolution]:
     parts = [(i, step) for i, step in enumerate(steps) if not isinstance(step, nn.Identity)]
     while parts:
         place, conv = parts.pop(0)
-        if type(conv) is not nn.Conv2d:
-            raise NotFusable(f"{name}.{place} is a {type(conv).__name__}")
-        if parts and type(parts[0][1]) is nn.BatchNorm2d:
+        if type(conv) is nn.Conv2d and parts and type(parts[0][1]) is nn.BatchNorm2d:
             conv = fuse_conv_bn_eval(conv, cast(nn.BatchNorm2d, parts.pop(0)[1]))
         silu = bool(parts) and isinstance(parts[0][1], nn.SiLU)
         parts = parts[silu:]
-        convolutions.append(_convolution(conv, f"{name}.{place}", side, silu=silu, adds=not parts))
+        convolutions.append(convolution_of(conv, f"{name}.{place}", side, silu=silu, adds=not parts))
         side = convolutions[-1].across
     return convolutions
-
-
-def _convolution(conv: Any, name: str, side: int, **options: Any) -> Convolution:
-    for field in ("kernel_size", "stride", "dilation", "padding"):
-        if isinstance(getattr(conv, field), str) or len(set(getattr(conv, field))) > 1:
-            raise NotFusable(f"{name} has another {field} down than across")
-    if conv.padding_mode != "zeros":
-        raise NotFusable(f"{name} pads with {conv.padding_mode}")
-    geometry = {field: getattr(conv, field)[0] for field in ("stride", "dilation", "padding")}
-    return convolution(array(conv.weight), bias_of(conv), side, conv.groups, **geometry, name=name, **options)

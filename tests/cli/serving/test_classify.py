@@ -1,4 +1,4 @@
-"""Tests `milkweed classify`: which images it finds, and files of answers that can be resumed."""
+"""Tests `milkweed classify`: its answers, and files of them that can be resumed."""
 
 import csv
 import io
@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from milkweed.cli.serving import classify as command
 from milkweed.cli.serving.classify_output import AnswerFile
 from milkweed.client import Answer, Prediction
 
@@ -20,32 +19,11 @@ from ...support.repositories import with_confidence
 
 
 @pytest.fixture
-def photos(tmp_path: Path, images: list[bytes]) -> Path:
-    """Seven images in a folder with a folder, one that is none, and a file that no folder means."""
-    root = tmp_path / "photos"
-    (root / "deep").mkdir(parents=True)
-    for number, image in enumerate(images[:7]):
-        (root / ("deep" if number > 4 else ".") / f"{number}.png").write_bytes(image)
-    (root / "torn.png").write_bytes(images[7][:100])
-    (root / "notes.txt").write_text("")
-    return root
-
-
-@pytest.fixture
 def want(milkweed: Milkweed, bundle: Path, photos: Path) -> dict[str, Any]:
     """The answers as one JSON object, by image."""
     ran = milkweed("classify", "--model", bundle, photos, "--top-k", 2, "--json")
     assert ran.err.startswith("milkweed: error: 1 of 8 images got no answer, the first: ")
     return {result["image"]: result for result in ran.document["results"]}
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The images that are read from now on."""
-    read: list[str] = []
-    images_of = command.images_of
-    monkeypatch.setattr(command, "images_of", lambda names, column: read.extend(names) or images_of(names, column))
-    return read
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -187,31 +165,6 @@ def test_text_for_people_holds_nothing_that_a_terminal_obeys(capfd: pytest.Captu
     assert capfd.readouterr().out == "a\\x1b[31m.png\n   0.5000  two\\nlines\\x1b[2J (n\\x1b0)\n"
 
 
-def test_an_image_named_twice_is_asked_about_once(
-    milkweed: Milkweed, bundle: Path, photos: Path, opened: list[str]
-) -> None:
-    ran = milkweed("classify", "--model", bundle, photos / "1.png", f"{photos}/*", f"{photos}/**", "--json")
-    found = [result["image"] for result in ran.document["results"]]
-    assert len(set(found)) == len(found) == 9  # the eight of the folder, and the notes that a pattern means too
-    assert opened == found
-
-
-def test_a_folder_that_cannot_be_read_is_told(
-    milkweed: Milkweed, bundle: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scandir = os.scandir
-
-    def refusing(path: Any) -> Any:
-        if str(path).endswith("deep"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refusing)
-    ran = milkweed("classify", "--model", bundle, photos, "--json")
-    assert ran.err.splitlines()[0] == f"milkweed: {photos}/deep: Permission denied: the images in it are left out"
-    assert len(ran.document["results"]) == 6
-
-
 @pytest.mark.slow
 def test_a_run_without_an_answer_leaves_no_file(milkweed: Milkweed, photos: Path, tmp_path: Path) -> None:
     for name in ("a.csv", "a.json"):
@@ -231,26 +184,6 @@ def test_answers_of_another_model_are_told(
     assert first == f"milkweed: {out} holds 1 answers: 1 of 2 images are left"
     assert second == f"milkweed: {out} is from here on by {after}, before by {before}"
     assert (before.split()[0], after.split()[0]) == ("tiny", "dense")
-
-
-def test_images_come_from_patterns_lists_and_stdin(
-    milkweed: Milkweed, bundle: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def asked(*arguments: object, stdin: bytes = b"") -> list[str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        ran = milkweed("classify", "--model", bundle, *arguments, "--json")
-        return [result["image"] for result in ran.document["results"]]
-
-    assert asked(f"{photos}/[1-3].png") == [f"{photos}/{n}.png" for n in (1, 2, 3)]
-    assert asked(f"{photos}/**/6.*") == [f"{photos}/deep/6.png"]
-    assert asked(f"{photos}/d*") == [f"{photos}/deep/{n}.png" for n in (5, 6)]
-    names = [f"{photos}/{n}.png" for n in (4, 0)]
-    (tmp_path / "list").write_text("\n".join(names) + "\n")
-    assert asked("--from-file", tmp_path / "list") == names
-    assert asked(f"{photos}/1.png", "--from-file", "-", stdin="\0".join(names).encode()) == [f"{photos}/1.png", *names]
-    assert asked("-", stdin=(photos / "0.png").read_bytes()) == ["-"]
-    (photos / "[x].png").write_bytes(b"")
-    assert asked(f"{photos}/[x].png") == [f"{photos}/[x].png"]
 
 
 def test_resume_with_nothing_left_opens_nothing(milkweed: Milkweed, bundle: Path, photos: Path, tmp_path: Path) -> None:
