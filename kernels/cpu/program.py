@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from .row_operators import Floats, Join, Norm, Places, RowOperator, StartTokens, Transposition
+from .row_operators import Floats, Join, Norm, Places, RowOperator, StartTokens, Transposition, Unmerge
 
 LEAST_GROUPS = 16
 """A branch whose convolutions have at least this many groups is computed with one group in each lane. With fewer groups
@@ -287,7 +287,7 @@ class JoinedHead(Head):
 OnRows = RowOperator | Factor
 OnTiles = OnRows | Grid | Pyramid | Join
 OnTokens = Attention | Performer | ResponseNorm | Transposition
-Operator = OnTiles | OnTokens | Depthwise | Merge | Branch | StartTokens
+Operator = OnTiles | OnTokens | Depthwise | Merge | Unmerge | Branch | StartTokens
 
 
 @dataclass(frozen=True, eq=False)

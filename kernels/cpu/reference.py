@@ -46,6 +46,7 @@ from .row_operators import (
     Rotary,
     StartTokens,
     Transpose,
+    Unmerge,
 )
 from .shape_inference import infer_shapes
 
@@ -78,14 +79,12 @@ def evaluate(program: Program, images: Floats, observe: Observe = lambda factor,
     stream = _embedded(program.embed, images) if isinstance(program.embed, Embed) else images
     x, qkv, grid, sizes = images, images, images.transpose(0, 2, 3, 1), np.ones(stream.shape[:2], images.dtype)
     for operator, (before, state) in zip(program.operators, pairwise(infer_shapes(program)), strict=True):
-        if isinstance(operator, Norm):
-            x = _normed(operator, stream)
+        if isinstance(operator, Norm | ReadStream):
+            x = _normed(operator, stream) if isinstance(operator, Norm) else stream
         elif isinstance(operator, Renew):
             stream = _changed(InnerNorm(operator.norm), stream)
         elif isinstance(operator, InnerNorm | Glu | QkNorm | Rotary):
             x = _changed(operator, x)
-        elif isinstance(operator, ReadStream):
-            x = stream
         elif isinstance(operator, PostNorm):
             stream = stream + _normed(operator.norm, x)
         elif isinstance(operator, Join):
@@ -129,6 +128,9 @@ def evaluate(program: Program, images: Floats, observe: Observe = lambda factor,
             stream[:, operator.prefix :] += y.reshape(len(y), -1, y.shape[-1])
         elif isinstance(operator, Merge):
             stream, sizes = _merged(operator, stream, sizes, qkv)
+        elif isinstance(operator, Unmerge):
+            stream = np.stack([np.repeat(*image, axis=0) for image in zip(stream, sizes.astype(int), strict=True)])
+            sizes = np.ones(stream.shape[:2], stream.dtype)
         else:
             observe(operator, x.reshape(-1, x.shape[-1]))
             x = _product(operator, x)

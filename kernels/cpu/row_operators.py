@@ -117,6 +117,11 @@ class StartTokens:
 
 
 @dataclass(frozen=True, eq=False)
+class Unmerge:
+    """Gives each token of the stream as often as it stands for one, so that a mean or a pool counts them all."""
+
+
+@dataclass(frozen=True, eq=False)
 class Transpose:
     """Gives a norm's tokens as channels: (tokens, embed_dim) -> (embed_dim, tokens), for an MLP over tokens (Mixer)."""
 

@@ -21,7 +21,7 @@ class State:
         grid: side and channels of what the next convolutions read.
         unread: whether no convolution has read the grid yet.
         keys: heads and head dim of the attention whose keys a merge may read, as many as there are tokens.
-        sized: whether tokens may stand for several, since some were merged.
+        merged: tokens that have become part of others.
         windowed: whether the last attention's tokens lie in windows.
         kept: channels that are kept for the next attention.
         transposed: whether the rows that the next factor reads are channels of the stream, not tokens.
@@ -34,10 +34,15 @@ class State:
     grid: tuple[int, int] | None = None
     unread: bool = False
     keys: tuple[int, int] | None = None
-    sized: bool = False
+    merged: int = 0
     windowed: bool = False
     kept: int = 0
     transposed: bool = False
+
+    @property
+    def sized(self) -> bool:
+        """Whether tokens may stand for several."""
+        return self.merged > 0
 
     @property
     def rows(self) -> int:

@@ -41,6 +41,7 @@ from .row_operators import (
     Rotary,
     StartTokens,
     Transpose,
+    Unmerge,
 )
 from .shape_checks import MAX_CHANNELS, MAX_SIDE, State, require, whole
 from .shape_rules import RULES, factor_rule, norm_rule
@@ -74,7 +75,10 @@ _READERS: dict[type, tuple[type, ...]] = {
 }
 """What may follow an operator that gives channels, until a factor or an attention has read them."""
 
-_UNREAD = (Norm, RmsNorm, Renew, ReadStream, AddValues, Grid, Pyramid, Branch, Merge, Join, Depthwise, StartTokens)
+_UNREAD = (
+    *(Norm, RmsNorm, Renew, ReadStream, AddValues, Grid, Pyramid, Branch, Merge, Unmerge, Join, Depthwise),
+    StartTokens,
+)
 """What may follow where nothing waits to be read."""
 
 _TRANSPOSED = (Factor, Glu, AddTransposed)

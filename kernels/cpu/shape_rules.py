@@ -37,6 +37,7 @@ from .row_operators import (
     Rotary,
     StartTokens,
     Transpose,
+    Unmerge,
 )
 from .shape_checks import (
     MAX_CHANNELS,
@@ -125,7 +126,7 @@ def join_rule(state: State, join: Join) -> State:
 
 
 def new_stream_rule(state: State, _: NewStream) -> State:
-    return replace(state, width=state.channels, channels=0, giver=None, sized=False)
+    return replace(state, width=state.channels, channels=0, giver=None, merged=0)
 
 
 def start_tokens_rule(state: State, begin: StartTokens) -> State:
@@ -193,7 +194,7 @@ def attention_rule(state: State, attention: Attention) -> State:
     require(read == 3 * heads * head_dim, f"of {read} channels")
     tokens, channels = 1 if attention.first else state.tokens, heads * head_dim
     after = replace(state, tokens=tokens, channels=channels, giver=Attention, keys=(heads, head_dim))
-    return replace(after, windowed=False, kept=0)
+    return replace(after, windowed=False, kept=0, merged=0 if attention.first else state.merged)
 
 
 def keep_rule(state: State, _: Keep) -> State:
@@ -214,7 +215,12 @@ def merge_rule(state: State, merge: Merge) -> State:
     said = f"{merge.count} of {patches} tokens are to be merged: at most {most} can be"
     require(whole(merge.count, 1, most), said)
     require((merge.heads, merge.head_dim) == state.keys, f"keys are {state.keys}")
-    return replace(state, tokens=state.tokens - merge.count, keys=None, sized=True)
+    return replace(state, tokens=state.tokens - merge.count, keys=None, merged=state.merged + merge.count)
+
+
+def unmerge_rule(state: State, _: Unmerge) -> State:
+    require(state.sized, "no tokens are merged")
+    return replace(state, tokens=state.tokens + state.merged, keys=None, merged=0)
 
 
 def grid_rule(state: State, grid: Grid) -> State:
@@ -270,6 +276,7 @@ RULES: dict[type, Callable[[State, Any], State]] = {
     AddTransposed: add_transposed_rule,
     Performer: performer_rule,
     Merge: merge_rule,
+    Unmerge: unmerge_rule,
     Grid: grid_rule,
     Pyramid: pyramid_rule,
     Branch: branch_rule,

@@ -17,7 +17,10 @@ F32, BF16, U8 = 0, 1, 2
 NORM, LINEAR, CAST, IM2COL, GLU, ROTATE, GATHER, SCATTER, ADD_BF16 = 0, 1, 2, 3, 4, 5, 6, 7, 8
 STORE, GELU, ADD, SILU, SILU_ADD = 0, 1, 2, 3, 4
 PATCHES, ROWS, ATTENTION, MERGE, PIXELS, PERFORMER, MEAN, GROUPED = range(8)
-DEPTHWISE, SQUARES, RESPONSE_NORM, TRANSPOSE = range(8, 12)
+DEPTHWISE, SQUARES, RESPONSE_NORM, TRANSPOSE, UNMERGE = range(8, 13)
+
+ARENA_BYTES, ARENA_OF_WEIGHTS = 1 << 26, 16
+"""The arena of a thread takes at most the first, in bytes, and the second for each byte of weights."""
 
 PERFORMER_SLICES = 8
 """The tokens whose keys are summed up apart."""
@@ -137,6 +140,17 @@ class Tables:
         self.constants, self.arena = Constants(), Arena()
         self.steps, self.stages, self.buffers = list[Fields](), list[Fields](), list[Fields]()
         self._places: dict[tuple[Any, ...], int] = {}
+
+    def memory(self) -> tuple[NDArray[np.uint8], int]:
+        """The constants, and the bytes of an arena.
+
+        Raises:
+            ValueError: the arena is too large for a model of this size.
+        """
+        constants, arena = self.constants.memory(), self.arena.size
+        if arena > (limit := ARENA_BYTES + ARENA_OF_WEIGHTS * len(constants)):
+            raise ValueError(f"{arena} bytes of memory a thread: at most {limit} beside {len(constants)} of weights")
+        return constants, arena
 
     def place(self, key: tuple[Any, ...], size: int) -> int:
         """Offset of memory in the arena; what has one key is never needed at once, and is one."""

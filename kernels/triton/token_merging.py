@@ -103,6 +103,12 @@ def places(order: Tensor, nearest: Tensor, count: int, patches: int) -> Tensor:
     return torch.stack([torch.where(joins, kept + nearest, places), second], dim=2).flatten(1).narrow(1, 0, patches)
 
 
+def unmerged(x: Tensor, size: Tensor, count: int) -> Tensor:
+    """Give each token (B, M, C) as often as it stands for one of `count`, by sizes (B, M, 1): (B, count, C)."""
+    ends = size.cumsum(dim=1)
+    return rows(x, (torch.arange(count, dtype=ends.dtype, device=x.device) >= ends).sum(dim=1))
+
+
 def log_sizes(size: Tensor, like: Tensor) -> Tensor:
     """What is added to attention scores (B, heads, N, N): a token that stands for n patches counts as n equal ones."""
     return size.log().to(like.dtype).transpose(1, 2).unsqueeze(1)

@@ -7,15 +7,15 @@ something else are replaced: those before the first merge keep their own forward
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
-from ...kernels.triton.token_merging import log_sizes, merge_by_keys
+from ...kernels.triton.token_merging import log_sizes, merge_by_keys, unmerged
 from ..layers.narrow_attention import NarrowAttention, split_heads
 from ..layers.separate_attention import SeparateAttention
 from ..layers.token_plan import ALL_TOKENS, TokenMerging, TokenPlan
 from .t2t_vit import Block, T2TViT
 from .timm_models import type_name
+from .token_avg_head import TokenAvgHead
 from .vitae import ViTAE, ViTAEv2
 from .vitae.attention import MultiHeadAttention, attend
 from .vitae.merging import MergingCell, attending_cells, merge_in_cells
@@ -133,25 +133,22 @@ class TokenBlocks(nn.Sequential):
     """The blocks of a model, the later ones TokenBlocks: tokens (B, N, C) -> those that are left.
 
     Args:
-        mean: the head pools the patch tokens; it then gets one token in their place, their mean weighted by size.
+        unmerges: the head reads patch tokens; all N are then given, merged ones as often as they stand for a patch.
     """
 
-    def __init__(self, blocks: nn.Sequential, plan: TokenPlan, prefix: int, *, mean: bool) -> None:
+    def __init__(self, blocks: nn.Sequential, plan: TokenPlan, *, unmerges: bool) -> None:
         super().__init__(*blocks)
-        self.plan, self.prefix, self.mean = plan, prefix, mean
+        self.plan, self.unmerges = plan, unmerges
 
     def forward(self, x: Tensor) -> Tensor:
         size: Tensor | None = None
+        tokens = int(x.shape[1])
         for block in self:
             if getattr(block, "knows_sizes", False):
                 x, size = block(x, size)
             else:
                 x = block(x)
-        if self.mean and size is not None:
-            patches, sizes = x[:, self.prefix :], size[:, self.prefix :]
-            weights = (sizes / sizes.sum(dim=1, keepdim=True)).to(x.dtype)
-            x = torch.cat([x[:, : self.prefix], (patches * weights).sum(dim=1, keepdim=True)], dim=1)
-        return x
+        return unmerged(x, size, tokens) if self.unmerges and size is not None else x
 
     def extra_repr(self) -> str:
         return f"plan={self.plan}"
@@ -163,16 +160,14 @@ class _Reading:
 
     Args:
         prefix: tokens in front of those of the patches: class token, distillation token, registers.
-        read: how many of them the head reads, from the first on; 0 where it reads patches.
-        pooling: the pooling, as in an error message.
-        mean: the head reads the mean of the patch tokens as they are.
+        read: how many of them the head reads, from the first on.
+        pooling: the pooling of the patches, as in an error message; None where the head reads none.
         restored: each block gives all tokens back, so the last may merge too.
     """
 
     prefix: int
     read: int
-    pooling: str
-    mean: bool = False
+    pooling: str | None = None
     restored: bool = False
 
 
@@ -210,6 +205,15 @@ def has_token_rules(model: nn.Module) -> bool:
     return isinstance(model, ViTAE | ViTAEv2 | T2TViT) or type_name(model) in (_TIMM_VIT, _TIMM_DISTILLED)
 
 
+def reads_class_token(model: Any) -> bool:
+    """Whether the head reads a class token, so that what this attends to can be protected.
+
+    Raises:
+        ValueError: there are no rules for models of this type.
+    """
+    return _reading(model).read > 0
+
+
 def token_depth(model: Any) -> int:
     """The number of blocks that a plan counts: of a ViTAE its normal cells with attention over all tokens."""
     return len(attending_cells(model) if isinstance(model, ViTAE | ViTAEv2) else getattr(model, "blocks", ()))
@@ -219,7 +223,7 @@ def _replaced(blocks: nn.Sequential, plan: TokenPlan, reading: _Reading) -> Toke
     """The blocks with those that compute fewer tokens, or come after a merge, as TokenBlocks."""
     merging, last = plan.merging, len(blocks) - 1
     merges = merging.blocks(len(blocks)) if merging else range(0)
-    wrapped = TokenBlocks(blocks, plan, reading.prefix, mean=reading.mean)
+    wrapped = TokenBlocks(blocks, plan, unmerges=reading.pooling is not None)
     for i in range(merges.start if merges else last, len(blocks)):
         read = reading.read if plan.class_last and i == last else None
         wrapped[i] = TokenBlock(blocks[i], reading.prefix, merging if i in merges else None, read)
@@ -229,28 +233,26 @@ def _replaced(blocks: nn.Sequential, plan: TokenPlan, reading: _Reading) -> Toke
 def _reading(model: Any) -> _Reading:
     kind = type_name(model)
     if isinstance(model, ViTAE | ViTAEv2):
-        return _Reading(0, 0, "avg", mean=True, restored=True)
+        return _Reading(0, 0, "avg", restored=True)
     if isinstance(model, T2TViT):
-        return _Reading(1, 1, "token")
+        return _Reading(1, 1)
     if kind == _TIMM_DISTILLED:
-        return _Reading(model.num_prefix_tokens, 2, "token")
+        return _Reading(model.num_prefix_tokens, 2)
     if kind != _TIMM_VIT:
         raise ValueError("there are rules for timm's VisionTransformer (ViT, DeiT) and T2T-ViT only")
+    prefix = int(model.num_prefix_tokens)
     if model.attn_pool is not None:
-        return _Reading(model.num_prefix_tokens, 0, "attention")
-    if model.global_pool == "token":
-        return _Reading(model.num_prefix_tokens, 1, "token")
-    plain_mean = model.global_pool == "avg" and not model.pool_include_prefix and type(model.norm) is nn.Identity
-    return _Reading(model.num_prefix_tokens, 0, model.global_pool, plain_mean)
+        return _Reading(prefix, 0, "attention")
+    if isinstance(model.head, TokenAvgHead):
+        return _Reading(prefix, 1, "token and avg")
+    return _Reading(prefix, 1) if model.global_pool == "token" else _Reading(prefix, 0, model.global_pool)
 
 
 def _check(plan: TokenPlan, reading: _Reading, depth: int) -> None:
-    if plan.class_last and not reading.read:
-        raise ValueError(f"class_last: its head reads the patch tokens ({reading.pooling} pooling), no class token")
+    if plan.class_last and reading.pooling is not None:
+        raise ValueError(f"class_last: its head reads the patch tokens ({reading.pooling} pooling)")
     if plan.merging is None:
         return
-    if not (reading.read or reading.mean):
-        raise ValueError(f"merging: its {reading.pooling} pooling would count a merged token once")
     if plan.merging.start >= (depth if reading.restored else depth - 1):
         limit = (
             f"{depth}, its cells that attend to all"

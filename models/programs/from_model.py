@@ -7,7 +7,7 @@ from torch import nn
 
 from ...kernels.cpu.factors import dense
 from ...kernels.cpu.program import Embed, Head, JoinedHead, Merge, NormedEmbed, Operator, Program
-from ...kernels.cpu.row_operators import Renew
+from ...kernels.cpu.row_operators import Renew, Unmerge
 from ..architectures.t2t_vit import T2TViT
 from ..architectures.timm_models import type_name
 from ..architectures.token_avg_head import TokenAvgHead
@@ -90,12 +90,13 @@ def _pooled(vit: Any, operators: list[Operator], tokens: int) -> tuple[list[Oper
         weight = np.concatenate([dense_of(head).weight[0] for head in both], 1) / 2
         classifier = dense(weight, (bias_of(both[0]) + bias_of(both[1])) / 2, name="head")
         return [*operators, *_norms(vit.norm)], JoinedHead(None, classifier, 1, 1)
-    joined, pool = isinstance(vit.head, TokenAvgHead), getattr(vit, "attn_pool", None)
-    if (joined or pool or vit.global_pool == "avg") and any(isinstance(operator, Merge) for operator in operators):
-        raise NotFusable("its pooling counts merged tokens by their sizes")
-    norm = norm_if(vit.fc_norm)
+    joined, pool, norm = isinstance(vit.head, TokenAvgHead), getattr(vit, "attn_pool", None), norm_if(vit.fc_norm)
+    whole = pool is None or getattr(vit, "pool_include_prefix", type_name(vit) == _EVA)
+    left_out = 0 if whole else vit.num_prefix_tokens
+    merges = any(isinstance(operator, Merge) for operator in operators)
+    if merges and (joined or left_out or vit.global_pool == "avg"):  # attention knows sizes, but not beside a bias
+        operators = [*operators, Unmerge()]
     if pool is not None:
-        left_out = 0 if getattr(vit, "pool_include_prefix", type_name(vit) == _EVA) else vit.num_prefix_tokens
         pooling = attention_pool(vit.norm, pool, "attn_pool", tokens, left_out)
         return [*operators, *pooling], Head(norm, dense_of(vit.head))
     if joined:

@@ -73,7 +73,14 @@ Arrays = dict[str, np.ndarray]
 def bases() -> tuple[tuple[dict[str, Any], Arrays], ...]:
     """Programs of both kinds as files hold them: their structure and arrays."""
     small = {"size": 32, "patch": 8, "width": 32, "head_dim": 16, "hidden": 48}
-    shapes = [{}, {"merged": 2}, {"nblocks": 3, "everywhere": True}, {"nblocks": 5}, {"normed": True}]
+    shapes = [
+        {},
+        {"merged": 2},
+        {"merged": 2, "mean": True},
+        {"nblocks": 3, "everywhere": True},
+        {"nblocks": 5},
+        {"normed": True},
+    ]
     programs = [vit.made(**{**small, **shape}) for shape in shapes]
     first = programs[0].operators[0]
     assert isinstance(first, Norm)

@@ -42,6 +42,7 @@ from ..row_operators import (
     Rotary,
     StartTokens,
     Transposition,
+    Unmerge,
 )
 from ..shape_checks import State
 from ..shape_inference import infer_shapes
@@ -52,9 +53,6 @@ from .head import StreamRows, add_head
 from .stages import StageBuilder, check_lanes
 from .tile_step import TileStep
 from .vectors import Rows, Vector, by_heads, inputs_of, kept_outputs, qkv_order, readers, stream_order, vector
-
-ARENA_BYTES, ARENA_OF_WEIGHTS = 1 << 26, 16
-"""The arena of a thread takes at most the first, in bytes, and the second for each byte of weights."""
 
 
 def assemble(program: Program, isa: InstructionSet) -> Assembled:
@@ -111,16 +109,15 @@ class _Assembly:
             elif isinstance(operator, Merge):
                 sizes = self.sizes if before.sized else None
                 self.stream, self.sizes = self.attentions.merge(operator, self.keys, self.stream, before, sizes)
+            elif isinstance(operator, Unmerge):
+                self.stream = self.attentions.unmerge(self.stream, self.sizes, before)
             else:
                 assert read is not None, "infer_shapes lets no attention follow anything but a factor"
                 attended = self._attended(operator, read, before, self.program.operators[place + 1 :])
         self._between(between, attended, [])
         tokens, stream = self.state.tokens, StreamRows(self.stream, self.order)
         output = add_head(self.tables, self.stages, self.program.head, tokens, stream)
-        constants = self.tables.constants.memory()
-        arena, limit = self.tables.arena.size, ARENA_BYTES + ARENA_OF_WEIGHTS * len(constants)
-        if arena > limit:
-            raise ValueError(f"{arena} bytes of memory a thread: at most {limit} beside {len(constants)} of weights")
+        constants, arena = self.tables.memory()
         return Assembled(
             self.isa,
             structs.table(self.tables.steps, structs.STEP),

@@ -88,6 +88,7 @@ static void run_image(void* context, Member& member) {
     else if (s.kind == kResponseNorm) run_response_norm(p, s, base, arena, member);
     else if (s.kind == kTranspose) run_transpose(p, s, base, arena, member);
     else if (s.kind == kMerge) run_merge(p, s, arena, member);
+    else if (s.kind == kUnmerge && member.number == 0) run_unmerge(p, s, arena);
   }
 }
 

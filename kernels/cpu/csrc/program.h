@@ -16,7 +16,7 @@ enum Action : int32_t {
 enum Epilogue : int32_t { kStore = 0, kGelu = 1, kAdd = 2, kSilu = 3, kSiluAdd = 4 };
 enum StepKind : int32_t {
   kPatches = 0, kRows = 1, kAttention = 2, kMerge = 3, kPixels = 4, kPerformer = 5, kMean = 6, kGrouped = 7, kDepthwise = 8,
-  kSquares = 9, kResponseNorm = 10, kTranspose = 11
+  kSquares = 9, kResponseNorm = 10, kTranspose = 11, kUnmerge = 12
 };
 
 // One action on a tile of rows: a norm, a cast, the im2col of a convolution, a block-diagonal linear layer of `blocks`
@@ -57,6 +57,7 @@ struct Step {
   int32_t weighted;            // buffer 2 (of a merge: buffer 4) has the number of patches that each token stands for
   int32_t side, patch;         // patches and pixels: an image of `side` by `side` to buffer 0 as rows
   int32_t prefix, merged;      // merge: leading tokens that are kept, tokens merged away, by the keys in buffer 0;
+                               // unmerge: how many rows more buffer 2 has than the stream, buffer 0, by sizes in buffer 1;
   int32_t channels;            // the stream, float32 rows of so many channels, goes from buffer 1 to 2, sizes to 3
   int32_t features;            // performer: rows of keys, queries, values of `width`; features padded to whole vectors;
                                // transpose: rows of its output, in which column i of `channels` is the row kinds[i] of

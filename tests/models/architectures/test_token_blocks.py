@@ -91,20 +91,36 @@ def test_merging_is_what_loops_compute(family: str, merging: TokenMerging, class
     assert float((plain - wanted).abs().max()) > 1e-3  # it does merge
 
 
-def test_a_mean_counts_every_patch() -> None:
-    model = weighted(create_model("vit_small_patch16_224", num_classes=7, **MEAN)).double()
-    images, merging = images_for(model).double(), TokenMerging(1, 1, 0.4)
+POOLINGS: dict[str, dict[str, Any]] = {
+    "mean, fc_norm": MEAN,
+    "norm, mean": {**MEAN, "fc_norm": False},
+    "mean beside a class token": {**VIT, "global_pool": "avg"},
+    "maximum": {**MEAN, "global_pool": "max"},
+    "mean and maximum": {**MEAN, "global_pool": "avgmax"},
+    "attention": {**VIT, "global_pool": "map", "class_token": False},
+    "attention to patches": {**VIT, "global_pool": "map", "reg_tokens": 2},
+    "class token and mean": {**VIT, "global_pool": "token_avg", "reg_tokens": 2},
+}
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_pooling_counts_every_patch(pooling: str) -> None:
+    model: Any = weighted(create_model("vit_small_patch16_224", num_classes=7, **POOLINGS[pooling])).double()
+    images, prefix = images_for(model).double(), int(model.num_prefix_tokens)
+    merging = TokenMerging(1, 1, 0.4, 0.1 if pooling == "class token and mean" else 0.0)
     first: list[Tensor] = []
     hook = model.get_submodule("blocks.0").register_forward_pre_hook(lambda _, inputs: first.append(inputs[0]))
     with torch.inference_mode():
-        model(images)
+        plain = model(images)
         hook.remove()
-        norm, head = model.get_submodule("fc_norm"), model.get_submodule("head")
         wanted = []
-        for x, size in last_tokens(model, first[0], merging, 0):
-            assert len(size) < sum(size) == 16
-            wanted.append(head(norm((x * torch.tensor(size).double()[:, None]).sum(0) / 16)))
-        torch.testing.assert_close(applied(model, TokenPlan(merging))(images), torch.stack(wanted), rtol=0, atol=1e-6)
+        for x, size in last_tokens(model, first[0], merging, prefix):
+            assert len(size) < sum(size) == prefix + 16
+            copies = [row for row, count in zip(x, size, strict=True) for _ in range(round(count))]
+            wanted.append(model.forward_head(model.norm(torch.stack(copies)[None]))[0])
+        found = applied(model, TokenPlan(merging))(images)
+        torch.testing.assert_close(found, torch.stack(wanted), rtol=0, atol=1e-6)
+        assert float((plain - found).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -190,11 +206,9 @@ def test_multiply_accumulates_are_those_of_the_tokens_that_are_left() -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], TokenPlan, str]] = [
-    ("vit_small_patch16_224", MEAN, LAST, "class_last: its head reads the patch tokens (avg pooling), no class token"),
-    ("vit_small_patch16_224", {**VIT, "global_pool": "max"}, LAST, "the patch tokens (max pooling), no class token"),
-    ("vit_small_patch16_224", {**VIT, "global_pool": "max"}, TokenPlan(TokenMerging(1)),
-     "merging: its max pooling would count a merged token once"),
-    ("vit_small_patch16_224", {**MEAN, "fc_norm": False}, TokenPlan(TokenMerging(1)), "merging: its avg pooling"),
+    ("vit_small_patch16_224", MEAN, LAST, "class_last: its head reads the patch tokens (avg pooling)"),
+    ("vit_small_patch16_224", {**VIT, "global_pool": "max"}, LAST, "the patch tokens (max pooling)"),
+    ("vit_small_patch16_224", {**VIT, "global_pool": "token_avg"}, LAST, "the patch tokens (token and avg pooling)"),
     ("vit_small_patch16_224", MEAN, TokenPlan(TokenMerging(1, protect=0.1)),
      "merging: protect 0.1 needs a class token that the head reads"),
     ("deit_tiny_patch16_224", VIT, TokenPlan(TokenMerging(4)),

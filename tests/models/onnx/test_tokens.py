@@ -29,7 +29,8 @@ NARROW: dict[str, Any] = {**TINY_VIT, "widths": {**WIDTHS, "blocks.1.mlp": 24}}
 MEAN: dict[str, Any] = {**VIT, "global_pool": "avg", "class_token": False}
 CASES: dict[str, tuple[str, dict[str, Any], TokenPlan]] = {
     "merging and the last block": ("deit_tiny_patch16_224", VIT, TokenPlan(TokenMerging(0, 1, 0.3, 0.1), True)),
-    "the mean of what is left": ("vit_small_patch16_224", MEAN, TokenPlan(TokenMerging(0, 1, 0.3))),
+    "the mean of all patches": ("vit_small_patch16_224", MEAN, TokenPlan(TokenMerging(0, 1, 0.3))),
+    "attention pooling": ("vit_small_patch16_224", {**MEAN, "global_pool": "map"}, TokenPlan(TokenMerging(0, 1, 0.3))),
     "two tokens are read": ("deit_tiny_distilled_patch16_224", {**VIT, "depth": 1}, TokenPlan(class_last=True)),
     "cells that give all tokens back": ("vitae_basic", TINY_VITAE, TokenPlan(TokenMerging(0, 1, 0.3))),
     "cells with a class token": ("vitae_basic", SHALLOW, TokenPlan(TokenMerging(0, 1, 0.3))),

@@ -39,7 +39,7 @@ PATCHES = {
 SWIGLU: dict[str, Any] = {"mlp_layer": SwiGLUPacked, "act_layer": "silu"}
 NARROW = {"blocks.0.attn": 8, "blocks.1.attn": 5, "blocks.1.mlp": 50}
 T2T: dict[str, Any] = {"num_classes": 7, "img_size": 80, "embed_dim": 64, "depth": 3, "num_heads": 4, "mlp_ratio": 2}
-MERGING = TokenMerging(1, 1, 0.4, 0.1)
+MERGING, MEANS = TokenMerging(1, 1, 0.4, 0.1), TokenMerging(1, 1, 0.4)
 
 
 def vit(plan: TokenPlan | None = None, arch: str = "deit_tiny_patch16_224", **arguments: Any) -> nn.Module:
@@ -93,6 +93,11 @@ MODELS = {
     "positions of patches alone": lambda: vit(no_embed_class=True),
     "registers": lambda: vit(TokenPlan(MERGING, class_last=True), reg_tokens=3),
     "merging": lambda: vit(TokenPlan(MERGING, class_last=True)),
+    "merging, mean": lambda: vit(TokenPlan(MEANS), global_pool="avg"),
+    "merging, norm and mean": lambda: vit(TokenPlan(MEANS), global_pool="avg", fc_norm=False, class_token=False),
+    "merging, class token beside mean": lambda: vit(TokenPlan(MERGING), global_pool="token_avg", reg_tokens=2),
+    "merging, attention pooling": lambda: vit(TokenPlan(MEANS), global_pool="map", class_token=False),
+    "merging, attention pooling of patches": lambda: vit(TokenPlan(MEANS), global_pool="map", reg_tokens=2),
     "mean, fc_norm": lambda: vit(global_pool="avg"),
     "norm, mean": lambda: vit(global_pool="avg", fc_norm=False),
     "class token, fc_norm": lambda: vit(fc_norm=True),

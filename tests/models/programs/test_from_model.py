@@ -104,7 +104,6 @@ def test_what_the_kernels_do_not_compute_is_named() -> None:
     for model, said in (
         (vit(global_pool="max"), "its head pools by 'max'"),
         (vit(global_pool="prr", class_token=False), "no rule for pooling by AttentionPoolPrr"),
-        (vit(TokenPlan(TokenMerging(1, 1, 0.4)), global_pool="avg"), "counts merged tokens by their sizes"),
         (of_timm("vit_tiny_patch16_224", attn_layer="diff"), "no rule for attention of type DiffAttention"),
         (
             of_timm("vit_tiny_patch16_224", scale_attn_norm=True, embed_dim=80),

@@ -41,6 +41,7 @@ from milkweed.kernels.cpu.row_operators import (
     Rotary,
     StartTokens,
     Transpose,
+    Unmerge,
 )
 from milkweed.models.errors import BundleError, ExportError
 from milkweed.models.programs import compact
@@ -62,15 +63,15 @@ def norm(width: int = WIDTH) -> Norm:
     return Norm(np.ones(width, np.float32), np.zeros(width, np.float32), 1e-6)
 
 
-def attention(heads: int = 1, keys: float = 0.0) -> list[Operator]:
+def attention(heads: int = 1, keys: float = 0.0, *, first: bool = False) -> list[Operator]:
     qkv = normal(3 * 16 * heads, WIDTH)
     if keys:
         qkv[16 * heads : 32 * heads] = keys
     return [
         norm(),
-        dense(qkv, None, name=f"qkv {heads} {keys}"),
-        Attention(heads, 16),
-        dense(normal(WIDTH, 16 * heads), None, adds=True, name=f"proj {heads} {keys}"),
+        dense(qkv, None, name=f"qkv {heads} {keys} {first}"),
+        Attention(heads, 16, first),
+        dense(normal(WIDTH, 16 * heads), None, adds=True, name=f"proj {heads} {keys} {first}"),
     ]
 
 
@@ -190,6 +191,15 @@ REFUSED: dict[str, tuple[Program, str]] = {
     "a renewal between norm and factor": (
         program([norm(), Renew(norm())]),
         "Renew.: follows what Factor or Transpose may follow",
+    ),
+    "merged tokens that there are not": (program([Unmerge()]), "0 .Unmerge.: no tokens are merged"),
+    "tokens that are given back twice": (
+        program([*attention(), Merge(1, 16, 0, 1), Unmerge(), Unmerge()], 16),
+        "Unmerge.: no tokens are merged",
+    ),
+    "merged tokens behind the first alone": (
+        program([*attention(), Merge(1, 16, 0, 1), *attention(first=True), Unmerge()], 16),
+        "Unmerge.: no tokens are merged",
     ),
     "a negative prefix": (program([*attention(), Merge(1, 16, -3, 1)]), "Merge.: a prefix of -3"),
     "a huge count": (program([*attention(), Merge(1, 16, 0, 2**63)]), "9223372036854775808 of 4 tokens"),
