@@ -22,6 +22,9 @@ DEPTHWISE, SQUARES, RESPONSE_NORM, TRANSPOSE, UNMERGE = range(8, 13)
 ARENA_BYTES, ARENA_OF_WEIGHTS = 1 << 26, 16
 """The arena of a thread takes at most the first, in bytes, and the second for each byte of weights."""
 
+DEPTHWISE_ACROSS = 7
+"""Outputs of a depthwise convolution that are computed at once."""
+
 PERFORMER_SLICES = 8
 """The tokens whose keys are summed up apart."""
 
@@ -222,6 +225,11 @@ def attention_bytes(tokens: int, width: int) -> int:
 def merge_bytes(tokens: int, width: int) -> int:
     """What a merge needs in the kernel: keys of both sets, and some numbers for each token."""
     return 4 * (tokens + 32) * (width + 16)
+
+
+def depthwise_bytes(side: int, channels: int, kernel: int) -> int:
+    """What a depthwise convolution needs in the kernel: as many lines as its kernel has, with zeros at their ends."""
+    return 4 * channels * kernel * (side + kernel + DEPTHWISE_ACROSS)
 
 
 def performer_bytes(width: int, features: int) -> int:

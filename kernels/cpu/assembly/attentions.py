@@ -83,17 +83,19 @@ class Attentions:
         channels, kernel, _ = conv.weight.shape
         weight = conv.weight[order].reshape(-1, LANES, kernel**2).transpose(0, 2, 1)
         out = Vector(order, None, structs.F32)
-        to = self.tables.rows("convolved", out.row_bytes, tokens)
+        to, side = self.tables.rows("convolved", out.row_bytes, tokens), isqrt(tokens)
+        size = structs.depthwise_bytes(side, channels, kernel)
         self.tables.step(
             structs.DEPTHWISE,
             [stream, to],
             takes=[(tokens, 4 * channels)] * 2,
             rows=tokens,
-            side=isqrt(tokens),
+            side=side,
             channels=channels,
             patch=kernel,
             start=self.stages.floats(weight),
             bias=self.stages.floats(conv.bias[order]),
+            scratch=self.tables.place(("depthwise", size), size),
         )
         return Rows(out, to)
 

@@ -205,60 +205,56 @@ static void run_pixels(const Program& p, const Step& s, const char* base, char* 
   else to_pixels<kBF16>(s, scale, bias, picture, arena + grid.offset, grid.row_bytes, member);
 }
 
-// The mean of the rows, float32.
-static void run_mean(const Program& p, const Step& s, char* arena) {
-  const Buffer &in = p.buffers[s.first_buffer], &out = p.buffers[s.first_buffer + 1];
-  for (int c = 0; c < s.channels; c += kLanes) {
-    f32x16 total{};
-    const char* from = arena + in.offset + 4L * c;
-    for (int r = 0; r < s.rows; r++, from += in.row_bytes) total += load<f32x16>(from);
-    store(arena + out.offset + 4L * c, total / (float)s.rows);
-  }
-}
+// A depthwise convolution of float32 rows, line by line. The lines that are read are copied, sixteen channels side by side, with
+// zeros at both ends: in the stream those of one channel lie a whole row apart, in the same few sets of the cache.
+constexpr int kAcross = 7;      // outputs side by side, which share a weight
+constexpr int kMaxKernel = 31;  // shape_checks.py allows no larger one
 
-// A depthwise convolution of float32 rows, sixteen channels in the lanes: some outputs side by side take what was loaded once
-// for all of them.
-constexpr int kAcross = 4;      // outputs at a time
-constexpr int kWindow = 7;      // taps of a line at a time, so that they stay in registers: a longer line is several
-
-// A line of up to kWindow taps is added to the sums of kAcross outputs; its first tap reads the pixel `x`.
-static inline void add_line(f32x16 (&sums)[kAcross], const char* line, long ld, int side, int x, const float* weight, int taps) {
-  f32x16 pixels[kAcross + kWindow - 1];
-#pragma GCC unroll 10
-  for (int i = 0; i < kAcross + kWindow - 1; i++)
-    pixels[i] = i < kAcross + taps - 1 && x + i >= 0 && x + i < side ? load<f32x16>(line + (x + i) * ld) : f32x16{};
+// Sixteen channels of kAcross outputs from `x` on. `lines` has the line of each tap, nullptr where it is outside.
+static inline void add_taps(const float* const* lines, int kernel, int x, const float* weight, const float* bias, float* sums) {
+  for (int half = 0; half < kLanes; half += kNativeLanes) {
+    native_f32 sum[kAcross];
+    for (native_f32& v : sum) v = load<native_f32>(bias + half);
+    for (int tap = 0; tap < kernel; tap++) {
+      if (!lines[tap]) continue;
+      const float *pixel = lines[tap] + x * kLanes + half, *w = weight + (long)tap * kernel * kLanes + half;
+      for (int i = 0; i < kernel; i++, pixel += kLanes, w += kLanes) {
+        const native_f32 v = load<native_f32>(w);
 #pragma GCC unroll 7
-  for (int tap = 0; tap < kWindow; tap++) {
-    if (tap >= taps) break;
-    const f32x16 w = load<f32x16>(weight + tap * kLanes);
-#pragma GCC unroll 4
-    for (int i = 0; i < kAcross; i++) sums[i] = fma(pixels[i + tap], w, sums[i]);
+        for (int j = 0; j < kAcross; j++) sum[j] = fma(load<native_f32>(pixel + j * kLanes), v, sum[j]);
+      }
+    }
+#pragma GCC unroll 7
+    for (int j = 0; j < kAcross; j++) store(sums + j * kLanes + half, sum[j]);
   }
 }
 
 static void run_depthwise(const Program& p, const Step& s, const char* base, char* arena, const Member& member) {
   const Buffer &in = p.buffers[s.first_buffer], &out = p.buffers[s.first_buffer + 1];
   const int side = s.side, kernel = s.patch, edge = kernel / 2;
+  const long pitch = (side + kernel + kAcross) * kLanes, line_size = s.channels / kLanes * pitch;
+  float* copies = (float*)(member.memory + s.scratch);
+  const float *weights = (const float*)(base + s.start), *biases = (const float*)(base + s.bias), *lines[kMaxKernel];
   const Member::Share mine = member.share(side);
-  for (int c = 0; c < s.channels; c += kLanes) {
-    const float* weight = (const float*)(base + s.start) + (long)c * kernel * kernel;
-    const f32x16 bias = load<f32x16>((const float*)(base + s.bias) + c);
-    const char* grid = arena + in.offset + 4L * c;
-    for (int y = mine.first; y < mine.last; y++)
+  memset(copies, 0, 4 * kernel * line_size);
+  for (int y = mine.first - edge; y < mine.last + edge; y++) {
+    if (y >= 0 && y < side)
+      for (int x = 0; x < side; x++)
+        for (int c = 0; c < s.channels; c += kLanes)
+          store(copies + y % kernel * line_size + c / kLanes * pitch + (x + edge) * kLanes,
+                load<f32x16>(arena + in.offset + ((long)y * side + x) * in.row_bytes + 4L * c));
+    if (y < mine.first + edge) continue;
+    char* to = arena + out.offset + (long)(y - edge) * side * out.row_bytes;
+    for (int c = 0; c < s.channels; c += kLanes) {
+      for (int tap = 0, at = y - 2 * edge; tap < kernel; tap++, at++)
+        lines[tap] = at >= 0 && at < side ? copies + at % kernel * line_size + c / kLanes * pitch : nullptr;
       for (int x = 0; x < side; x += kAcross) {
-        f32x16 sums[kAcross];
-        for (int i = 0; i < kAcross; i++) sums[i] = bias;
-        for (int tap = 0; tap < kernel; tap++) {
-          const int at = y + tap - edge;
-          if (at < 0 || at >= side) continue;
-          const char* line = grid + (long)at * side * in.row_bytes;
-          for (int first = 0; first < kernel; first += kWindow)
-            add_line(sums, line, in.row_bytes, side, x + first - edge, weight + (tap * kernel + first) * kLanes,
-                     kernel - first < kWindow ? kernel - first : kWindow);
-        }
-        char* to = arena + out.offset + ((long)y * side + x) * out.row_bytes + 4L * c;
-        for (int i = 0; i < kAcross && x + i < side; i++, to += out.row_bytes) store(to, sums[i]);
+        alignas(64) float sums[kAcross * kLanes];
+        add_taps(lines, kernel, x, weights + (long)c * kernel * kernel, biases + c, sums);
+        for (int j = 0; j < kAcross && x + j < side; j++)
+          store(to + (x + j) * out.row_bytes + 4L * c, load<f32x16>(sums + j * kLanes));
       }
+    }
   }
 }
 

@@ -60,6 +60,17 @@ static void run_transpose(const Program& p, const Step& s, const char* base, cha
   else run_transpose<kBF16>(p, s, base, arena, member);
 }
 
+// The mean of the rows, float32.
+static void run_mean(const Program& p, const Step& s, char* arena) {
+  const Buffer &in = p.buffers[s.first_buffer], &out = p.buffers[s.first_buffer + 1];
+  for (int c = 0; c < s.channels; c += kLanes) {
+    f32x16 total{};
+    const char* from = arena + in.offset + 4L * c;
+    for (int r = 0; r < s.rows; r++, from += in.row_bytes) total += load<f32x16>(from);
+    store(arena + out.offset + 4L * c, total / (float)s.rows);
+  }
+}
+
 struct Image {
   const Program* program;
   const char* base;
