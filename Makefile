@@ -18,11 +18,10 @@ serve:
 	@$(MAKE) --no-print-directory --jobs 2 .venv/.installed-serve $(CPU_KERNELS)
 	$(BIN)/milkweed serve --port $(PORT)
 
-# A file's tests stay in one process, since they share servers; JOBS=0 for all in one. Files go in their own order, so that
-# small ones (tests/server) come last: by number of tests, as xdist would sort them, the slowest would. One process more than
-# there are cores, since a fifth of the time tests wait.
+# A process takes tests that lie side by side, since they share servers, and who is done first takes of the others' last ones;
+# JOBS=0 for all in one. One process more than there are cores, since a fifth of the time tests wait.
 JOBS ?= $(shell echo $$(($$(nproc) + 1)))
-PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 test: .venv/.installed-test $(CPU_KERNELS)
 	$(PYTEST) -m "not slow"
 

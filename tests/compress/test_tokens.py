@@ -1,5 +1,6 @@
 """The schedules that a search tries are those that a model takes."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -26,7 +27,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], bool]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_takes_every_schedule_that_is_tried(name: str) -> None:
     arch, arguments, class_token = MODELS[name]
-    tried = list(mergings(create_model(arch, num_classes=3, **arguments)))
+    model = create_model(arch, num_classes=3, **arguments)
+    tried = list(mergings(model))
     assert {merging.protect for merging in tried} == (set(PROTECT) if class_token else {0.0})
     for merging in tried:
-        apply_token_plan(create_model(arch, num_classes=3, **arguments), TokenPlan(merging))
+        apply_token_plan(copy.deepcopy(model), TokenPlan(merging))

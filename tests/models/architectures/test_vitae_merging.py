@@ -93,7 +93,7 @@ def test_a_plan_counts_the_cells_that_attend_to_all_tokens() -> None:
     ("v1", TokenPlan(TokenMerging(0, protect=0.1)), "merging: protect 0.1 needs a class token that the head reads"),
     ("v1 with a class token", TokenPlan(TokenMerging(0, protect=0.1)), "protect 0.1 needs a class token"),
     ("v1 with a class token", TokenPlan(class_last=True),
-     "class_last: its head reads the patch tokens (avg pooling), no class token"),
+     "class_last: its head reads the patch tokens (avg pooling)"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused_in_one_line(family: str, plan: TokenPlan, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
