@@ -8,7 +8,7 @@ from torch import nn
 
 from ..inference.device import CPU, computes_in_bfloat16
 from ..models.accounting import macs
-from ..models.architectures.token_blocks import has_token_rules, reads_class_token, token_depth
+from ..models.architectures.token_blocks import reads_class_token, token_depth
 from ..models.divergence import diverge
 from ..models.layers.token_plan import TokenMerging, TokenPlan
 from .measure import CandidateEvaluator
@@ -25,7 +25,7 @@ MOST_KL = 0.3
 
 def mergings(model: nn.Module) -> Iterator[TokenMerging]:
     """Yield the schedules that are tried: from a quarter and a third of the depth on, since early merges cost most."""
-    depth, class_token = token_depth(model), has_token_rules(model) and reads_class_token(model)
+    depth, class_token = token_depth(model), reads_class_token(model)
     for start in sorted({max(1, depth // 4), max(1, depth // 3)}):
         for every in EVERY:
             for share in MERGED_SHARES:

@@ -118,7 +118,7 @@ class StartTokens:
 
 @dataclass(frozen=True, eq=False)
 class Unmerge:
-    """Gives each token of the stream as often as it stands for one, so that a mean or a pool counts them all."""
+    """Repeats merged tokens of the stream by their sizes, so that a mean or an attention pool counts all."""
 
 
 @dataclass(frozen=True, eq=False)

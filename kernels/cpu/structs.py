@@ -20,10 +20,10 @@ PATCHES, ROWS, ATTENTION, MERGE, PIXELS, PERFORMER, MEAN, GROUPED = range(8)
 DEPTHWISE, SQUARES, RESPONSE_NORM, TRANSPOSE, UNMERGE = range(8, 13)
 
 ARENA_BYTES, ARENA_OF_WEIGHTS = 1 << 26, 16
-"""The arena of a thread takes at most the first, in bytes, and the second for each byte of weights."""
+"""The largest arena of a thread, in bytes: the first, and the second per byte of weights."""
 
 DEPTHWISE_ACROSS = 7
-"""Outputs of a depthwise convolution that are computed at once."""
+"""Outputs of a depthwise convolution that are computed at once: csrc/grid.h has the same number."""
 
 PERFORMER_SLICES = 8
 """The tokens whose keys are summed up apart."""

@@ -104,7 +104,7 @@ def places(order: Tensor, nearest: Tensor, count: int, patches: int) -> Tensor:
 
 
 def unmerged(x: Tensor, size: Tensor, count: int) -> Tensor:
-    """Give each token (B, M, C) as often as it stands for one of `count`, by sizes (B, M, 1): (B, count, C)."""
+    """Repeat tokens (B, M, C) by their sizes (B, M, 1), of which `count` is the sum: (B, count, C)."""
     ends = size.cumsum(dim=1)
     return rows(x, (torch.arange(count, dtype=ends.dtype, device=x.device) >= ends).sum(dim=1))
 

@@ -133,7 +133,7 @@ class TokenBlocks(nn.Sequential):
     """The blocks of a model, the later ones TokenBlocks: tokens (B, N, C) -> those that are left.
 
     Args:
-        unmerges: the head reads patch tokens; all N are then given, merged ones as often as they stand for a patch.
+        unmerges: the head pools patch tokens; it gets all N, merged ones as often as they stand for one, side by side.
     """
 
     def __init__(self, blocks: nn.Sequential, plan: TokenPlan, *, unmerges: bool) -> None:
@@ -206,12 +206,8 @@ def has_token_rules(model: nn.Module) -> bool:
 
 
 def reads_class_token(model: Any) -> bool:
-    """Whether the head reads a class token, so that what this attends to can be protected.
-
-    Raises:
-        ValueError: there are no rules for models of this type.
-    """
-    return _reading(model).read > 0
+    """Whether the head reads a class token, so that plans can protect what this attends to; False without rules."""
+    return has_token_rules(model) and _reading(model).read > 0
 
 
 def token_depth(model: Any) -> int:
@@ -253,6 +249,8 @@ def _check(plan: TokenPlan, reading: _Reading, depth: int) -> None:
         raise ValueError(f"class_last: its head reads the patch tokens ({reading.pooling} pooling)")
     if plan.merging is None:
         return
+    if reading.pooling == "":
+        raise ValueError("merging: without a pooling its answer has the patches in their places, which merging changes")
     if plan.merging.start >= (depth if reading.restored else depth - 1):
         limit = (
             f"{depth}, its cells that attend to all"

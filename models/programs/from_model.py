@@ -91,8 +91,8 @@ def _pooled(vit: Any, operators: list[Operator], tokens: int) -> tuple[list[Oper
         classifier = dense(weight, (bias_of(both[0]) + bias_of(both[1])) / 2, name="head")
         return [*operators, *_norms(vit.norm)], JoinedHead(None, classifier, 1, 1)
     joined, pool, norm = isinstance(vit.head, TokenAvgHead), getattr(vit, "attn_pool", None), norm_if(vit.fc_norm)
-    whole = pool is None or getattr(vit, "pool_include_prefix", type_name(vit) == _EVA)
-    left_out = 0 if whole else vit.num_prefix_tokens
+    reads_all = pool is None or getattr(vit, "pool_include_prefix", type_name(vit) == _EVA)
+    left_out = 0 if reads_all else vit.num_prefix_tokens
     merges = any(isinstance(operator, Merge) for operator in operators)
     if merges and (joined or left_out or vit.global_pool == "avg"):  # attention knows sizes, but not beside a bias
         operators = [*operators, Unmerge()]

@@ -203,10 +203,10 @@ class Attentions:
         return stream, sizes
 
     def unmerge(self, old: Fields, sizes: Fields, before: State) -> Fields:
-        """Give tokens of a stream as often as their sizes say. Return the new stream."""
-        rows, all_rows, row_bytes = before.tokens, before.tokens + before.merged, 4 * before.width
-        stream = self.tables.rows("stream", row_bytes, all_rows)
-        takes = [(rows, row_bytes), (rows, 4), (all_rows, row_bytes)]
+        """Repeat tokens of a stream by their sizes. Return the new stream."""
+        rows, repeated, row_bytes = before.tokens, before.tokens + before.merged, 4 * before.width
+        stream = self.tables.rows("stream", row_bytes, repeated)
+        takes = [(rows, row_bytes), (rows, 4), (repeated, row_bytes)]
         self.tables.step(
             structs.UNMERGE, [old, sizes, stream], takes=takes, rows=rows, merged=before.merged, channels=before.width
         )

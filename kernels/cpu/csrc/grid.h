@@ -236,6 +236,7 @@ static void run_depthwise(const Program& p, const Step& s, const char* base, cha
   float* copies = (float*)(member.memory + s.scratch);
   const float *weights = (const float*)(base + s.start), *biases = (const float*)(base + s.bias), *lines[kMaxKernel];
   const Member::Share mine = member.share(side);
+  if (mine.first == mine.last) return;
   memset(copies, 0, 4 * kernel * line_size);
   for (int y = mine.first - edge; y < mine.last + edge; y++) {
     if (y >= 0 && y < side)

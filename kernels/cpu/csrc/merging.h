@@ -165,12 +165,12 @@ static void run_merge(const Program& p, const Step& s, char* arena, const Member
   write_merged(s, m, (float*)at(2), (float*)at(3));
 }
 
-// Gives each row as often as it stands for a token.
+// Repeats the rows of buffer 0 by their sizes.
 static void run_unmerge(const Program& p, const Step& s, char* arena) {
   const Buffer *b = p.buffers + s.first_buffer, &out = b[2];
-  const int all = s.rows + s.merged;
+  const int end = s.rows + s.merged;
   for (int row = 0, to = 0; row < s.rows; row++)
-    for (int left = (int)*(const float*)(arena + b[1].offset + row * b[1].row_bytes); left > 0 && to < all; left--, to++)
+    for (int size = (int)*(const float*)(arena + b[1].offset + row * b[1].row_bytes); size > 0 && to < end; size--, to++)
       memcpy(arena + out.offset + to * out.row_bytes, arena + b[0].offset + row * b[0].row_bytes, 4L * s.channels);
 }
 

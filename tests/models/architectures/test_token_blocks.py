@@ -209,6 +209,7 @@ REFUSED: list[tuple[str, dict[str, Any], TokenPlan, str]] = [
     ("vit_small_patch16_224", MEAN, LAST, "class_last: its head reads the patch tokens (avg pooling)"),
     ("vit_small_patch16_224", {**VIT, "global_pool": "max"}, LAST, "the patch tokens (max pooling)"),
     ("vit_small_patch16_224", {**VIT, "global_pool": "token_avg"}, LAST, "the patch tokens (token and avg pooling)"),
+    ("vit_small_patch16_224", {**VIT, "global_pool": ""}, TokenPlan(TokenMerging(1)), "merging: without a pooling"),
     ("vit_small_patch16_224", MEAN, TokenPlan(TokenMerging(1, protect=0.1)),
      "merging: protect 0.1 needs a class token that the head reads"),
     ("deit_tiny_patch16_224", VIT, TokenPlan(TokenMerging(4)),
