@@ -42,11 +42,10 @@ def progress(what: str, unit: str, *, is_whole: bool = True) -> Iterator[Update]
         *([TimeRemainingColumn()] if is_whole else []),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task, started = bars.add_task(what, total=None, rate=""), time.monotonic()
+        task, rate_of = bars.add_task(what, total=None, rate=""), _rate_meter()
 
         def update(done: int, total: int) -> None:
-            rate = done / max(1e-9, time.monotonic() - started)
-            bars.update(task, completed=done, total=total, rate=f"{rate:.1f} {unit}/s")
+            bars.update(task, completed=done, total=total, rate=f"{rate_of(done):.1f} {unit}/s")
 
         yield update
 
@@ -108,16 +107,26 @@ def epoch_line(row: Mapping[str, Any]) -> str:
 
 def _log_lines(what: str, unit: str, is_whole: bool = True) -> Update:
     """Print progress as plain lines, at most one every LOG_SECONDS; short work prints nothing."""
-    started = written = time.monotonic()
+    written, rate_of = time.monotonic(), _rate_meter()
 
     def update(done: int, total: int) -> None:
         nonlocal written
-        now = time.monotonic()
+        rate, now = rate_of(done), time.monotonic()
         if now < written + LOG_SECONDS:
             return
         written = now
-        rate = done / max(1e-9, now - started)
-        left = f", {(total - done) / rate:.0f} s left" if done and is_whole else ""
+        left = f", {(total - done) / rate:.0f} s left" if rate and is_whole else ""
         note(f"{what}: {done} of {total} {unit}, {rate:.1f} {unit}/s{left}")
 
     return update
+
+
+def _rate_meter() -> Callable[[int], float]:
+    """Return what tells the units a second since its first call, which may be of resumed work; 0 when not known."""
+    first: list[tuple[int, float]] = []
+
+    def rate_of(done: int) -> float:
+        first[:] = first or [(done, time.monotonic())]
+        return (done - first[0][0]) / max(1e-9, time.monotonic() - first[0][1])
+
+    return rate_of

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,7 +34,16 @@ def test_the_steps_of_a_search_tell_no_time_left(
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     with progress.job_progress("compress: ", is_search=is_search) as told:
         told.step("reading", 1, 4)
+        told.step("reading", 2, 4)
     assert ("s left" in capsys.readouterr().err) != is_search
+
+
+def test_a_resumed_job_tells_its_own_rate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=iter([0, 5, 5, 5, 15, 15, 15]).__next__))
+    with progress.job_progress() as told:
+        told.step("train", 8600, 8700)
+        told.step("train", 8620, 8700)
+    assert capsys.readouterr().err == "milkweed: train: 8620 of 8700 done, 2.0 done/s, 40 s left\n"
 
 
 @pytest.mark.parametrize("resumes", [True, False])
