@@ -204,6 +204,6 @@ def test_steps_are_shown_one_after_the_other(
         told.step("fitting", 5, 10)
         told.step("calibrating", 1, 1)
     assert capsys.readouterr().err.splitlines() == [
-        "milkweed: compress: calibrating: 2 of 4 done, 0.2 done/s, 11 s left",
+        "milkweed: compress: calibrating: 2 of 4 done, 0.1 done/s, 22 s left",
         "milkweed: compress: fitting: 5 of 10 layers, 0.5 layers/s, 11 s left",
     ]
