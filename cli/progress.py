@@ -116,7 +116,7 @@ def _log_lines(what: str, unit: str, is_whole: bool = True) -> Update:
             return
         written = now
         left = f", {(total - done) / rate:.0f} s left" if rate and is_whole else ""
-        note(f"{what}: {done} of {total} {unit}, {rate:.1f} {unit}/s{left}")
+        note(f"{what}: {done} of {total} {unit}{f', {rate:.1f} {unit}/s' if rate else ''}{left}")
 
     return update
 
