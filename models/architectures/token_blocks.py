@@ -133,7 +133,7 @@ class TokenBlocks(nn.Sequential):
     """The blocks of a model, the later ones TokenBlocks: tokens (B, N, C) -> those that are left.
 
     Args:
-        unmerges: the head pools patch tokens; it gets all N, merged ones as often as they stand for one, side by side.
+        unmerges: whether merged tokens are repeated by their sizes behind the blocks, for a head that pools patches.
     """
 
     def __init__(self, blocks: nn.Sequential, plan: TokenPlan, *, unmerges: bool) -> None:
