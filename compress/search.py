@@ -16,7 +16,7 @@ from ..models.progress import SILENT, Progress
 from ..models.report.frontier import pareto_frontier
 from .apply import SearchCandidate
 from .data import SCREENED_IMAGES, Baseline
-from .distill.distil import distil, planned, training_seconds
+from .distill.distil import distil, planned_steps, training_seconds, with_steps
 from .job import CompressJob
 from .journal import Trials
 from .measure import DENSE, CandidateEvaluator
@@ -205,16 +205,21 @@ class Search:
         ]
         left = [*structures, *(replace(recipe, distillation=DistillationConfig()) for recipe in learn)]
         while left:
-            recipes = planned(left, self.evaluator.image_seconds, self._seconds_left())
-            seconds = [training_seconds(recipe.distillation, self.evaluator.image_seconds) for recipe in recipes]
             self.pace.expect(len(left))
-            self.pace.expect_seconds(screening=0.0, training=sum(seconds[1:]))
-            self._measured(recipes[0])
+            self._measured(self._planned(left))
             left.pop(0)
 
-    def _seconds_left(self) -> float | None:
-        minutes = self.job.minutes
-        return None if minutes is None else max(0.0, 60 * minutes - (time.perf_counter() - self.started))
+    def _planned(self, left: Sequence[Recipe]) -> Recipe:
+        """Return the first recipe, trained for its share of the time that is left; a search that goes on keeps it."""
+        first, image_seconds = left[0], self.evaluator.image_seconds
+        if (minutes := self.job.minutes) is not None:
+            seconds = max(0.0, 60 * minutes - (time.perf_counter() - self.started))
+            key = f"steps/{first.file} in {minutes:g} min"
+            first = with_steps(first, self.trials.get(key, lambda: planned_steps(self.evaluator, left, seconds)))
+        usual = [training_seconds(recipe.distillation, image_seconds) for recipe in left]
+        longer = training_seconds(first.distillation, image_seconds) / usual[0]
+        self.pace.expect_seconds(screening=0.0, training=longer * sum(usual[1:]))
+        return first
 
     def _measured(self, recipe: Recipe) -> None:
         """Train a model as its recipe asks for, and measure it."""

@@ -234,13 +234,17 @@ class TorchForward(Forward):
         self, chunks: Sequence[Tensor], sizes: Sequence[int], results: list[Any], turns: Iterator[int]
     ) -> float:
         started = thread_cpu_seconds()
-        if torch.get_num_threads() != self.plan.threads:
-            torch.set_num_threads(self.plan.threads)  # a property of the calling thread
-        with torch.inference_mode():
-            for turn in turns:
-                chunk = chunks[turn]
-                images = _filled_up(chunk, sizes[turn]).to(self._dtype)
-                results[turn] = self._compute(images)[: len(chunk)]
+        # A property of the calling thread, which may be the one that trains a model: set back, for a microsecond.
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.plan.threads)
+        try:
+            with torch.inference_mode():
+                for turn in turns:
+                    chunk = chunks[turn]
+                    images = _filled_up(chunk, sizes[turn]).to(self._dtype)
+                    results[turn] = self._compute(images)[: len(chunk)]
+        finally:
+            torch.set_num_threads(before)
         return float(thread_cpu_seconds() - started)
 
 

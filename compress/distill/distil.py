@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
-from math import ceil, floor, log2
+from math import ceil
+from pathlib import Path
 
 from torch import nn
 
@@ -15,7 +16,7 @@ from ...loaders.preprocess.spec import PreprocessSpec
 from ...models.architectures.token_blocks import TokenBlock
 from ...models.architectures.vitae.merging import MergingCell
 from ...models.architectures.vitae.reduction import PerformerAttention
-from ...models.progress import Progress
+from ...models.progress import SILENT, Progress
 from ...models.training import Trainer, TrainingRecipe
 from ..data import Baseline
 from ..measure import CandidateEvaluator
@@ -27,6 +28,12 @@ from .objectives import FeatureDistillation
 AVERAGE = 0.95
 """The decay of the weights' average, which is kept."""
 
+TIMED_STEPS = 6
+"""Steps by which a training's time is foretold; the first is slower than the others, which is on the safe side."""
+
+TRAINING_SHARE = 0.9
+"""Of the time that there is; in the rest the model is measured and written."""
+
 FEWEST_STEPS = 30
 """A training that has time for fewer steps is left as long as this: shorter ones change nothing but their time."""
 
@@ -37,20 +44,31 @@ def training_seconds(distillation: DistillationConfig | None, image_seconds: flo
     return 4 * steps * image_seconds
 
 
-def planned(recipes: Sequence[Recipe], image_seconds: float, seconds: float | None) -> list[Recipe]:
-    """Return the recipes with trainings that take at most so many seconds together; None leaves them as they are.
+def planned_steps(evaluator: CandidateEvaluator, recipes: Sequence[Recipe], seconds: float) -> int:
+    """Return the steps with which the first recipe's training takes its share of so many seconds, by the clock.
 
-    Steps are doubled or halved: a search that was killed then goes on with the same ones, as a rule.
+    What the trainings take of each other follows their usual steps. A part is kept for measuring; a training of several
+    passes over the images ends with one.
+
+    Raises:
+        DataError, TrainingError: as `distil`.
     """
-    usual = sum(training_seconds(recipe.distillation, image_seconds) for recipe in recipes)
-    if seconds is None or not usual:
-        return list(recipes)
-    plans, factor = [], 2.0 ** floor(log2(max(seconds, 1.0) / usual))
-    for recipe in recipes:
-        assert recipe.distillation is not None
-        steps = max(FEWEST_STEPS, int(recipe.distillation.steps * factor))
-        plans.append(replace(recipe, distillation=replace(recipe.distillation, steps=steps)))
-    return plans
+    plans = [recipe.distillation for recipe in recipes if recipe.distillation is not None]
+    usual = sum(plan.steps * _step_seconds(evaluator, recipe) for plan, recipe in zip(plans, recipes, strict=True))
+    count = max(FEWEST_STEPS, int(plans[0].steps * TRAINING_SHARE * seconds / usual))
+    return count - count % _images(evaluator.baseline, replace(plans[0], steps=count)).steps
+
+
+def with_steps(recipe: Recipe, steps: int) -> Recipe:
+    """Return the recipe with a training of so many steps."""
+    assert recipe.distillation is not None
+    return replace(recipe, distillation=replace(recipe.distillation, steps=steps))
+
+
+def _step_seconds(evaluator: CandidateEvaluator, recipe: Recipe) -> float:
+    """Train for a few steps, layers that take over gradually among them, and return the time of each."""
+    result = _trainer(evaluator, with_steps(recipe, TIMED_STEPS), None, SILENT).train()
+    return result.seconds / result.history[-1]["step"]
 
 
 def distil(evaluator: CandidateEvaluator, recipe: Recipe, progress: Progress) -> None:
@@ -63,7 +81,14 @@ def distil(evaluator: CandidateEvaluator, recipe: Recipe, progress: Progress) ->
         DataError: labels are to count, and there are none.
         TrainingError: its loss is not finite.
     """
-    baseline, file, plan = evaluator.baseline, evaluator.recipes.weights_file(recipe), recipe.distillation
+    state = evaluator.recipes.weights_file(recipe).with_suffix(".state")
+    result = _trainer(evaluator, recipe, state, progress).train()
+    unblend(result.model)
+    evaluator.recipes.keep(recipe.floating, result.model)
+
+
+def _trainer(evaluator: CandidateEvaluator, recipe: Recipe, state: Path | None, progress: Progress) -> Trainer:
+    baseline, plan = evaluator.baseline, recipe.distillation
     assert plan is not None
     if plan.label_weight > 0 and baseline.calibration.targets is None:
         raise DataError(f"distillation: label_weight {plan.label_weight:g} needs images whose classes are known")
@@ -85,13 +110,11 @@ def distil(evaluator: CandidateEvaluator, recipe: Recipe, progress: Progress) ->
     objective = FeatureDistillation(
         baseline.model, training, 1.0, plan.label_weight, blocks=block_names(model), feature_weight=plan.features
     )
-    state, phase = file.with_suffix(".state"), f"training {recipe.plain}"
     _train_what_changed(model, recipe)
     if blended := round(plan.blend_fraction * passes * source.steps):
         blend(model, baseline.model, blended)
-    result = Trainer(model, objective, source, training, state=state, progress=progress, phase=phase).train()
-    unblend(result.model)
-    evaluator.recipes.keep(recipe.floating, result.model)
+    phase = f"training {recipe.plain}"
+    return Trainer(model, objective, source, training, state=state, progress=progress, phase=phase)
 
 
 def _images(baseline: Baseline, plan: DistillationConfig) -> TrainingImages:

@@ -66,11 +66,12 @@ def test_answer_does_not_depend_on_neighbours_to_the_bit(plan: LanePlan) -> None
 
 def test_lanes_and_threads_do_not_change_a_bit() -> None:
     pixels = torch.randn(9, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    answers = []
+    answers, threads = [], torch.get_num_threads()
     for plan in (LanePlan(8, 1, 1), LanePlan(8, 2, 1), LanePlan(8, 1, 2)):
         lanes = TorchForward(small_vit(), plan, dtype="float32", size=32)
         answers.append(probabilities(lanes, pixels))
         lanes.close()
+        assert torch.get_num_threads() == threads  # the caller's own computations go on as before
     assert torch.equal(answers[0], answers[1])
     assert torch.equal(answers[0], answers[2])
 

@@ -183,21 +183,31 @@ def test_labels_that_are_to_count_and_are_not_there_are_refused(evaluator: Lent)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "steps"),
+    ("seconds", "images", "steps"),
     [
-        (None, [120, 300]),
-        (4 * 420 * 16 * 0.01, [120, 300]),  # forward by the dense model and the other, and back: four times an image
-        (2 * 420 * 16 * 0.01, [60, 150]),
-        (1.9 * 420 * 16 * 0.01, [distil.FEWEST_STEPS, 75]),
-        (9 * 420 * 16 * 0.01, [240, 600]),
-        (0.0, [distil.FEWEST_STEPS] * 2),
+        (8.1, 40, 120),  # .9 of it: 120 steps of .01 s, beside 300 of .02
+        (16.3, 40, 244),
+        (16.3, 1600, 200),  # two passes of 100 steps, not 2.4
+        (16.3, 8000, 244),  # not a whole one
+        (0.0, 40, distil.FEWEST_STEPS),
     ],
 )
-def test_trainings_are_doubled_or_halved_to_the_time_there_is(seconds: float | None, steps: list[int]) -> None:
+def test_a_training_takes_its_share_of_the_time_there_is(
+    seconds: float, images: int, steps: int, evaluator: Lent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distil, "_step_seconds", lambda _, recipe: 0.02 if recipe.structure else 0.01)
     recipes = [
         Recipe(TokenPlan(MERGING), distillation=DistillationConfig()),
         Recipe(structure=Structure(), distillation=OF_STRUCTURES),
     ]
-    plans = distil.planned(recipes, 0.01, seconds)
-    assert [plan.distillation.steps for plan in plans if plan.distillation] == steps
-    assert [plan.plain for plan in plans] == [recipe.plain for recipe in recipes]
+    lent = evaluator(dense_model(**VIT))
+    lent.baseline.training = lent.baseline.training[:1] * images
+    assert distil.planned_steps(lent, recipes, seconds) == steps
+
+
+def test_the_clock_is_read_in_steps_that_leave_nothing_behind(evaluator: Lent) -> None:
+    lent, recipe = evaluator(dense_model(**VIT)), Recipe(TokenPlan(MERGING, class_last=True), distillation=QUICK)
+    before = copy.deepcopy(lent.baseline.model.state_dict())
+    assert distil.planned_steps(lent, [recipe], 0.0) == distil.FEWEST_STEPS < distil.planned_steps(lent, [recipe], 1e5)
+    assert all(torch.equal(before[name], tensor) for name, tensor in lent.baseline.model.state_dict().items())
+    assert not list(lent.recipes.weights_file(recipe).parent.glob("weights*"))
