@@ -16,7 +16,7 @@ from ..models.progress import SILENT, Progress
 from ..models.report.frontier import pareto_frontier
 from .apply import SearchCandidate
 from .data import SCREENED_IMAGES, Baseline
-from .distill.distil import distil, planned_steps, training_seconds, with_steps
+from .distill.distil import distil, planned_steps, step_seconds, training_seconds, with_steps
 from .job import CompressJob
 from .journal import Trials
 from .measure import DENSE, CandidateEvaluator
@@ -213,13 +213,17 @@ class Search:
         """Return the first recipe, trained for its share of the time that is left; a search that goes on keeps it."""
         first, image_seconds = left[0], self.evaluator.image_seconds
         if (minutes := self.job.minutes) is not None:
-            seconds = max(0.0, 60 * minutes - (time.perf_counter() - self.started))
-            key = f"steps/{first.file} in {minutes:g} min"
-            first = with_steps(first, self.trials.get(key, lambda: planned_steps(self.evaluator, left, seconds)))
+            steps = self.trials.get(f"steps/{first.file} in {minutes:g} min", lambda: self._steps(left, 60 * minutes))
+            first = with_steps(first, steps)
         usual = [training_seconds(recipe.distillation, image_seconds) for recipe in left]
         longer = training_seconds(first.distillation, image_seconds) / usual[0]
         self.pace.expect_seconds(screening=0.0, training=longer * sum(usual[1:]))
         return first
+
+    def _steps(self, left: Sequence[Recipe], limit: float) -> int:
+        timed = [step_seconds(self.evaluator, recipe) for recipe in left]  # makes the models too, which takes its time
+        seconds = max(0.0, limit - (time.perf_counter() - self.started))
+        return planned_steps(self.baseline, left, timed, seconds)
 
     def _measured(self, recipe: Recipe) -> None:
         """Train a model as its recipe asks for, and measure it."""

@@ -44,19 +44,19 @@ def training_seconds(distillation: DistillationConfig | None, image_seconds: flo
     return 4 * steps * image_seconds
 
 
-def planned_steps(evaluator: CandidateEvaluator, recipes: Sequence[Recipe], seconds: float) -> int:
-    """Return the steps with which the first recipe's training takes its share of so many seconds, by the clock.
+def planned_steps(baseline: Baseline, recipes: Sequence[Recipe], step_seconds: Sequence[float], seconds: float) -> int:
+    """Return the steps with which the first recipe's training takes its share of so many seconds.
 
     What the trainings take of each other follows their usual steps. A part is kept for measuring; a training of several
     passes over the images ends with one.
 
-    Raises:
-        DataError, TrainingError: as `distil`.
+    Args:
+        step_seconds: of each recipe, see `step_seconds`.
     """
     plans = [recipe.distillation for recipe in recipes if recipe.distillation is not None]
-    usual = sum(plan.steps * _step_seconds(evaluator, recipe) for plan, recipe in zip(plans, recipes, strict=True))
+    usual = sum(plan.steps * step for plan, step in zip(plans, step_seconds, strict=True))
     count = max(FEWEST_STEPS, int(plans[0].steps * TRAINING_SHARE * seconds / usual))
-    return count - count % _images(evaluator.baseline, replace(plans[0], steps=count)).steps
+    return count - count % _images(baseline, replace(plans[0], steps=count)).steps
 
 
 def with_steps(recipe: Recipe, steps: int) -> Recipe:
@@ -65,8 +65,12 @@ def with_steps(recipe: Recipe, steps: int) -> Recipe:
     return replace(recipe, distillation=replace(recipe.distillation, steps=steps))
 
 
-def _step_seconds(evaluator: CandidateEvaluator, recipe: Recipe) -> float:
-    """Train for a few steps, layers that take over gradually among them, and return the time of each."""
+def step_seconds(evaluator: CandidateEvaluator, recipe: Recipe) -> float:
+    """Train for a few steps, layers that take over gradually among them, and return the time of each.
+
+    Raises:
+        DataError, TrainingError: as `distil`.
+    """
     result = _trainer(evaluator, with_steps(recipe, TIMED_STEPS), None, SILENT).train()
     return result.seconds / result.history[-1]["step"]
 
