@@ -8,6 +8,7 @@ and quantisation nearly add up, so their sum says which pairs are worth measurin
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ..models.architectures.token_blocks import apply_token_plan, has_token_rules
@@ -221,7 +222,11 @@ class Search:
         return first
 
     def _steps(self, left: Sequence[Recipe], limit: float) -> int:
-        timed = [step_seconds(self.evaluator, recipe) for recipe in left]  # makes the models too, which takes its time
+        # Makes the models too, whose time is not left any more.
+        timed = [
+            self.trials.get(f"step_seconds/{recipe.file}", partial(step_seconds, self.evaluator, recipe))
+            for recipe in left
+        ]
         seconds = max(0.0, limit - (time.perf_counter() - self.started))
         return planned_steps(self.baseline, left, timed, seconds)
 

@@ -29,10 +29,10 @@ AVERAGE = 0.95
 """The decay of the weights' average, which is kept."""
 
 TIMED_STEPS = 6
-"""Steps by which a training's time is foretold; the first is slower than the others, which is on the safe side."""
+"""A training's time is foretold by so many steps; the first is slower than the others, which is on the safe side."""
 
 TRAINING_SHARE = 0.9
-"""Of the time that there is; in the rest the model is measured and written."""
+"""A training takes this share of the time that is left; the rest is kept for measuring and writing the model."""
 
 FEWEST_STEPS = 30
 """A training that has time for fewer steps is left as long as this: shorter ones change nothing but their time."""
@@ -47,8 +47,7 @@ def training_seconds(distillation: DistillationConfig | None, image_seconds: flo
 def planned_steps(baseline: Baseline, recipes: Sequence[Recipe], step_seconds: Sequence[float], seconds: float) -> int:
     """Return the steps with which the first recipe's training takes its share of so many seconds.
 
-    What the trainings take of each other follows their usual steps. A part is kept for measuring; a training of several
-    passes over the images ends with one.
+    The recipes share the time as their usual steps would. A training of several passes over the images ends with one.
 
     Args:
         step_seconds: of each recipe, see `step_seconds`.
@@ -66,7 +65,7 @@ def with_steps(recipe: Recipe, steps: int) -> Recipe:
 
 
 def step_seconds(evaluator: CandidateEvaluator, recipe: Recipe) -> float:
-    """Train for a few steps, layers that take over gradually among them, and return the time of each.
+    """Train for a few steps, also with layers that take over gradually, and return the mean time of one.
 
     Raises:
         DataError, TrainingError: as `distil`.
