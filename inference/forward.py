@@ -1,9 +1,10 @@
 """Runs the forward so that an image's answer never depends on its neighbours, and all cores have work.
 
 CPU libraries round differently for different batch sizes, but not for different places in a batch of one size
-nor for different numbers of threads (measured: DeiT-Tiny, batch 1 against 8: 1.4e-6, places: 0). So on a CPU
-every forward has the same number of images, the micro-batch, filled up with zeros, or one that was proved to give the
-same bits (`batch_sizes`). Several run at once in lanes. `torch_forward` does the same with a torch module.
+nor for different numbers of threads (measured: DeiT-Tiny, batch 1 against 8: 1.4e-6, places: 0; MKL where it is
+strict, see `device`). So on a CPU every forward has the same number of images, the micro-batch, filled up with
+zeros, or one that was proved to give the same bits (`batch_sizes`). Several run at once in lanes. `torch_forward`
+does the same with a torch module.
 """
 
 import functools

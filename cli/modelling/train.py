@@ -37,7 +37,7 @@ def train(options: TrainOptions) -> None:
     check_free(options.out, options.force)
     import torch
 
-    from ...inference.device import resolve_device, use_device
+    from ...inference.device import keep_freed_memory, resolve_device, use_device
     from ...jobs.train import train
     from ...models.progress import Progress
     from ...models.training.parallel import joined, local_device
@@ -48,6 +48,7 @@ def train(options: TrainOptions) -> None:
     if options.parallel is not None:
         device = local_device(device)
     use_device(device)
+    keep_freed_memory()
     job = _job(options, device)
     units, row = {"read": "images", "train": "steps"}, partial(describe, epochs=options.epochs)
     shown = job_progress(units=units, row=row, resumes=True)

@@ -1,5 +1,8 @@
 """Device, number type and cores: what is asked for, what is there, and what the container allows."""
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from milkweed.inference.device import (
     Device,
     DeviceError,
     device_names,
+    processor_name,
     resolve_device,
     resolve_devices,
     resolve_dtypes,
@@ -161,3 +165,42 @@ def test_files_that_are_broken_limit_nothing(
     for name in ("cgroup", "mountinfo"):
         (root / "proc/self" / name).write_bytes(b"\xff\0 - cgroup2\n" * 100)
         assert (usable_cores(root), container_memory(root)) == (8, None)
+
+
+FREED_AND_TAKEN = """
+import ctypes, resource
+from milkweed.inference.device import keep_freed_memory
+libc, size = ctypes.CDLL("libc.so.6"), 64 << 20
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+
+def page_faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = libc.malloc(size)
+    ctypes.memset(block, 1, size)
+    libc.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+print(page_faults(), page_faults())
+keep_freed_memory()
+print(page_faults(), page_faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has settings of its own")
+def test_memory_that_was_freed_is_taken_again_without_page_faults() -> None:
+    ran = subprocess.run([sys.executable, "-c", FREED_AND_TAKEN], capture_output=True, text=True, check=True)
+    _, given_back, _, kept = map(int, ran.stdout.split())
+    assert given_back > 10 * max(kept, 1)
+
+
+def test_mkl_is_strict_on_intels_processors_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of a product must have the same bits in every place of a batch."""
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    script = "import os; import milkweed.inference.device; print(os.environ.get('MKL_CBWR', ''))"
+
+    def setting() -> str:
+        return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+
+    assert setting() == ("AUTO,STRICT" if "Intel" in processor_name() else "")
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
+    assert setting() == "AVX2"
