@@ -221,7 +221,7 @@ def keep_freed_memory() -> None:
         return  # another C library, which has no such call
 
 
-# On Intel's processors PyTorch's MKL rounds a row of a small product by its place in the batch, unless it is strict; then an
-# image would get other last bits beside other ones (a classifier of three classes did). MKL reads this at its first product.
+# Unless it is strict, MKL on Intel's processors rounds a row of a small product by its place, that of a classifier of
+# three classes for one: an image would have other last bits beside other images. MKL reads this at its first product.
 if "Intel" in processor_name():
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")

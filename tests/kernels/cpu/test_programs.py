@@ -39,8 +39,8 @@ LARGER = {
     "depthwise, narrow": 1.5,
     "merged Monarch": 1.5,
 }
-"""Times as much error: where the mean is over four tokens, where what is rounded is a product, and where rounding decides
-in all layers which tokens are merged.
+"""Times as much error: where the mean is over four tokens, where what is rounded is a product, and where rounding
+decides in all layers which tokens are merged.
 
 Of bfloat16's, rounding weights and pixels makes 0.006."""
 
