@@ -201,27 +201,27 @@ def processor_name() -> str:
 
 def trim_heap() -> None:
     """Return freed memory to the system where the C library would keep it for itself."""
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    except (OSError, AttributeError):
-        return  # another C library, which has no such call
+    _call_libc("malloc_trim", 0)
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep freed memory for itself, for a process that takes the same again with every step.
+    """Have the C library keep freed memory for itself, for a process that trains and takes as much with every step.
 
-    glibc gives blocks of 32 MB and more back at once, and the kernel clears each page when it is touched again.
+    glibc gives blocks of 32 MB and more back at once, and the kernel clears every page when it is touched again.
     """
     max_mapped_blocks, trim_threshold = -4, -1  # M_MMAP_MAX, M_TRIM_THRESHOLD of malloc.h
+    _call_libc("mallopt", max_mapped_blocks, 0)
+    _call_libc("mallopt", trim_threshold, 2**31 - 1)
+
+
+def _call_libc(function: str, *arguments: int) -> None:
     try:
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(max_mapped_blocks, 0)
-        libc.mallopt(trim_threshold, 2**31 - 1)
+        getattr(ctypes.CDLL("libc.so.6"), function)(*arguments)
     except (OSError, AttributeError):
-        return  # another C library, which has no such call
+        return  # another C library, which has no such function
 
 
-# Unless it is strict, MKL on Intel's processors rounds a row of a small product by its place, that of a classifier of
-# three classes for one: an image would have other last bits beside other images. MKL reads this at its first product.
+# Unless it is strict, Intel's MKL rounds a row of a small product, as in a classifier of three classes, by its place in
+# the batch: an image's last bits would depend on its neighbours. MKL reads the variable at a process' first product.
 if "Intel" in processor_name():
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")

@@ -44,12 +44,6 @@ def monarch_to_dense(w1: Tensor, w2: Tensor, out_features: int | None = None, in
     return dense[:rows, :columns].contiguous()
 
 
-def contiguous_gradient(tensor: Tensor) -> None:
-    """Have the gradient of a tensor that has one be contiguous where it goes on from it."""
-    if tensor.requires_grad:
-        tensor.register_hook(Tensor.contiguous)
-
-
 def monarch_batched(
     x: Tensor, w1: Tensor, w2: Tensor, bias: Tensor | None = None, out_features: int | None = None
 ) -> Tensor:
@@ -58,18 +52,24 @@ def monarch_batched(
     Differentiable, on any device: the path of training and of devices without a kernel of their own. It pays for two
     permutation copies, between the factors and at the end; `feature_major` and the CUDA kernels do not.
     """
-    # A product's inputs are contiguous, and its gradient is, before both products that it enters: on a CPU bmm copies
-    # what is not, once for each of its three products, and in bfloat16 column by column.
+    # On a CPU bmm copies inputs and gradients that are not contiguous, again in every product that reads them, and in
+    # bfloat16 column by column: they are made contiguous before.
     shape = MonarchShape.of(w1, w2)
     wide = x if x.shape[-1] == shape.in_extended else F.pad(x, (0, shape.in_extended - x.shape[-1]))
     chunks = wide.reshape(-1, shape.K, shape.p).transpose(0, 1)
     rows = chunks.shape[1]
     t = torch.bmm(chunks.contiguous() if x.is_cpu else chunks, w1.transpose(1, 2))  # (K, M, q)
-    contiguous_gradient(t)
+    _contiguous_gradient(t)
     t = t.transpose(0, 1).reshape(rows, shape.r, shape.J).permute(2, 0, 1).contiguous()  # (J, M, r)
     y = torch.bmm(t, w2.transpose(1, 2))  # (J, M, s)
-    contiguous_gradient(y)
+    _contiguous_gradient(y)
     y = y.permute(1, 2, 0).reshape(rows, shape.out_extended)[:, :out_features]
     if bias is not None:
         y = y + bias.to(y.dtype)
     return y.reshape(*x.shape[:-1], y.shape[1])
+
+
+def _contiguous_gradient(tensor: Tensor) -> None:
+    """Make a tensor's gradient contiguous before backward products read it."""
+    if tensor.requires_grad:
+        tensor.register_hook(Tensor.contiguous)

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from ...compress.timing import time_in_turns
-from ...inference.device import autocast_dtype, resolve_device
+from ...inference.device import autocast_dtype, keep_freed_memory, resolve_device
 from ...inference.forward import LanePlan
 from ...inference.program import program_forward
 from ...jobs.train import train
@@ -221,6 +221,7 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     variants, rows = variants_of(options.pairs), recorded(options)
     ms = latencies(variants, options.depth)
+    keep_freed_memory()
     for seed, variant in product(options.seeds, variants):
         figures = rows.get((variant.name, seed)) or trained(
             job_of(variant, seed, options), Progress(note=print, row=print)

@@ -40,7 +40,6 @@ def compress(options: CompressOptions) -> None:
       milkweed compress ./deit ./deit-4 --images ./photos --recipe r.json
     """
     from ...compress.write import compress
-    from ...inference.device import keep_freed_memory
     from ...models.report import Frontier, plot_frontier
     from ...models.report.frontier import SEARCH
 
@@ -51,7 +50,6 @@ def compress(options: CompressOptions) -> None:
         import torch
 
         torch.set_num_threads(options.threads)
-    keep_freed_memory()
     with job_progress("compress: ", row=epoch_line, resumes=True, is_search=True) as progress:
         result, config = compress(job, progress)
     if job.source != options.bundle:
