@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,8 +117,15 @@ class Trainer:
         """Train to the end, or to where the run is to be left off.
 
         Raises:
-            TrainingError: a state of another run, a loss that is not finite, a state that cannot be written or read.
+            TrainingError: a state of another run or one that another process trains, a loss that is not finite, a state
+                that cannot be written or read.
         """
+        with ExitStack() as stack:
+            if self._folder is not None and self.processes.rank == 0:
+                stack.enter_context(self._folder.locked())
+            return self._train()
+
+    def _train(self) -> TrainResult:
         run, steps, epochs = self._run, self.source.steps, self.recipe.epochs
         last_epoch = epochs if self.stop_after_epochs is None else min(self.stop_after_epochs, epochs)
         resumed_at = self._resume()

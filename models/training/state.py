@@ -6,9 +6,10 @@ the disk full, leaves the state before.
 """
 
 import contextlib
+import fcntl
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,35 @@ class StateFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out while the block runs, where the file system can.
+
+        Raises:
+            TrainingError: another process trains here, or the folder cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            folder = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise TrainingError(f"state {self.path}: cannot be saved: {error.strerror}") from error
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, folder)
+            self._lock(folder)
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):
+                    self.path.rmdir()  # nothing was saved
+
+    def _lock(self, folder: int) -> None:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TrainingError(f"state {self.path}: another process trains there, wait until it has ended") from None
+        except OSError:
+            return  # NFS locks no folders
 
     def save(self, fingerprint: Mapping[str, Any], progress: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Replace the state, whole or not at all.

@@ -99,6 +99,26 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     assert saved.progress["step"] == 7
 
 
+def test_only_one_process_trains_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    with StateFolder(path).locked():
+        for _ in range(2):
+            with pytest.raises(TrainingError, match="another process trains there"), StateFolder(path).locked():
+                pass
+    assert not path.exists(), "nothing was saved"
+    with StateFolder(path).locked():
+        save_old(path)
+    with StateFolder(path).locked():
+        assert StateFolder(path).load() is not None
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = StateFolder(tmp_path / "file/state")
+    with pytest.raises(TrainingError, match="cannot be saved: Not a directory"), folder.locked():
+        pass
+
+
 def test_a_broken_state_is_named(tmp_path: Path) -> None:
     folder = save_old(tmp_path)
     document = json.loads((tmp_path / "state.json").read_bytes())
