@@ -204,14 +204,18 @@ def trim_heap() -> None:
     _call_libc("malloc_trim", 0)
 
 
-def keep_freed_memory() -> None:
-    """Have the C library keep freed memory for itself, for a process that trains and takes as much with every step.
+def keep_freed_memory(*, all_blocks: bool = False) -> None:
+    """Have the C library keep freed memory for itself: the kernel clears every page that it gives out again.
 
-    glibc gives blocks of 32 MB and more back at once, and the kernel clears every page when it is touched again.
+    By default glibc returns blocks above the largest freed so far, up to 32 MiB; then those above 32 MiB alone.
+
+    Args:
+        all_blocks: larger ones too, for a process that trains and takes as much with every step.
     """
-    max_mapped_blocks, trim_threshold = -4, -1  # M_MMAP_MAX, M_TRIM_THRESHOLD of malloc.h
-    _call_libc("mallopt", max_mapped_blocks, 0)
-    _call_libc("mallopt", trim_threshold, 2**31 - 1)
+    mmap_max, mmap_threshold, trim_threshold = -4, -3, -1  # of malloc.h
+    limits = {mmap_max: 0, trim_threshold: 2**31 - 1} if all_blocks else {mmap_threshold: 2**25, trim_threshold: 2**27}
+    for parameter, value in limits.items():
+        _call_libc("mallopt", parameter, value)
 
 
 def _call_libc(function: str, *arguments: int) -> None:

@@ -21,7 +21,7 @@ from ..models.bundle.config import BundleConfig, OutputMeaning
 from ..models.serving.embedding import return_embedding
 from ..models.serving.fused.report import FusionReport
 from ..models.serving.prepare import prepare_for_inference
-from .device import CPU, Device
+from .device import CPU, Device, keep_freed_memory
 from .forward import Forward, LanePlan
 from .options import InferenceOptions
 from .pipeline import GPU_BATCH_SIZE
@@ -171,6 +171,8 @@ class TorchForward(Forward):
         self.resident_bytes, self.fusion = resident_bytes(model), fusion
         self._module = _Outputs(model.to(self._torch_device), output_meaning, embedding_width)
         self._compute: Callable[[Tensor], Tensor] = self._module
+        if device.type == "cpu":
+            keep_freed_memory()  # a model takes the same memory for every image
         if graph_batch_sizes:
             self.cuda_graphs = self._captured(graph_batch_sizes, capture)
         elif cpu_graphs and plan.micro_batch:

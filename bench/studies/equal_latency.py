@@ -221,7 +221,7 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     variants, rows = variants_of(options.pairs), recorded(options)
     ms = latencies(variants, options.depth)
-    keep_freed_memory()
+    keep_freed_memory(all_blocks=True)
     for seed, variant in product(options.seeds, variants):
         figures = rows.get((variant.name, seed)) or trained(
             job_of(variant, seed, options), Progress(note=print, row=print)

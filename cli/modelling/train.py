@@ -48,7 +48,7 @@ def train(options: TrainOptions) -> None:
     if options.parallel is not None:
         device = local_device(device)
     use_device(device)
-    keep_freed_memory()
+    keep_freed_memory(all_blocks=True)
     job = _job(options, device)
     units, row = {"read": "images", "train": "steps"}, partial(describe, epochs=options.epochs)
     shown = job_progress(units=units, row=row, resumes=True)

@@ -170,7 +170,7 @@ def test_files_that_are_broken_limit_nothing(
 COUNTS_PAGE_FAULTS = """
 import ctypes, resource
 from milkweed.inference.device import keep_freed_memory
-libc, size = ctypes.CDLL("libc.so.6"), 64 << 20
+libc, size, all_blocks = ctypes.CDLL("libc.so.6"), {size}, {all_blocks}
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 
 def page_faults():
@@ -181,14 +181,16 @@ def page_faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 print(page_faults(), page_faults())
-keep_freed_memory()
+keep_freed_memory(all_blocks=all_blocks)
 print(page_faults(), page_faults())
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has settings of its own")
-def test_kept_memory_is_allocated_again_without_page_faults() -> None:
-    ran = subprocess.run([sys.executable, "-c", COUNTS_PAGE_FAULTS], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize(("size", "all_blocks"), [(16 << 20, False), (64 << 20, True)])
+def test_kept_memory_is_allocated_again_without_page_faults(size: int, all_blocks: bool) -> None:
+    script = COUNTS_PAGE_FAULTS.format(size=size, all_blocks=all_blocks)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     _, by_default, _, with_kept_memory = map(int, ran.stdout.split())
     assert by_default > 10 * max(with_kept_memory, 1)
 

@@ -172,6 +172,13 @@ def test_without_a_gpu_not_even_the_modules_are_imported() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_a_forward_on_a_cpu_has_the_c_library_keep_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr("milkweed.inference.torch_forward.keep_freed_memory", lambda: calls.append(True))
+    TorchForward(prepare_for_inference(small_vit()), WHOLE, dtype="float32", size=32).close()
+    assert calls == [True]
+
+
 def test_whole_batches_run_through_graphs() -> None:
     model = prepare_for_inference(small_vit())
     x = torch.randn(7, 3, 32, 32)
