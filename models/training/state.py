@@ -6,7 +6,6 @@ the disk full, leaves the state before.
 """
 
 import contextlib
-import fcntl
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from ..bundle.durable import sha256_of, sync
@@ -24,6 +24,7 @@ from ..errors import quoted
 FORMAT = 1
 DOCUMENT = "state.json"
 SUFFIX = ".safetensors"
+LOCK = "lock"
 
 
 class TrainingError(ValueError):
@@ -53,32 +54,28 @@ class StateFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out while the block runs, where the file system can.
+        """Keep other processes out while the block runs, unless the file system has no locks.
 
         Raises:
             TrainingError: another process trains here, or the folder cannot be made.
         """
+        lock = FileLock(self.path / LOCK, timeout=0)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            folder = os.open(self.path, os.O_RDONLY)
+            lock.acquire()
+        except Timeout:
+            raise TrainingError(f"state {self.path}: another process trains there, wait until it has ended") from None
+        except NotImplementedError:  # NFS may have no locks
+            pass
         except OSError as error:
             raise TrainingError(f"state {self.path}: cannot be saved: {error.strerror}") from error
-        with contextlib.ExitStack() as stack:
-            stack.callback(os.close, folder)
-            self._lock(folder)
-            try:
-                yield
-            finally:
-                with contextlib.suppress(OSError):
-                    self.path.rmdir()  # nothing was saved
-
-    def _lock(self, folder: int) -> None:
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TrainingError(f"state {self.path}: another process trains there, wait until it has ended") from None
-        except OSError:
-            return  # NFS locks no folders
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                (self.path / LOCK).unlink()
+                self.path.rmdir()  # where nothing was saved
+            lock.release()
 
     def save(self, fingerprint: Mapping[str, Any], progress: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Replace the state, whole or not at all.

@@ -173,8 +173,7 @@ struct Picture {
     else v = load<i32x16>(from);
     if (!normal) return (f32x16)v;
     const f32x16 level = to_f32((v >> (8 * colour)) & (i32x16{} + 255));
-    const f32x16 share = divide(level, 255.0f, 1 / 255.0f);
-    return divide(share - set1(normal[colour]), normal[3 + colour], 1 / normal[3 + colour]);
+    return divide(divide(level, 255.0f) - set1(normal[colour]), normal[3 + colour]);
   }
 };
 

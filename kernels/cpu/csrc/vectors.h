@@ -123,10 +123,10 @@ static inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return a * b + c; }
 #endif
 
 // a / b to the last bit, by b's reciprocal and one correction (Markstein), which are faster than a division.
-static inline f32x16 divide(f32x16 a, float b, [[maybe_unused]] float reciprocal) {
+static inline f32x16 divide(f32x16 a, float b) {
 #if defined(__AVX2__)
-  const f32x16 quotient = a * set1(reciprocal);
-  return fma(fma(-quotient, set1(b), a), set1(reciprocal), quotient);
+  const f32x16 reciprocal = set1(1 / b), quotient = a * reciprocal;
+  return fma(fma(-quotient, set1(b), a), reciprocal, quotient);
 #else
   return a / set1(b);
 #endif

@@ -108,8 +108,10 @@ def test_only_one_process_trains_at_a_time(tmp_path: Path) -> None:
     assert not path.exists(), "nothing was saved"
     with StateFolder(path).locked():
         save_old(path)
+    files = sorted(path.iterdir())
     with StateFolder(path).locked():
         assert StateFolder(path).load() is not None
+    assert sorted(path.iterdir()) == files
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -138,5 +140,6 @@ def test_a_broken_state_is_named(tmp_path: Path) -> None:
         with pytest.raises(TrainingError, match=message):
             folder.load()
     (tmp_path / "state.json").write_text("{")
-    with pytest.raises(TrainingError, match="not JSON"):
+    with pytest.raises(TrainingError, match="not JSON"), folder.locked():
         folder.load()
+    assert tensors.exists(), "what cannot be read is not removed"
